@@ -73,13 +73,15 @@ FOREIGN_SQL_BYTES = 2**20
 FOREIGN_TABLES = 100
 """Tables and indexes of such a database: a study has 30. With more it is another program's."""
 
-JOURNAL_BYTES = 2**29
-"""A journal as a whole, and all that is read of it: one of 5,000 plans has some tens of megabytes.
-A larger one is refused."""
+JOURNAL_BYTES = 2**31
+"""A journal as a whole: one of 5,000 plans has some tens of megabytes. A larger one is refused."""
 
-JOURNAL_S = 60.0
-"""For a journal to be read from its beginning. Optuna takes a second for some twenty thousand
-records, and a search writes some ten for each plan. A journal that takes longer is refused."""
+JOURNAL_RECORDS = 1_000_000
+"""Records of a journal: a search writes some ten for each plan, and each that makes a trial takes
+some kilobytes of memory. As above."""
+
+JOURNAL_S = 120.0
+"""For a journal to be read from its beginning: a million small records take 20 s. As above."""
 
 HOLDS_BYTES = 16 * 2**20
 """The file that says which process runs what, beside a journal: 300 bytes a process, so fifty

@@ -282,9 +282,8 @@ class Agent:
             check_studies(whole / "new")
             put_in_place(whole / "new", job, whole)
         except BadBundle as error:  # Nobody has to go on with it.
-            self.say(
-                f"the state of a former run is not taken, the search begins anew: {clean(error.message)}"
-            )
+            why = clean(error.message)
+            self.say(f"the state of a former run is not taken, the search begins anew: {why}")
         finally:
             shutil.rmtree(whole, ignore_errors=True)
 

@@ -32,7 +32,7 @@ from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
 from automesh.tuner.study.stored.database import TolerantDatabase
-from automesh.tuner.study.stored.journal import TolerantJournal
+from automesh.tuner.study.stored.journal import TolerantJournal, check_size, open_for_writing
 from automesh.tuner.study.stored.sqlite import (
     KEEP,
     check_own,
@@ -430,9 +430,11 @@ class FlockedJournal(JournalFileOpenLock):
 
 def cut_torn_tail(path: Path) -> None:
     """Cuts a last line without its end off; the caller has the journal's lock."""
-    with path.open("r+b") as file:
+    with open_for_writing(path) as file:
         torn = len(_tail(file))
-        if torn:
+        file.seek(0)
+        # Somebody may have put another file there since it was looked at.
+        if torn and _is_record(file.readline(limits.JOURNAL_LINE_BYTES)):
             file.seek(-torn, os.SEEK_END)
             file.truncate()
 
@@ -466,6 +468,7 @@ def _check_journal(path: Path, storage: Storage) -> None:
         first = file.readline(limits.JOURNAL_LINE_BYTES)
     if first and not _is_record(first):
         raise UsageError(f"{storage.text} is not an Optuna journal", hint=KEEP)
+    check_size(path)
 
 
 def _is_record(line: bytes) -> bool:

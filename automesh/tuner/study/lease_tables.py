@@ -148,8 +148,8 @@ class FileLeases:
 
     def now(self) -> float:
         # The file system's clock: hosts that share it over NFS agree on it.
-        os.utime(self._lock.lock_file)
-        return Path(self._lock.lock_file).stat().st_mtime
+        os.utime(self._lock.lock_file, follow_symlinks=False)
+        return Path(self._lock.lock_file).lstat().st_mtime
 
     def get(self, key: str) -> LeaseRow | None:
         return self._read().get(key)
