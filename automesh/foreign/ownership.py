@@ -54,6 +54,17 @@ def why_file_is_foreign(path: Path) -> str:
     return f"other accounts may write into `{path}`" if _is_open(status) else ""
 
 
+def is_only_open(path: Path) -> bool:
+    """Whether a file is a regular one of this account: if it is foreign all the same, others may
+    only change what is in it.
+
+    Raises:
+      OSError: it cannot be looked at.
+    """
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
 def _exposed(place: Path, *, is_last: bool) -> str:
     status, me = place.stat(), os.geteuid()
     if status.st_uid != me and (is_last or status.st_uid != 0):

@@ -113,7 +113,7 @@ def _copied_once(
     """
     with open_regular(path, follow=follow) as file:
         before = os.fstat(file.fileno())
-        with_log = with_log and before.st_uid == os.geteuid()
+        with_log = with_log and before.st_uid == os.geteuid() and _is_own(log_of(path))
         log = _log_header(log_of(path)) if with_log else b""
         _copy(file.read, path, place, limit_bytes)
         copy = log_of(place)
@@ -130,6 +130,14 @@ def _copied_once(
     if with_log and _log_header(log_of(path)) != log:
         return False
     return bool(log) or (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+def _is_own(log: Path) -> bool:
+    """Whether a log is this account's; also if there is none."""
+    try:
+        return log.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return True
 
 
 def _log_header(path: Path) -> bytes:
@@ -215,6 +223,10 @@ class Bounded(sqlite3.Connection):
 
     def cursor(self, factory: Any = None) -> Any:
         return super().cursor(_Cursor if factory is None else factory)
+
+    def execute(self, *arguments: Any) -> Any:
+        # The driver's own shortcut makes a cursor that knows no bound.
+        return self.cursor().execute(*arguments)
 
     def bounded(self, act: Callable[[], _T]) -> _T:
         """Runs a part of a statement.

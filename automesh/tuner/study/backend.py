@@ -40,6 +40,12 @@ from automesh.tuner.study.stored.sqlite import (
     is_read_in_place,
     own,
     refuse_writing,
+    why_not_in_place,
+)
+from automesh.tuner.study.stored.working_copy import (
+    WorkingCopy,
+    open_working_copy,
+    retire_working_copy,
 )
 from automesh.tuner.study.trials import RungName
 
@@ -59,6 +65,7 @@ class Backend:
     Attributes:
       skipped: records that were found damaged.
       copy: the folder of the private copy that is read; None for the storage itself.
+      working: where a study is searched that others may put something beside; else None.
       is_lent: somebody else closes it.
     """
 
@@ -67,6 +74,7 @@ class Backend:
     storage: Storage
     skipped: Skipped
     copy: tempfile.TemporaryDirectory[str] | None = None
+    working: WorkingCopy | None = None
     is_lent: bool = False
 
     def lent(self) -> Backend | None:
@@ -112,15 +120,26 @@ class Backend:
         found.pop("", None)
         return found
 
-    def publish(self) -> None:
-        """Writes what is only in the log of a file of SQLite into the file, as far as nobody reads
-        it: other accounts are shown the file alone. Waits for nobody."""
-        if self.storage.kind != "sqlite" or self.copy is not None:
+    def publish(self, *, lasting: bool = False) -> None:
+        """Lets others see what is in a file of SQLite by now: they are shown the file alone. Waits
+        for nobody who reads.
+
+        Args:
+          lasting: at the end of a search.
+
+        Raises:
+          UsageError: see `WorkingCopy.publish`.
+        """
+        if not isinstance(self.optuna, RDBStorage) or self.copy is not None:
             return
-        if isinstance(self.optuna, RDBStorage):
-            engine = self.optuna.engine.execution_options(isolation_level="AUTOCOMMIT")
-            with engine.connect() as connection:
+        if self.storage.kind != "sqlite":
+            return
+        engine = self.optuna.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            if self.working is None:
                 connection.execute(sa.text("PRAGMA wal_checkpoint(PASSIVE)")).fetchall()
+            elif isinstance(raw := connection.connection.dbapi_connection, sqlite3.Connection):
+                self.working.publish(raw, self.storage.text, lasting=lasting)
 
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
@@ -135,6 +154,8 @@ class Backend:
             self.optuna.engine.dispose()
         if self.copy is not None:
             self.copy.cleanup()
+        if self.working is not None:
+            self.working.close()
 
 
 def open_backend(storage: Storage, *, is_read_only: bool = False, in_place: bool = True) -> Backend:
@@ -238,7 +259,11 @@ def check_storage(storage: Storage) -> None:
         match storage.kind:
             case "sqlite":
                 _check_writable(path, storage)
-                _check_sqlite(path, storage, limits.LOOK_S)
+                refuse_writing(path)
+                if why_not_in_place(path):
+                    open_working_copy(path).close()
+                else:
+                    _check_sqlite(path, storage, limits.LOOK_S)
             case "server":
                 _check_server(storage, *_server(storage))
             case "journal":
@@ -253,10 +278,26 @@ def _open_sqlite(storage: Storage) -> Backend:
     path = Path(storage.location)
     _check_writable(path, storage)
     refuse_writing(path)
+    if why_not_in_place(path):
+        return _open_working_copy(path, storage)
     # One process makes the tables, the others wait: Optuna does not expect two at once.
     with FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.01):
+        retire_working_copy(path, storage.text, os.environ)
         _check_sqlite(path, storage, limits.LOCK_S)
         return _open_rdb(storage, f"sqlite:///{path}", {"creator": own(path)})
+
+
+def _open_working_copy(path: Path, storage: Storage) -> Backend:
+    """Opens a study that others may put something beside: in a place where nobody else can."""
+    working = open_working_copy(path)
+    try:
+        with working.lock():
+            working.take(storage.text)
+            options = {"creator": own(working.database)}
+            return _open_rdb(storage, "sqlite://", options, working=working)
+    except BaseException:
+        working.close()
+        raise
 
 
 def _read_sqlite(storage: Storage, *, in_place: bool) -> Backend:
@@ -357,6 +398,7 @@ def _open_rdb(
     options: dict[str, Any],
     *,
     copy: tempfile.TemporaryDirectory[str] | None = None,
+    working: WorkingCopy | None = None,
 ) -> Backend:
     attempts = 5
     for attempt in range(1, attempts + 1):
@@ -368,6 +410,7 @@ def _open_rdb(
                 storage=storage,
                 skipped=rdb.skipped,
                 copy=copy,
+                working=working,
             )
         except RuntimeError as error:
             raise _schema_mismatch(storage, error) from _shown_cause(storage, error)

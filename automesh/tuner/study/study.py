@@ -218,7 +218,7 @@ class Study:
         at the first note, which is the header, and every few seconds."""
         if at_once or time.monotonic() - self._published_s > PUBLISH_S:
             with self._backend.explained():
-                self._backend.publish()
+                self._backend.publish(lasting=at_once)
             self._published_s = time.monotonic()
 
     def noted(self, key: str) -> Any:
@@ -257,7 +257,8 @@ class Study:
                 self._screen.give_all_back()
             with self._backend.explained():
                 self._lease.release()
-            if self._published_s > -math.inf:
+            # What a former search has left in its working copy counts, too.
+            if self._published_s > -math.inf or self._backend.working is not None:
                 self._publish(at_once=True)
         finally:
             self._backend.close()

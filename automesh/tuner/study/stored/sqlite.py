@@ -6,7 +6,8 @@ that lies in, and no rollback journal lies beside it: a study never has one, so 
 there, and SQLite would play it back and delete the file that it names. That also holds until it is
 opened: nobody else could put a journal there in the meantime.
 
-Any other is read from a private copy (`automesh.foreign.sqlite`), and not written.
+Any other is read from a private copy (`automesh.foreign.sqlite`). It is written only if the file is
+this account's, and then in another place (`working_copy`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.files import write_whole
-from automesh.foreign.ownership import why_file_is_foreign, why_others_may_write
+from automesh.foreign.ownership import is_only_open, why_file_is_foreign, why_others_may_write
 from automesh.foreign.sqlite import (
     HEADER_BYTES,
     Bounded,
@@ -63,60 +64,58 @@ class Copy:
 # Whose a database is
 
 
-def why_not_written(path: Path) -> tuple[str, str]:
-    """Why a study is not opened for writing, and what to do about it; two empty texts if it is.
-
-    Raises:
-      OSError: it cannot be looked at.
-    """
-    mine = os.path.realpath(path.parent)
-    for file in (path, log_of(path), shared_memory_of(path)):
-        if reason := why_file_is_foreign(file):
-            if "other accounts may write" in reason:
-                return reason, f"take the right from them (`chmod go-w {file}`), {_ELSEWHERE}"
-            return reason, f"copy the study to a folder of your own, {_ELSEWHERE}"
-    if os.path.lexists(journal_of(path)):
-        return (
-            f"`{journal_of(path)}` lies beside it, which no study has: to play it back could "
-            "delete any file",
-            f"find out who has put it there, and remove it, {_ELSEWHERE}",
-        )
-    if reason := why_others_may_write(path.parent):
-        return (
-            reason,
-            "only you may be able to put files beside a study that you search: `chmod go-w` for "
-            f"folders of yours (`{mine}`), `chmod +t` for one that you share, {_ELSEWHERE}",
-        )
-    return "", ""
-
-
 def shared_memory_of(path: Path) -> Path:
     """The shared memory of those who have a database open."""
     return path.with_name(f"{path.name}-shm")
 
 
 def refuse_writing(path: Path) -> None:
-    """Raises UsageError for a study that is not opened for writing; says why, and what to do."""
-    reason, hint = why_not_written(path)
-    if reason:
-        raise UsageError(f"the study in `{path}` is not opened for writing: {reason}", hint=hint)
+    """Refuses a study that no search may write.
+
+    Raises:
+      UsageError: it belongs to another account, is a link, or has a journal beside it; says what
+        to do.
+      OSError: it cannot be looked at.
+    """
+    reason = why_file_is_foreign(path)
+    hint = f"copy the study to a folder of your own, {_ELSEWHERE}"
+    if not reason or is_only_open(path):
+        if not os.path.lexists(journal_of(path)):
+            return
+        reason = (
+            f"`{journal_of(path)}` lies beside it, which no study has: to play it back could "
+            "delete any file"
+        )
+        hint = f"find out who has put it there, and remove it, {_ELSEWHERE}"
+    raise UsageError(f"the study in `{path}` is not opened for writing: {reason}", hint=hint)
+
+
+def why_not_in_place(path: Path) -> str:
+    """Why a study that this account may write is not opened where it lies, in words; empty if it
+    is. Another account may put something there that SQLite would obey.
+
+    Raises:
+      OSError: it cannot be looked at.
+    """
+    files = (path, log_of(path), shared_memory_of(path))
+    found = (why_file_is_foreign(one) for one in files)
+    return next((one for one in found if one), "") or why_others_may_write(path.parent)
 
 
 # One's own
 
 
 def check_own(path: Path, shown: str, wait_s: float) -> None:
-    """Refuses a database that a search could not, or must not, write into.
+    """Refuses a database that is opened where it lies, and is none of a study.
 
     Args:
       shown: the database, for messages.
       wait_s: for the lock of another process.
 
     Raises:
-      UsageError: it may be of others, is another program's, or is damaged.
+      UsageError: it is another program's, or is damaged.
       sqlite3.OperationalError: another process has kept it locked for so long.
     """
-    refuse_writing(path)
     if not path.exists() or not _header(path, shown):
         return
     with closing(sqlite3.connect(path, timeout=wait_s, factory=Bounded)) as connection:
@@ -134,8 +133,7 @@ def own(path: Path) -> Callable[[], sqlite3.Connection]:
     _make_wal(path)
 
     def connect_own() -> sqlite3.Connection:
-        # Asked again: it costs microseconds, and somebody may have put something there since.
-        refuse_writing(path)
+        refuse_writing(path)  # It costs microseconds, and a program of ours may have changed it.
         connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
         try:
             harden(connection)
@@ -212,7 +210,9 @@ def is_read_in_place(path: Path) -> bool:
     """Whether a database is one's own, has a log, and may be written: so a search may be at work on
     it, and who reads sees it as it is at every moment."""
     try:
-        if why_not_written(path)[0] or not os.access(path.parent, os.W_OK):
+        if os.path.lexists(journal_of(path)) or why_not_in_place(path):
+            return False
+        if not os.access(path.parent, os.W_OK):
             return False
         with path.open("rb") as file:
             return is_wal(file.read(HEADER_BYTES)) and os.access(path, os.W_OK)
