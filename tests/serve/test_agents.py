@@ -446,6 +446,34 @@ def test_what_may_be_in_no_state(running: Running, files: dict[str, bytes]) -> N
     say(running, f"{path}/end", code=1)
 
 
+def test_the_name_of_a_study_is_its_submissions_whoever_sends_it_first(
+    running: Running, tmp_path: Path
+) -> None:
+    """Before, an agent that had learnt the name kept the honest one from sending its state."""
+    honest, path = leased(running)
+    name = f"train-cpu-2-{honest}-1a2b3c4d"
+    say(running, f"{path}/end", code=None, is_meant=True)  # The liar gives it back.
+    store = running.service.store
+    store.cancel(honest, None)
+    _, liar = leased(running)
+    store.resume(honest, None)
+    tar = tar_of({f"results/{name}/study.db": database(tmp_path, "of the liar")})
+    target = f"{liar}/state?sequence=1"
+    assert running.ask("PUT", target, token="agent", body=tar).status == 422
+    found = take(running, "other").json()
+    assert found["number"] == honest
+    target = f"/v1/agent/leases/{found['id']}/state?sequence=1"
+    assert running.ask("PUT", target, token="other", body=tar).status == 204
+    # Code of the liar's may make such a folder where it runs: it is not shown.
+    stolen = running.service.home.job("0" * 16) / "results" / name
+    make_measured(stolen)
+    running.service.catalogue.refresh()
+    known = running.service.catalogue.get(name)
+    assert known is not None and known.folder.parent.parent.name == honest
+    for one in (liar, target.partition("/state")[0]):
+        say(running, f"{one}/end", "agent" if one == liar else "other", code=1)
+
+
 def test_a_name_is_nobodys_only_after_somebody_has_looked(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
