@@ -56,6 +56,33 @@ TERMS_BYTES = 2**28
 """One propagation in a study's folder `terms`: the largest seen has 9 MB. A larger file is left
 out, and made again."""
 
+FOREIGN_DATABASE_BYTES = 2**29
+"""A study's database that somebody else may have written, which is copied before it is read: one of
+5,000 plans has some megabytes. A larger one is refused."""
+
+FOREIGN_SQL_S = 60.0
+"""All statements with which such a database is read: milliseconds as a rule, and a second for one
+of that size. Then reading it ends with a sentence."""
+
+FOREIGN_VALUE_BYTES = 64 * 2**20
+"""One value in such a database: as of `JOURNAL_LINE_BYTES`."""
+
+FOREIGN_SQL_BYTES = 2**20
+"""One statement, so also one table's definition in such a database: ours have under 500 bytes."""
+
+FOREIGN_TABLES = 100
+"""Tables and indexes of such a database: a study has 30. With more it is another program's."""
+
+JOURNAL_BYTES = 2**31
+"""A journal as a whole: one of 5,000 plans has some tens of megabytes. A larger one is refused."""
+
+JOURNAL_RECORDS = 1_000_000
+"""Records of a journal: a search writes some ten for each plan, and each that makes a trial takes
+some kilobytes of memory. As above."""
+
+JOURNAL_S = 120.0
+"""For a journal to be read from its beginning: a million small records take 20 s. As above."""
+
 HOLDS_BYTES = 16 * 2**20
 """The file that says which process runs what, beside a journal: 300 bytes a process, so fifty
 thousand of them."""

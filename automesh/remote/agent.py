@@ -45,12 +45,12 @@ from automesh.remote.answers import (
 from automesh.remote.client import Server
 from automesh.remote.patience import RefusedRequest, Unreachable
 from automesh.remote.tied import tied
-from automesh.submissions.bundle import BadBundle, check, unpack
+from automesh.submissions.bundle import BadBundle, unpack
 from automesh.submissions.home import Home, open_home
 from automesh.submissions.leases import Lease
 from automesh.submissions.order import checked, words_of
 from automesh.submissions.process import SearchProcess, find_search, run_of, start_search
-from automesh.submissions.state import check_state, pack_state, put_in_place
+from automesh.submissions.state import check_state, check_studies, pack_state, put_in_place
 from automesh.submissions.store import ENDED
 from automesh.texts.terminal import clean, shortened
 
@@ -288,9 +288,13 @@ class Agent:
         whole = Path(tempfile.mkdtemp(suffix=".draft", dir=job))
         try:
             (whole / "state.tar").write_bytes(data)
-            check_state(check(whole / "state.tar").files)
+            check_state(whole / "state.tar")
             unpack(whole / "state.tar", whole / "new")
+            check_studies(whole / "new")
             put_in_place(whole / "new", job, whole)
+        except BadBundle as error:  # Nobody has to go on with it.
+            why = clean(error.message)
+            self.say(f"the state of a former run is not taken, the search begins anew: {why}")
         finally:
             shutil.rmtree(whole, ignore_errors=True)
 

@@ -132,6 +132,12 @@ def check(path: Path) -> Bundle:
     return Bundle(digest=digest_of(path), packed_bytes=path.stat().st_size, files=files)
 
 
+def members_of(path: Path) -> tuple[tuple[str, bool], ...]:
+    """The names of the members, and whether each is a file and not a folder; raises as `check`."""
+    with _opened(path) as tar:
+        return tuple((member.name, member.isreg()) for member in _members(tar))
+
+
 def unpack(path: Path, folder: Path) -> None:
     """Unpacks a bundle into a folder, which is made and must not exist.
 

@@ -30,16 +30,22 @@ from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.files import move_whole, open_log, write_whole
 from automesh.submissions.audit import Audit
-from automesh.submissions.bundle import BadBundle, check, unpack
+from automesh.submissions.bundle import BadBundle, unpack
 from automesh.submissions.database import LEASES, STATES, Database
 from automesh.submissions.home import Home
 from automesh.submissions.order import Order
-from automesh.submissions.state import RESULTS, check_state, pack_state, put_in_place
+from automesh.submissions.state import (
+    RESULTS,
+    check_state,
+    check_studies,
+    pack_state,
+    put_in_place,
+)
 from automesh.submissions.store import Lapsed, Store, Submission
 from automesh.submissions.verdict import end_run
+from automesh.tuner.study.identity import submission_in
 
 _MOST_AGENTS = 1_000
-_MOST_STUDIES = 200  # of one submission: an order has no more targets than words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +124,8 @@ class Leases:
     """The leases of a service.
 
     Attributes:
-      is_foreign: whether a study of this name belongs to something else than the submission; raises
-        UsageError while that cannot be told.
+      is_foreign: whether a study of this name, in which no submission is named, belongs to
+        something else than the submission; raises UsageError while that cannot be told.
     """
 
     home: Home
@@ -296,6 +302,7 @@ class Leases:
         whole = Path(tempfile.mkdtemp(suffix=".draft", dir=job))
         try:
             unpack(draft, whole / "new")
+            check_studies(whole / "new")
             with self.database.change() as connection:
                 row = _row(connection, lease, holder)
                 mine = STATES.c.number == row.number
@@ -313,14 +320,12 @@ class Leases:
         self._heard(row)
 
     def _check_state(self, draft: Path, job: Path) -> None:
-        studies = check_state(check(draft).files)
-        for study in studies:
-            if self.is_foreign(study, job):
+        for study in check_state(draft):
+            number = submission_in(study)
+            # A name with a number is its submission's, whoever has used it. Former versions of an
+            # agent give names without one: those are free until somebody has them.
+            if number != job.name and (number or self.is_foreign(study, job)):
                 raise BadBundle(f"the study `{study}` belongs to something else")
-        results = job / RESULTS
-        there = {one.name for one in results.iterdir()} if results.exists() else set[str]()
-        if len(there | set(studies)) > _MOST_STUDIES:
-            raise BadBundle(f"a submission has more than {_MOST_STUDIES} studies")
 
     def state(self, lease: str, holder: str) -> Path:
         """The last state of a submission, as it was sent; raises as `beat`."""

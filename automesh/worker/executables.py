@@ -6,23 +6,20 @@ run code as this account. Results may be shared; this folder is not among them.
 
 from __future__ import annotations
 
-import grp
 import hashlib
 import os
-import pwd
 import shutil
-import stat
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from automesh.foreign.ownership import why_others_may_write
 from automesh.hlo.store import FOLDER_VARIABLE, cache_root
 from automesh.limits import EXECUTABLES_BYTES, EXECUTABLES_IN_USE_S
 from automesh.worker.temporary import temporary_folder
 
 _FOLDER = "executables"
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
@@ -71,45 +68,6 @@ def executables_here(name: str, environ: Mapping[str, str]) -> Path | None:
     mine = root / Path(name).name
     refused = _made(root) or why_others_may_write(root) or _made(mine)
     return None if refused else mine
-
-
-def why_others_may_write(folder: Path) -> str:
-    """Why another account may put files into a folder, in words; empty if none may.
-
-    Looks at the folder, at all that it lies in, and at where links among these lead: who may write
-    into one of them may put another folder in the place of this one.
-    """
-    real = Path(os.path.realpath(folder))
-    try:
-        for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
-            reason = _exposed(place, is_last=place in (folder, real))
-            if reason:
-                return reason
-    except OSError as error:
-        return f"`{error.filename}` cannot be looked at: {(error.strerror or '').lower()}"
-    return ""
-
-
-def _exposed(place: Path, *, is_last: bool) -> str:
-    status, me = place.stat(), os.geteuid()
-    if status.st_uid != me and (is_last or status.st_uid != 0):
-        return f"`{place}` belongs to another account"
-    # In a folder like /tmp others can neither remove nor rename what is not theirs.
-    is_sticky = bool(status.st_mode & stat.S_ISVTX) and not is_last
-    if is_sticky or not status.st_mode & _BY_OTHERS:
-        return ""
-    if status.st_mode & stat.S_IWOTH or not _is_group_of_one(status.st_gid):
-        return f"other accounts may write into `{place}`"
-    return ""
-
-
-def _is_group_of_one(group: int) -> bool:
-    """Whether a group is the one that a system makes for each account, with the same name."""
-    try:
-        me, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return me.pw_gid == group and entry.gr_name == me.pw_name and not {*entry.gr_mem} - {me.pw_name}
 
 
 def _made(folder: Path) -> str:

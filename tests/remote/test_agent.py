@@ -39,10 +39,10 @@ study = job / "results" / f"train-cpu-2-{job.name[:8]}"
 study.mkdir(parents=True, exist_ok=True)
 with sqlite3.connect(study / "study.db") as made:
     made.execute("PRAGMA journal_mode=WAL")
-    made.execute("CREATE TABLE IF NOT EXISTS trials (number)")
-    made.execute("INSERT INTO trials VALUES (1)")
+    made.execute("CREATE TABLE IF NOT EXISTS studies (study_id INTEGER)")
+    made.execute("INSERT INTO studies VALUES (1)")
     made.commit()
-    trials = made.execute("SELECT count(*) FROM trials").fetchone()[0]
+    trials = made.execute("SELECT count(*) FROM studies").fetchone()[0]
     print(f"trials: {trials}", file=sys.stderr, flush=True)
     while how == "wait" and not (job / "go").exists():
         time.sleep(0.02)

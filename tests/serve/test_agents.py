@@ -75,8 +75,9 @@ def database(folder: Path, text: str) -> bytes:
     path = folder / "made.db"
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as made:
-        made.execute("CREATE TABLE said (text)")
-        made.execute("INSERT INTO said VALUES (?)", (text,))
+        made.execute("PRAGMA journal_mode=WAL")
+        made.execute("CREATE TABLE studies (study_id INTEGER, study_name TEXT)")
+        made.execute("INSERT INTO studies VALUES (1, ?)", (text,))
         made.commit()
     return path.read_bytes()
 
@@ -125,7 +126,7 @@ def test_the_life_of_a_lease(running: Running, tmp_path: Path) -> None:
     assert (job / "results" / "mine-1" / "study.db").read_bytes() == files[
         "results/mine-1/study.db"
     ]
-    assert send(3, tar_of({"results/mine-2/study.db": b"x"})) == 204
+    assert send(3, tar_of({"results/mine-2/study.db": b""})) == 204
     assert {one.name for one in (job / "results").iterdir()} == {"mine-1", "mine-2"}
     assert not list(job.glob("*.draft"))
     assert say(running, f"{path}/end", code=0).json() == {"state": "found"}
@@ -207,7 +208,7 @@ def test_what_the_runner_has_left_is_gone_on_with_by_an_agent(
         assert member is not None
         (tmp_path / "got.db").write_bytes(member.read())
     with closing(sqlite3.connect(tmp_path / "got.db")) as got:
-        assert got.execute("SELECT text FROM said").fetchall() == [("of the runner",)]
+        assert got.execute("SELECT study_name FROM studies").fetchall() == [("of the runner",)]
     say(running, f"/v1/agent/leases/{third['id']}/end", code=1)
     # Nothing to go on with: neither is a link that somebody's code has put there.
     number, path = leased(running)
@@ -445,6 +446,34 @@ def test_what_may_be_in_no_state(running: Running, files: dict[str, bytes]) -> N
     say(running, f"{path}/end", code=1)
 
 
+def test_the_name_of_a_study_is_its_submissions_whoever_sends_it_first(
+    running: Running, tmp_path: Path
+) -> None:
+    """Before, an agent that had learnt the name kept the honest one from sending its state."""
+    honest, path = leased(running)
+    name = f"train-cpu-2-{honest}-1a2b3c4d"
+    say(running, f"{path}/end", code=None, is_meant=True)  # The liar gives it back.
+    store = running.service.store
+    store.cancel(honest, None)
+    _, liar = leased(running)
+    store.resume(honest, None)
+    tar = tar_of({f"results/{name}/study.db": database(tmp_path, "of the liar")})
+    target = f"{liar}/state?sequence=1"
+    assert running.ask("PUT", target, token="agent", body=tar).status == 422
+    found = take(running, "other").json()
+    assert found["number"] == honest
+    target = f"/v1/agent/leases/{found['id']}/state?sequence=1"
+    assert running.ask("PUT", target, token="other", body=tar).status == 204
+    # Code of the liar's may make such a folder where it runs: it is not shown.
+    stolen = running.service.home.job("0" * 16) / "results" / name
+    make_measured(stolen)
+    running.service.catalogue.refresh()
+    known = running.service.catalogue.get(name)
+    assert known is not None and known.folder.parent.parent.name == honest
+    for one in (liar, target.partition("/state")[0]):
+        say(running, f"{one}/end", "agent" if one == liar else "other", code=1)
+
+
 def test_a_name_is_nobodys_only_after_somebody_has_looked(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,7 +482,7 @@ def test_a_name_is_nobodys_only_after_somebody_has_looked(
     catalogue = running.service.catalogue
 
     def send(name: str, sequence: int) -> Reply:
-        tar = tar_of({f"results/{name}/study.db": b"x"})
+        tar = tar_of({f"results/{name}/study.db": b""})
         target = f"{path}/state?sequence={sequence}"
         return running.ask("PUT", target, token="agent", body=tar)
 

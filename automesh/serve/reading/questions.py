@@ -37,7 +37,9 @@ def answer_of(question: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, storage: str) -> SearchResult:
-    with reading(folder, results=folder.parent, storage=storage) as (_, study, header):
+    # What submitted code or an agent has left is never opened where it lies.
+    opened = reading(folder, results=folder.parent, storage=storage, in_place=False)
+    with opened as (_, study, header):
         study.freeze()
         return assemble(study, header)
 

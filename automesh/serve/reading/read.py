@@ -80,8 +80,9 @@ class StudyReader:
         lent = self._lent() if found.storage else None
         if lent is None:
             folder = found.folder
-            with reading(folder, results=folder.parent, storage=found.storage) as opened:
-                _, study, header = opened
+            # What submitted code or an agent has left is never opened where it lies.
+            opened = reading(folder, results=folder.parent, storage=found.storage, in_place=False)
+            with opened as (_, study, header):
                 study.freeze()
                 return assemble(study, header), study.leader() is not None
         kept = self._open.pop(name, None)
@@ -90,8 +91,8 @@ class StudyReader:
                 return self._read_open(name, kept, found)
             except Exception:  # noqa: BLE001  It may have been removed, and made anew.
                 self._open.pop(name, None)
-        opened = open_study(lent.storage, name, create=False, backend=lent)
-        return self._read_open(name, opened, found)
+        lent_study = open_study(lent.storage, name, create=False, backend=lent)
+        return self._read_open(name, lent_study, found)
 
     def _lent(self) -> Backend | None:
         """The storage, for a study that is kept open; None if those of its kind are not."""

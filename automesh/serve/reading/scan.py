@@ -23,6 +23,7 @@ from automesh.serve.reading.messages import Message, to_message, unread
 from automesh.serve.reading.read import Found, unreadable
 from automesh.serve.reading.summary import KnownStudy, StudySummary
 from automesh.tuner.study.backend import Backend, open_backend
+from automesh.tuner.study.identity import submission_in
 from automesh.tuner.study.storage import Storage, parse_storage
 
 LOOK_S = 10.0
@@ -247,7 +248,9 @@ class Scan:
         # Of a service with a storage, only agents keep studies in folders, which are below jobs.
         for root in roots if self._place is None else roots[1:]:
             for name, one in _in_folders(root):
-                found.setdefault(name, one)
+                # Code of one submission may make folders, and no study of another one.
+                if root is roots[0] or submission_in(name) in ("", root.parent.name):
+                    found.setdefault(name, one)
         if self._place is None:
             return found
         changes = self._changes_in(self._place)
@@ -261,16 +264,14 @@ class Scan:
         return found
 
     def _changes_in(self, place: Storage) -> Mapping[str, tuple[tuple[object, ...], float]]:
-        # A file of SQLite is opened anew when it has changed: whoever of this process opens and
-        # closes it by other means takes its locks away, and the next process that closes it then
-        # removes its log from under a connection that stays, which sees nothing new any more.
+        # A file of SQLite is read from a copy, which is made anew when it has changed.
         sign = _sign_of(place.location) if place.kind == "sqlite" else None
         if sign is not None and sign == self._sign:
             return self._changes
         if sign is not None:
             self.close()
         if self._backend is None:
-            self._backend = open_backend(place)
+            self._backend = open_backend(place, is_read_only=True, in_place=False)
         with self._backend.explained():
             self._changes = self._backend.changes()
         self._sign = sign

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sqlite3
+import tempfile
 import time
 import traceback
 from collections.abc import Generator
@@ -23,6 +24,7 @@ from optuna.storages.journal import JournalFileOpenLock
 
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
+from automesh.foreign.sqlite import is_busy
 from automesh.reading import check_regular, open_regular
 from automesh.skipped import DAMAGE, Skipped
 from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE, StorageUrl
@@ -30,15 +32,25 @@ from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
 from automesh.tuner.study.stored.database import TolerantDatabase
-from automesh.tuner.study.stored.journal import TolerantJournal
+from automesh.tuner.study.stored.journal import TolerantJournal, check_size, open_for_writing
+from automesh.tuner.study.stored.sqlite import (
+    KEEP,
+    check_own,
+    copy_of,
+    is_read_in_place,
+    own,
+    refuse_writing,
+    why_not_in_place,
+)
+from automesh.tuner.study.stored.working_copy import (
+    WorkingCopy,
+    open_working_copy,
+    retire_working_copy,
+)
 from automesh.tuner.study.trials import RungName
 
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
-_HEADER = b"SQLite format 3\x00"
-_KEEP = "it is never overwritten: move it away to start over, or name another --storage"
-# What Optuna makes before its other tables: in a database without them there is no study.
-_FIRST_TABLES = ("studies", "version_info")
 _DRIVERS = {
     "postgresql": "pip install 'jax-automesh[postgres]'",
     "mysql": "pip install pymysql, and write `mysql+pymysql://...`",
@@ -52,6 +64,8 @@ class Backend:
 
     Attributes:
       skipped: records that were found damaged.
+      copy: the folder of the private copy that is read; None for the storage itself.
+      working: where a study is searched that others may put something beside; else None.
       is_lent: somebody else closes it.
     """
 
@@ -59,6 +73,8 @@ class Backend:
     leases: LeaseTable
     storage: Storage
     skipped: Skipped
+    copy: tempfile.TemporaryDirectory[str] | None = None
+    working: WorkingCopy | None = None
     is_lent: bool = False
 
     def lent(self) -> Backend | None:
@@ -104,6 +120,27 @@ class Backend:
         found.pop("", None)
         return found
 
+    def publish(self, *, lasting: bool = False) -> None:
+        """Lets others see what is in a file of SQLite by now: they are shown the file alone. Waits
+        for nobody who reads.
+
+        Args:
+          lasting: at the end of a search.
+
+        Raises:
+          UsageError: see `WorkingCopy.publish`.
+        """
+        if not isinstance(self.optuna, RDBStorage) or self.copy is not None:
+            return
+        if self.storage.kind != "sqlite":
+            return
+        engine = self.optuna.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            if self.working is None:
+                connection.execute(sa.text("PRAGMA wal_checkpoint(PASSIVE)")).fetchall()
+            elif isinstance(raw := connection.connection.dbapi_connection, sqlite3.Connection):
+                self.working.publish(raw, self.storage.text, lasting=lasting)
+
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
         return explained(self.storage)
@@ -115,16 +152,27 @@ class Backend:
         if isinstance(self.optuna, RDBStorage):
             self.optuna.remove_session()
             self.optuna.engine.dispose()
+        if self.copy is not None:
+            self.copy.cleanup()
+        if self.working is not None:
+            self.working.close()
 
 
-def open_backend(storage: Storage) -> Backend:
+def open_backend(storage: Storage, *, is_read_only: bool = False, in_place: bool = True) -> Backend:
     """Opens the storage, or makes it if there is none.
+
+    Args:
+      is_read_only: a file of SQLite that others may have written, or that may not be written, is
+        read from a private copy, as it is now.
+      in_place: False to read one's own from a copy, too: whoever writes it may be trusted less.
 
     Raises:
       UsageError: it is not a study's storage, is damaged, may not be written, or cannot be reached.
     """
     with explained(storage):
         match storage.kind:
+            case "sqlite" if is_read_only:
+                return _read_sqlite(storage, in_place=in_place)
             case "sqlite":
                 return _open_sqlite(storage)
             case "server":
@@ -163,9 +211,15 @@ def _is_raised_here(error: BaseException) -> bool:
 
 def _failure(storage: Storage, error: BaseException) -> UsageError:
     cause = getattr(error, "orig", None) or error
-    if isinstance(cause, Timeout) or _is_busy(cause):
+    if isinstance(cause, Timeout) or is_busy(cause):
         return _in_use(storage, limits.LOCK_S)
     reason = _one_line(storage, cause) or type(cause).__name__
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        return UsageError(
+            f"{storage.text} holds no whole study, and is only read here",
+            hint="whose it is must run its search again, with the installed Optuna "
+            f"{optuna.__version__} or a newer one",
+        )
     return UsageError(
         f"the study's storage {storage.text} failed: {reason}",
         hint="what was finished is kept: mend it and run the same command again",
@@ -184,12 +238,6 @@ def _shown_cause(storage: Storage, error: BaseException) -> BaseException | None
         causes.append(one)
         one = one.__cause__ or one.__context__ or one
     return error if all(storage.masked(str(each)) == str(each) for each in causes) else None
-
-
-def _is_busy(error: BaseException) -> bool:
-    """Whether SQLite has waited in vain for another process."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Of an extended code the plain one.
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _in_use(storage: Storage, waited_s: float) -> UsageError:
@@ -211,7 +259,11 @@ def check_storage(storage: Storage) -> None:
         match storage.kind:
             case "sqlite":
                 _check_writable(path, storage)
-                _check_sqlite(path, storage, limits.LOOK_S)
+                refuse_writing(path)
+                if why_not_in_place(path):
+                    open_working_copy(path).close()
+                else:
+                    _check_sqlite(path, storage, limits.LOOK_S)
             case "server":
                 _check_server(storage, *_server(storage))
             case "journal":
@@ -225,30 +277,41 @@ def check_storage(storage: Storage) -> None:
 def _open_sqlite(storage: Storage) -> Backend:
     path = Path(storage.location)
     _check_writable(path, storage)
-    _check_sqlite(path, storage, limits.LOCK_S)
-
-    def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
-        # With the write-ahead log, NORMAL loses nothing when a process is killed and never
-        # damages the file; a power cut may undo the last trials, which are then tried again.
-        # FULL would wait for the disk some ten times per trial.
-        connection.execute("PRAGMA synchronous=NORMAL")
-        # Bytes that are not UTF-8 damage the one value that has them, not all read with it.
-        connection.text_factory = _text
-        return connection
-
+    refuse_writing(path)
+    if why_not_in_place(path):
+        return _open_working_copy(path, storage)
     # One process makes the tables, the others wait: Optuna does not expect two at once.
     with FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.01):
-        setup = connect()
-        try:
-            setup.execute("PRAGMA journal_mode=WAL")
-        finally:
-            setup.close()
-        return _open_rdb(storage, f"sqlite:///{path}", {"creator": connect})
+        retire_working_copy(path, storage.text, os.environ)
+        _check_sqlite(path, storage, limits.LOCK_S)
+        return _open_rdb(storage, f"sqlite:///{path}", {"creator": own(path)})
 
 
-def _text(data: bytes) -> str:
-    return data.decode(errors="surrogateescape")
+def _open_working_copy(path: Path, storage: Storage) -> Backend:
+    """Opens a study that others may put something beside: in a place where nobody else can."""
+    working = open_working_copy(path)
+    try:
+        with working.lock():
+            working.take(storage.text)
+            options = {"creator": own(working.database)}
+            return _open_rdb(storage, "sqlite://", options, working=working)
+    except BaseException:
+        working.close()
+        raise
+
+
+def _read_sqlite(storage: Storage, *, in_place: bool) -> Backend:
+    """Opens a file of others, or any unless `in_place`, as a private copy, which stays as it is."""
+    path = Path(storage.location)
+    if in_place and is_read_in_place(path):
+        return _open_sqlite(storage)
+    check_regular(path)
+    file = copy_of(path, storage.text)
+    try:
+        return _open_rdb(storage, "sqlite://", {"creator": file.connect}, copy=file.folder)
+    except BaseException:
+        file.folder.cleanup()
+        raise
 
 
 def _check_writable(path: Path, storage: Storage) -> None:
@@ -273,34 +336,12 @@ def _check_writable(path: Path, storage: Storage) -> None:
 
 
 def _check_sqlite(path: Path, storage: Storage, wait_s: float) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb") as file:
-        if file.read(len(_HEADER)) != _HEADER:
-            raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
-    connection = sqlite3.connect(path, timeout=wait_s)
-    connection.text_factory = _text
     try:
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        made = dict(connection.execute("SELECT name, type FROM sqlite_master"))
-        tables = set(made)
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Names stand in its messages.
-        if _is_busy(error):
-            raise _in_use(storage, wait_s) from error
-        verdict, made, tables = str(error), dict[str, str](), set[str]()
-    finally:
-        connection.close()
-    if verdict != "ok":
-        reason = " ".join(verdict.split())
-        raise UsageError(f"the database {storage.text} is damaged: {reason}", hint=_KEEP)
-    # Neither Optuna nor we make any: to read one would be to run what somebody else has written.
-    for name, kind in made.items():
-        if kind in ("view", "trigger"):
-            raise UsageError(
-                f"{storage.text} has the {kind} `{name}`, which is none of a study's", hint=_KEEP
-            )
-    if tables and tables.isdisjoint(_FIRST_TABLES):
-        raise UsageError(f"{storage.text} is a database of another program", hint=_KEEP)
+        check_own(path, storage.text, wait_s)
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+        raise _in_use(storage, wait_s) from error
 
 
 # Database servers
@@ -351,16 +392,25 @@ def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> Non
         engine.dispose()
 
 
-def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
+def _open_rdb(
+    storage: Storage,
+    url: str,
+    options: dict[str, Any],
+    *,
+    copy: tempfile.TemporaryDirectory[str] | None = None,
+    working: WorkingCopy | None = None,
+) -> Backend:
     attempts = 5
     for attempt in range(1, attempts + 1):
         try:
             rdb = _new_rdb(url, options)
             return Backend(
                 optuna=rdb,
-                leases=SqlLeases(rdb.engine, rdb.skipped),
+                leases=SqlLeases(rdb.engine, rdb.skipped, is_read_only=copy is not None),
                 storage=storage,
                 skipped=rdb.skipped,
+                copy=copy,
+                working=working,
             )
         except RuntimeError as error:
             raise _schema_mismatch(storage, error) from _shown_cause(storage, error)
@@ -423,9 +473,11 @@ class FlockedJournal(JournalFileOpenLock):
 
 def cut_torn_tail(path: Path) -> None:
     """Cuts a last line without its end off; the caller has the journal's lock."""
-    with path.open("r+b") as file:
+    with open_for_writing(path) as file:
         torn = len(_tail(file))
-        if torn:
+        file.seek(0)
+        # Somebody may have put another file there since it was looked at.
+        if torn and _is_record(file.readline(limits.JOURNAL_LINE_BYTES)):
             file.seek(-torn, os.SEEK_END)
             file.truncate()
 
@@ -458,7 +510,8 @@ def _check_journal(path: Path, storage: Storage) -> None:
     with open_regular(path) as file:
         first = file.readline(limits.JOURNAL_LINE_BYTES)
     if first and not _is_record(first):
-        raise UsageError(f"{storage.text} is not an Optuna journal", hint=_KEEP)
+        raise UsageError(f"{storage.text} is not an Optuna journal", hint=KEEP)
+    check_size(path)
 
 
 def _is_record(line: bytes) -> bool:

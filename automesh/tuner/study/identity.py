@@ -13,7 +13,11 @@ from automesh.program.nouns import Entry
 
 BUNDLE = "AUTOMESH_BUNDLE"
 """A variable of the environment, `WORD:FOLDER`: in what a study is known by, the word stands for
-the folder. So a search of a service is gone on with wherever an agent has unpacked its bundle."""
+the folder. So a search of a service is gone on with wherever an agent has unpacked its bundle. The
+word is the number of the submission, which stands in the names of its studies: nobody can take a
+name that belongs to another one."""
+_NUMBER = re.compile(r"[0-9a-f]{16}")
+_OF_SUBMISSION = re.compile(r".*-([0-9a-f]{16})-[0-9a-f]{8}", re.DOTALL)
 # Names of files that say nothing of what they train.
 _SAY_NOTHING = ("build", "main", "run", "step", "launch", "mesh")
 
@@ -35,6 +39,13 @@ def workload_name(entry: Entry) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
 
 
+def submission_in(name: str) -> str:
+    """The number of the submission in the name of a study; empty for a study of no submission, or
+    of one that a former version has searched."""
+    match = _OF_SUBMISSION.fullmatch(name)
+    return match[1] if match else ""
+
+
 def study_name(
     entry: Entry,
     *,
@@ -44,7 +55,8 @@ def study_name(
     figures: str = "",
     bundle: str = "",
 ) -> str:
-    """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes.
+    """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes. For
+    a submission `<workload>-<target>-<number>-<hash>`.
 
     Args:
       scope: directory of all studies; it stands for the location of a callable, which has no path.
@@ -52,17 +64,23 @@ def study_name(
       bundle: the value of `BUNDLE`; empty where the script's own path counts.
     """
 
-    def ending_at(location: str) -> str:
+    def ending_at(location: str, number: str = "") -> str:
         identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
         identity += [figures] if figures else []
         identity += [entry.start] if entry.start else []
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
-        return f"-{selector}-{digest}"
+        return f"-{selector}-{number}-{digest}" if number else f"-{selector}-{digest}"
 
     location = str(scope) if entry.kind == "pickle" else entry.location
-    own, ending = ending_at(location), ending_at(_in_bundle(location, bundle))
-    # Before bundles had words, their studies were known by the path, too.
-    return _former(scope, ending) or _former(scope, own) or f"{workload_name(entry)}{ending}"
+    word = bundle.partition(":")[0]
+    known_by = _in_bundle(location, bundle)
+    is_of_submission = known_by != location and _NUMBER.fullmatch(word)
+    ending = ending_at(known_by, word if is_of_submission else "")
+    # Before names had the number, and before bundles had words, when a path was what counted.
+    for one in (ending, ending_at(known_by), ending_at(location)):
+        if former := _former(scope, one):
+            return former
+    return f"{workload_name(entry)}{ending}"
 
 
 def _in_bundle(location: str, bundle: str) -> str:

@@ -42,11 +42,16 @@ _CLOCKS = {
 class SqlLeases:
     """Leases in a table beside Optuna's; each change is one statement: nothing is ever locked."""
 
-    def __init__(self, engine: sa.Engine, skipped: Skipped | None = None) -> None:
+    def __init__(
+        self, engine: sa.Engine, skipped: Skipped | None = None, *, is_read_only: bool = False
+    ) -> None:
+        """Makes the table if there is none; where nothing may be written it counts as empty."""
         self._skipped = Skipped() if skipped is None else skipped
         # Single statements need no transaction, and SQLite must not keep a read snapshot open.
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        _TABLE.create(engine, checkfirst=True)
+        self._is_there = not is_read_only or sa.inspect(engine).has_table(_TABLE.name)
+        if not is_read_only:
+            _TABLE.create(engine, checkfirst=True)
         clock = _CLOCKS.get(engine.dialect.name)
         self._clock = sa.text(clock) if clock else None
         self.seen = Sightings()
@@ -62,13 +67,11 @@ class SqlLeases:
         return time.time() if self._clock is None else float(self._rows(self._clock)[0][0])
 
     def get(self, key: str) -> LeaseRow | None:
-        rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
+        rows = self._leases(_TABLE.c.hold_key == key)
         return self._read(rows[0]) if rows else None
 
     def under(self, prefix: str) -> dict[str, LeaseRow]:
-        rows = self._rows(
-            sa.select(_TABLE).where(_TABLE.c.hold_key.startswith(prefix, autoescape=True))
-        )
+        rows = self._leases(_TABLE.c.hold_key.startswith(prefix, autoescape=True))
         found = map(self._read, rows)
         return {row.key: row for row in found if row is not None}
 
@@ -120,6 +123,9 @@ class SqlLeases:
     def close(self) -> None:
         self._engine.dispose()
 
+    def _leases(self, where: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
+        return self._rows(sa.select(_TABLE).where(where)) if self._is_there else ()
+
     def _rows(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
         with self._engine.connect() as connection:
             return connection.execute(statement).all()
@@ -142,8 +148,8 @@ class FileLeases:
 
     def now(self) -> float:
         # The file system's clock: hosts that share it over NFS agree on it.
-        os.utime(self._lock.lock_file)
-        return Path(self._lock.lock_file).stat().st_mtime
+        os.utime(self._lock.lock_file, follow_symlinks=False)
+        return Path(self._lock.lock_file).lstat().st_mtime
 
     def get(self, key: str) -> LeaseRow | None:
         return self._read().get(key)

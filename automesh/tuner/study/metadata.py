@@ -328,12 +328,13 @@ def _holds_something(path: Path) -> bool:
 
 @contextmanager
 def reading(
-    study: Path | None, *, results: Path, storage: str
+    study: Path | None, *, results: Path, storage: str, in_place: bool = True
 ) -> Generator[tuple[Path, Study, Header]]:
     """Opens a study; gives its folder, the study, and what its search knew when it started.
 
     Args:
       study: its folder; None for the one that changed last under `results`.
+      in_place: as of `open_backend`.
 
     Raises:
       UsageError: there is no such study, or it cannot be read.
@@ -345,7 +346,7 @@ def reading(
             f"there is no study in `{folder}`",
             hint="give the folder of a study, as `search` printed it, or its --storage",
         )
-    with open_study(place, folder.resolve().name, create=False) as opened:
+    with open_study(place, folder.resolve().name, create=False, in_place=in_place) as opened:
         yield folder, opened, header_in(opened, folder)
 
 

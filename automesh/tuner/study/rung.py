@@ -346,8 +346,10 @@ class Rung:
 
     def _check_schema(self) -> None:
         schema = self.optuna_study.user_attrs.get("automesh_schema")
-        if schema is None:
+        if schema is None and self._backend.copy is None:
             self.optuna_study.set_user_attr("automesh_schema", SCHEMA)
+        elif schema is None:
+            return  # A copy: nothing is written, and who has made the study had not come this far.
         elif type(schema) is not int:
             raise UsageError(
                 f"the study in {self._backend.storage.text} is damaged: its schema is {schema!r}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +36,11 @@ __all__ = [
 ]
 
 
+PUBLISH_S = 5.0
+"""Between two times at which a search writes the log of its database into the file, which costs
+milliseconds."""
+
+
 def load_tools() -> None:
     """Imports Optuna and SQLAlchemy, which `open_study` would wait for."""
     importlib.import_module("automesh.tuner.study.backend")
@@ -47,6 +54,7 @@ def open_study(
     versions: tuple[tuple[str, str], ...] = (),
     scope: Scope = EVERYTHING,
     create: bool = True,
+    in_place: bool = True,
     backend: Backend | None = None,
 ) -> Study:
     """Opens the study `name` in `storage`.
@@ -56,6 +64,7 @@ def open_study(
       versions: of everything whose change makes figures stale; likewise.
       scope: what the search may try; only its plans are claimed.
       create: make the study if there is none; False for those who only want to read it.
+      in_place: as of `open_backend`, for who only reads.
       backend: the storage, for who has opened it already; the study closes it.
 
     Raises:
@@ -65,7 +74,7 @@ def open_study(
     from automesh.tuner.study.backend import open_backend
     from automesh.tuner.study.rung import Rung
 
-    backend = backend or open_backend(storage)
+    backend = backend or open_backend(storage, is_read_only=not create, in_place=in_place)
     owner = this_owner()
     lease = Lease(backend.leases, f"{name}/lease", owner)
 
@@ -150,6 +159,7 @@ class Study:
         self._screen: Rung | None = None
         self._notes: Mapping[str, Any] | None = None
         self._is_frozen = False
+        self._published_s = -math.inf
 
     @property
     def screen(self) -> Rung:
@@ -193,12 +203,23 @@ class Study:
           Whether this process has the lease.
         """
         with self._backend.explained():
-            return self._lease.renew()
+            is_held = self._lease.renew()
+        self._publish()
+        return is_held
 
     def note(self, key: str, value: Any) -> None:
         """Keeps a JSON value in the study, beside its trials; the last note of a key counts."""
         with self._backend.explained():
             self.compile.optuna_study.set_user_attr(f"automesh.{key}", json.dumps(value))
+        self._publish()
+
+    def _publish(self, *, at_once: bool = False) -> None:
+        """Lets other accounts, who are shown the file of the study alone, see what is in it by now;
+        at the first note, which is the header, and every few seconds."""
+        if at_once or time.monotonic() - self._published_s > PUBLISH_S:
+            with self._backend.explained():
+                self._backend.publish(lasting=at_once)
+            self._published_s = time.monotonic()
 
     def noted(self, key: str) -> Any:
         """What was last noted under `key`; None if nothing was, or it is damaged."""
@@ -236,6 +257,9 @@ class Study:
                 self._screen.give_all_back()
             with self._backend.explained():
                 self._lease.release()
+            # What a former search has left in its working copy counts, too.
+            if self._published_s > -math.inf or self._backend.working is not None:
+                self._publish(at_once=True)
         finally:
             self._backend.close()
 

@@ -86,6 +86,7 @@ def kept(storage: str, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         return new_database(request.getfixturevalue("postgres_url"))
     monkeypatch.setattr(read, "_KEPT_OPEN", ("sqlite",))
     monkeypatch.setattr(scan, "_sign_of", lambda _: None)
+    monkeypatch.setattr(scan, "open_backend", lambda place, **_: open_backend(place))
     return storage
 
 

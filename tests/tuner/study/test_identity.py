@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from automesh.program.nouns import Entry
-from automesh.tuner.study.identity import study_name
+from automesh.tuner.study.identity import study_name, submission_in
 
 
 def name(script: Path, results: Path, bundle: str = "", *argv: str) -> str:
@@ -49,6 +49,19 @@ def test_a_bundle_is_the_same_one_in_every_folder(two: tuple[Path, Path], tmp_pa
         name(tmp_path / "one" / "bundle2" / "train.py", tmp_path, f"0123:{first}"),
     }
     assert len(others) == 5 and found not in others
+
+
+def test_the_number_of_a_submission_is_in_the_name(two: tuple[Path, Path], tmp_path: Path) -> None:
+    number, script = "0123456789abcdef", two[0] / "train.py"
+    bundle = f"{number}:{two[0]}"
+    found = name(script, tmp_path / "results", bundle)
+    assert found.startswith(f"train-cpu-8-{number}-")
+    assert submission_in(found) == number
+    # One that was begun before names had the number is gone on with.
+    former = f"train-cpu-8-{found.rpartition('-')[2]}"
+    (tmp_path / "results" / former).mkdir(parents=True)
+    assert name(script, tmp_path / "results", bundle) == former
+    assert submission_in(former) == ""
 
 
 def test_a_study_that_is_known_by_its_path_is_gone_on_with(

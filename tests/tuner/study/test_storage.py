@@ -82,7 +82,8 @@ def test_a_database_of_another_program(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE version_info (y)")
     connection.commit()
     connection.close()
-    assert "no such column" in refusal(parse_storage("", tmp_path)).message
+    words = "has `x` in the table `trials`, which is none of a study's"
+    assert words in refusal(parse_storage("", tmp_path)).message
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,37 @@ trial or study is made; where a line does not even tell what it was, the journal
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import stat
+import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 from optuna.storages.journal._storage import JournalStorageReplayResult
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from automesh import limits
 from automesh.errors import UsageError
+from automesh.files import is_foreign_link
 from automesh.reading import open_regular
 from automesh.skipped import Skipped
+from automesh.units import format_bytes
 
 Record = dict[str, Any]
+
+_LOOK = 256  # records between two looks at the clock
 
 _CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL = 0, 1, 4
 # Of a trial that nobody has, so that Optuna passes it over.
@@ -85,8 +95,9 @@ class TolerantFile(JournalFileBackend):
         """The records from a number on, as far as the file is written.
 
         Raises:
-          UsageError: as `TolerantJournal`.
+          UsageError: as `TolerantJournal`, or it takes longer than a journal may.
         """
+        begun_s = time.monotonic()
         with open_regular(self._path) as file:
             number = log_number_from
             if number not in self._offsets:  # There may be very many: looked through rarely.
@@ -98,6 +109,11 @@ class TolerantFile(JournalFileBackend):
                     if len(line) == limits.JOURNAL_LINE_BYTES:
                         raise _damaged(self._path, number)
                     return  # Somebody is writing it.
+                if number >= limits.JOURNAL_RECORDS:
+                    raise _too_long(self._path, f"more than {limits.JOURNAL_RECORDS:,} records")
+                # Who replays the record before has the time, too.
+                if number % _LOOK == 0 and time.monotonic() - begun_s > limits.JOURNAL_S:
+                    raise _too_long(self._path, f"more than is read in {limits.JOURNAL_S:.0f} s")
                 if number >= log_number_from:
                     record = self._record(line, number)
                     number += 1
@@ -105,6 +121,20 @@ class TolerantFile(JournalFileBackend):
                     yield record
                 else:
                     number += 1
+
+    def append_logs(self, logs: list[Record]) -> None:
+        """Adds records, as Optuna does; but never to what somebody has put in the place of the
+        journal since it was opened.
+
+        Raises:
+          OSError: it cannot be written, or is a link.
+        """
+        text = "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs)
+        with get_lock_file(self._lock), open_for_writing(self._path) as file:
+            file.seek(0, os.SEEK_END)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def _record(self, line: bytes, number: int) -> Record:
         try:
@@ -116,6 +146,47 @@ class TolerantFile(JournalFileBackend):
             error = caught
         self._skipped.note(_line(self._path, number), error)
         return _stand_in(_remains_of_text(line), self._path, number)
+
+
+def open_for_writing(path: Path) -> BufferedRandom:
+    """Opens a journal that is there, to read and write its bytes. A link of one's own, or of whom
+    `is_foreign_link` trusts, is followed.
+
+    Raises:
+      OSError: it cannot be opened, is no regular file, or a link that somebody else has made.
+    """
+    if is_foreign_link(path):
+        raise OSError(errno.ELOOP, "it is a link that another account made", str(path))
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(os.path.realpath(path), flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "r+b")
+
+
+def check_size(path: Path) -> None:
+    """Refuses a journal that is larger than one may be, before it is replayed.
+
+    Raises:
+      UsageError: names its size.
+    """
+    size = path.stat().st_size
+    if size > limits.JOURNAL_BYTES:
+        raise _too_long(path, f"more than {format_bytes(limits.JOURNAL_BYTES)}")
+    records = 0
+    with open_regular(path) as file:
+        while chunk := file.read(limits.CHUNK_BYTES):
+            records += chunk.count(b"\n")
+            if records > limits.JOURNAL_RECORDS:
+                raise _too_long(path, f"more than {limits.JOURNAL_RECORDS:,} records")
+
+
+def _too_long(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"the journal {path} holds {what}, and is not read",
+        hint="it is kept as it is: name another --storage to start anew",
+    )
 
 
 class _TolerantReplay(JournalStorageReplayResult):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from automesh import limits
 from automesh.errors import UsageError
+from automesh.tuner.study.backend import cut_torn_tail
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.stored import journal
 from automesh.tuner.study.stored.journal import TolerantFile
@@ -231,3 +235,62 @@ def test_what_was_read_of_a_journal_is_not_read_again(
     # Each once, for the study and for the list of all studies' names; and ends of the file.
     assert max(Counter(read).values()) <= 2
     assert Counted.lines < 2 * last + 200
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("JOURNAL_RECORDS", 5, "holds more than 5 records"),
+        ("JOURNAL_BYTES", 1000, "holds more than 1000 B"),
+        ("JOURNAL_S", -1.0, "holds more than is read in -1 s"),
+    ],
+)
+def test_a_journal_is_read_within_bounds(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, words: str
+) -> None:
+    before = Path(storage.location).read_bytes()
+    monkeypatch.setattr(limits, limit, value)
+    with pytest.raises(UsageError, match=words):
+        opened(storage)
+    assert Path(storage.location).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_more_than_a_million_records_are_refused_at_once(storage: Storage) -> None:
+    record = b'{"op_code":2,"worker_id":"a","study_id":0,"user_attr":{"k":1}}\n'
+    write(storage, [*lines_of(storage), record * limits.JOURNAL_RECORDS])
+    begun_s = time.monotonic()
+    with pytest.raises(UsageError, match="more than 1,000,000 records"):
+        opened(storage)
+    assert time.monotonic() - begun_s < 10
+
+
+@pytest.mark.parametrize("content", [b"mine", b"mine\nand the rest"])
+def test_what_has_taken_the_place_of_a_journal_is_not_written(
+    storage: Storage, tmp_path: Path, content: bytes
+) -> None:
+    """Before, a last line without its end was cut off of whatever was there by then."""
+    with opened(storage) as study:
+        path = Path(storage.location)
+        path.rename(tmp_path / "kept.journal")
+        path.write_bytes(content)
+        cut_torn_tail(path)
+        assert path.read_bytes() == content
+        path.unlink()
+        (tmp_path / "kept.journal").rename(path)
+        study.note("footer", 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to others")
+def test_a_link_of_others_in_the_place_of_a_journal(storage: Storage, tmp_path: Path) -> None:
+    path, victim = Path(storage.location), tmp_path / "victim.journal"
+    with opened(storage) as study:
+        path.rename(victim)
+        before = victim.read_bytes()
+        path.symlink_to(victim)
+        os.lchown(path, 65534, 65534)
+        with pytest.raises(UsageError, match="a link that another account made"):
+            study.note("footer", 1)
+        assert victim.read_bytes() == before
+        path.unlink()
+        victim.rename(path)
