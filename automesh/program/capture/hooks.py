@@ -60,6 +60,7 @@ class Call:
       args, kwargs: what it is traced with, static arguments included.
       run: does what the script asked for.
       function: what was jitted.
+      settings: with which, as keywords of `jax.jit`; None where they are not known.
     """
 
     jitted: Any
@@ -67,6 +68,7 @@ class Call:
     kwargs: dict[str, Any]
     run: Callable[[], Any]
     function: Any
+    settings: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -103,9 +105,10 @@ def watching(watcher: Watcher) -> Generator[None]:
 class Jitted:
     """What `jax.jit` gives a script: the jitted function, whose calls are seen."""
 
-    def __init__(self, inner: Any, function: Any) -> None:
+    def __init__(self, inner: Any, function: Any, settings: dict[str, Any] | None = None) -> None:
         self.automesh_inner = inner
         self.automesh_function = function
+        self.automesh_settings = settings
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +125,7 @@ class Jitted:
                 kwargs=kwargs,
                 run=lambda: self.automesh_inner(*args, **kwargs),
                 function=self.automesh_function,
+                settings=self.automesh_settings,
             ),
         )
 
@@ -224,7 +228,7 @@ def _hook_jit() -> None:
         # A decorator with arguments. Without a watcher, too: what a library keeps is called later.
         if fun is None:
             return functools.partial(jit, **settings)
-        return Jitted(original(fun, **settings), fun)
+        return Jitted(original(fun, **settings), fun, settings)
 
     mapped: Any = jax.pmap
 
@@ -249,7 +253,8 @@ def _hook_pjit() -> None:
             continue
 
         def pjit(fun: Any, *args: Any, original: Any = original, **settings: Any) -> Any:
-            return Jitted(original(fun, *args, **settings), fun)
+            inner = original(fun, *args, **settings)
+            return Jitted(inner, fun, None if args else settings)
 
         module.pjit = functools.wraps(original)(pjit)
 
@@ -312,6 +317,7 @@ def _hook_compiled() -> None:
                 kwargs=given,
                 run=run,
                 function=jitted.automesh_function,
+                settings=jitted.automesh_settings,
             ),
         )
 

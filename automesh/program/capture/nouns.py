@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
 
+CarriedBy = Literal["trace", "function"]
+"""How a stored step gets to another mesh: as it was traced, or its function is traced anew."""
 Sizes = tuple[tuple[str, int], ...]
 
 
@@ -201,7 +204,8 @@ class Capture:
       splits: axes of its mesh that are several axes of ours.
       without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
       folder: where its step is stored (`program.carry`) and its starts are counted, or empty.
-      is_carried: True if workers take the step from there; else they run the script for each mesh.
+      carried_by: how workers take the step from there to other meshes; empty: they run the script
+        for each mesh.
       start_s: from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number; 0 for all.
     """
@@ -213,8 +217,13 @@ class Capture:
     num_devices: int = 0
     # No part of what is searched.
     folder: str = field(default="", compare=False)
-    is_carried: bool = field(default=False, compare=False)
+    carried_by: CarriedBy | Literal[""] = field(default="", compare=False)
     start_s: float = field(default=0.0, compare=False)
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether workers take the step from its folder."""
+        return bool(self.carried_by)
 
     @property
     def searched(self) -> ScriptMesh:
@@ -257,11 +266,13 @@ class CarryCheck:
 
     Attributes:
       mesh: on which the script was run, in text form; empty if the step can be carried to none.
+      by: how the step was carried.
       difference: what the real run does in another way, a sentence; empty if both are the same.
       took_s: the run.
     """
 
     mesh: str = ""
+    by: CarriedBy = "trace"
     difference: str = ""
     took_s: float = 0.0
 

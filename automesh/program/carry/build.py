@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
+from automesh.program.capture.nouns import Capture, CarriedBy
 from automesh.program.capture.step_call import workload_of
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.stored_step import carried_call, read_step, set_config
+from automesh.program.carry.stored_step import (
+    CarriedCall,
+    StoredStep,
+    carried_call,
+    read_step,
+    set_config,
+)
 from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
@@ -18,12 +25,15 @@ from automesh.program.script.workload import Workload
 Build = Callable[[Mesh], Workload]
 
 
-def carried_build(entry: Entry, otherwise: Callable[[str], Build]) -> Any:
+def carried_build(
+    entry: Entry, otherwise: Callable[[str], Build], *, is_strict: bool = False
+) -> Any:
     """The function `build(mesh)` of a script whose step is stored.
 
     Args:
       otherwise: given the reason, gives the function that runs the script, for meshes that carrying
         cannot reach, and for values that are not stored.
+      is_strict: carry it in the way of the capture alone, and not in the other where that fails.
     """
     capture = entry.capture
     assert capture is not None
@@ -31,15 +41,15 @@ def carried_build(entry: Entry, otherwise: Callable[[str], Build]) -> Any:
     step = read_step(folder)
     set_config(step)
     with_values = not capture.without_arrays
+    by = capture.carried_by or "trace"
     running: list[Build] = []
 
     def build(mesh: Mesh) -> Workload:
         if with_values and not step.has_values:
             return run(mesh, "its arguments are too large to be stored")
         try:
-            carried = carried_call(
-                step, folder, mesh, splits=capture.splits, with_values=with_values
-            )
+            ways = (by,) if is_strict or by == "function" else ("trace", "function")
+            carried = _on_plan(step, folder, mesh, capture, ways, with_values=with_values)
         except CannotCarry as error:
             return run(mesh, error.message)
         return workload_of(carried.call, capture, carried.made)
@@ -51,3 +61,29 @@ def carried_build(entry: Entry, otherwise: Callable[[str], Build]) -> Any:
         return running[0](mesh)
 
     return build
+
+
+def _on_plan(
+    step: StoredStep,
+    folder: Path,
+    mesh: Mesh,
+    capture: Capture,
+    ways: Sequence[CarriedBy],
+    *,
+    with_values: bool,
+) -> CarriedCall:
+    """The stored call on a mesh, in the first of the ways that gets it there.
+
+    Raises:
+      CannotCarry: none does; says why the first one does not.
+    """
+    refusal: CannotCarry | None = None
+    for by in ways:
+        try:
+            return carried_call(
+                step, folder, mesh, splits=capture.splits, by=by, with_values=with_values
+            )
+        except CannotCarry as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal

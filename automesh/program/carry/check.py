@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
-from automesh.program.capture.nouns import CarryCheck
+from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.lower.program_text import first_difference
@@ -26,6 +27,7 @@ from automesh.program.script.build import Built, build_on
 class _Carried:
     """The stored step on a mesh, built and lowered."""
 
+    by: CarriedBy
     axes: tuple[MeshAxis, ...]
     built: Built
     program: Any
@@ -51,9 +53,9 @@ def check_carried(
     capture = entry.capture
     assert capture is not None
     entering("lower")
-    described = replace(entry, capture=replace(capture, without_arrays=True, is_carried=True))
     axis_types = capture.searched.axis_types
-    carried = _first_carried(carried_build(described, _refused), meshes, axis_types, lower)
+    builds: dict[CarriedBy, Any] = {by: _build(entry, capture, by) for by in _WAYS}
+    carried = _first_carried(builds, meshes, axis_types, lower)
     if isinstance(carried, str):
         return CarryCheck(difference=carried)
     mesh = ",".join(f"{axis.name}:{axis.size}" for axis in carried.axes)
@@ -63,8 +65,24 @@ def check_carried(
     real = build_on(build_by_running(entry), carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
-    said = _difference(real, carried, lower, capture.step.name)
-    return CarryCheck(mesh=mesh, difference=said, took_s=took_s)
+    program, name = lower(real), capture.step.name
+    said = _of_arguments(real, carried.built) or _of_programs(program, carried.program, name)
+    by = carried.by
+    if said and by == "trace":
+        # Python may have asked the mesh for its sizes.
+        again = _first_carried({"function": builds["function"]}, [carried.axes], axis_types, lower)
+        if isinstance(again, _Carried) and not _of_arguments(real, again.built):
+            other = _of_programs(program, again.program, name)
+            said, by = ("", again.by) if not other else (said, by)
+    return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
+
+
+_WAYS: tuple[CarriedBy, ...] = ("trace", "function")
+
+
+def _build(entry: Entry, capture: Capture, by: CarriedBy) -> Any:
+    described = replace(capture, without_arrays=True, carried_by=by)
+    return carried_build(replace(entry, capture=described), _refused, is_strict=True)
 
 
 def _refused(why: str) -> Any:
@@ -72,17 +90,17 @@ def _refused(why: str) -> Any:
 
 
 def _first_carried(
-    build: Any,
+    builds: Mapping[CarriedBy, Any],
     meshes: Sequence[tuple[MeshAxis, ...]],
     axis_types: tuple[str, ...],
     lower: Callable[[Built], Any],
 ) -> _Carried | str:
     """The stored step on the first mesh that takes it; why none does, else."""
     refusal = ""
-    for axes in meshes:
+    for axes, (by, build) in itertools.product(meshes, builds.items()):
         try:
             built = build_on(build, axes, axis_types=axis_types, devices=own())
-            return _Carried(axes=axes, built=built, program=lower(built))
+            return _Carried(by=by, axes=axes, built=built, program=lower(built))
         except CannotCarry as error:
             refusal = refusal or error.message
         # Whatever jax raises where the step does not fit the mesh: 127 does not divide by 2.
@@ -91,12 +109,8 @@ def _first_carried(
     return refusal
 
 
-def _difference(real: Built, carried: _Carried, lower: Callable[[Built], Any], name: str) -> str:
-    """What a real run does in another way, in a sentence; empty if nothing."""
-    said = _of_arguments(real, carried.built)
-    if said:
-        return said
-    program, other = lower(real), carried.program
+def _of_programs(program: Any, other: Any, name: str) -> str:
+    """What the program of a real run does in another way, in a sentence; empty if nothing."""
     if program.fingerprint(()) == other.fingerprint(()):
         return ""
     found = first_difference(program.lines(), other.lines())

@@ -11,58 +11,54 @@ is registered with jax where it is defined, an open file). Then the script is ru
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from automesh.package import is_users_file
 from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
-from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
+from automesh.program.carry.meshes import Binding, CannotCarry
+from automesh.program.carry.trace_file import Handed
 
+# Arrays of NumPy up to this size are pickled with what holds them.
+_LARGE_BYTES = 2**12
 _REFUSED = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError, OSError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenFunction:
-    """What a function was written as.
-
-    Attributes:
-      data: the bytes.
-      meshes: that it refers to, by number.
-      arrays: that it refers to, by number; those of its arguments are not among them.
-    """
-
-    data: bytes
-    meshes: tuple[StoredMesh, ...]
-    arrays: tuple[Any, ...]
-
-
-def write_function(call: Call, own: Mesh) -> WrittenFunction:
+def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     """Writes the function of a call, with its static arguments and the form of the others.
+
+    Args:
+      leaves: of the dynamic arguments; whoever reads it gives others in their place.
+      handed: takes the meshes and arrays that the function refers to.
 
     Raises:
       CannotCarry: it, or something that it refers to, cannot be pickled.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, own, jax.tree.leaves((call.args, call.kwargs)))
+    writer = _Writer(buffer, leaves, handed)
     try:
         with _users_modules_by_value():
-            writer.dump((call.jitted, call.args, call.kwargs))
+            writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
+    except CannotCarry:
+        raise
     except _REFUSED as error:
-        line = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise CannotCarry(f"its function cannot be pickled ({line})") from error
-    return WrittenFunction(
-        data=buffer.getvalue(), meshes=tuple(writer.meshes), arrays=tuple(writer.arrays)
-    )
+        raise CannotCarry(f"its function cannot be pickled ({_first_line(error)})") from error
+    return buffer.getvalue()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 def read_function(
@@ -72,19 +68,19 @@ def read_function(
 
     Args:
       arrays: in place of those that were handed out.
-      leaves: of all its arguments, on the new mesh; what stands for a static one is not looked at.
+      leaves: of its dynamic arguments, on the new mesh.
 
     Raises:
       CannotCarry: something in it cannot be made here.
     """
     try:
-        jitted, args, kwargs = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
+        parts, args, kwargs = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
+        jitted = _jitted(*parts)
     # Whatever the user's classes raise when they are made anew.
     except Exception as error:
         if isinstance(error, CannotCarry):
             raise
-        line = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise CannotCarry(f"its function cannot be read again ({line})") from error
+        raise CannotCarry(f"its function cannot be read again ({_first_line(error)})") from error
     return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
 
 
@@ -106,20 +102,17 @@ def _users_modules_by_value() -> Generator[None]:
 
 
 class _Writer(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, own: Mesh, leaves: Sequence[Any]) -> None:
+    def __init__(self, file: io.BytesIO, leaves: Sequence[Any], handed: Handed) -> None:
         super().__init__(file)
-        self.meshes: list[StoredMesh] = []
-        self.arrays: list[Any] = []
-        self._own = own
-        self._numbers: dict[Any, int] = {}
+        self._handed = handed
         self._leaves = {id(leaf): place for place, leaf in enumerate(leaves) if _is_array(leaf)}
-        self._places = {device: place for place, device in enumerate(own.devices.flat)}
+        self._places = {device: place for place, device in enumerate(handed.own.devices.flat)}
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, Mesh) and not obj.empty:
-            return "mesh", self._number(obj)
+            return "mesh", self._handed.mesh(obj)
         if isinstance(obj, AbstractMesh) and not obj.empty:
-            return "abstract", self._number(obj)
+            return "abstract", self._handed.mesh(obj)
         if isinstance(obj, jax.Device):
             if obj not in self._places:
                 raise CannotCarry("its function refers to a device that its mesh has not")
@@ -127,28 +120,29 @@ class _Writer(cloudpickle.Pickler):
         if _is_array(obj):
             if id(obj) in self._leaves:
                 return "leaf", self._leaves[id(obj)]
-            self.arrays.append(obj)
-            return "array", len(self.arrays) - 1
+            return "array", self._handed.array(obj)
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Jitted):
-            return _jitted, (obj.automesh_function, obj.automesh_settings)
+        if isinstance(obj, Jitted):  # Outside of the script it is what jax has made.
+            return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         return super().reducer_override(obj)
-
-    def _number(self, mesh: Any) -> int:
-        if mesh not in self._numbers:
-            self._numbers[mesh] = len(self.meshes)
-            self.meshes.append(stored_mesh(mesh, self._own))
-        return self._numbers[mesh]
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, (jax.Array, jax.Ref)) or is_abstract(value)
+    is_large = isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES
+    return is_large or isinstance(value, (jax.Array, jax.Ref)) or is_abstract(value)
+
+
+def _parts(function: Any, settings: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """What a jitted function is made of: to pickle it as it is would lose how it is traced."""
+    if settings is None:
+        raise CannotCarry("how its function was jitted is not known")
+    return function, settings
 
 
 def _jitted(function: Any, settings: dict[str, Any]) -> Any:
-    return jax.jit(function, **settings)
+    return importlib.import_module("jax._src.api").jit(function, **settings)
 
 
 class _Reader(pickle.Unpickler):

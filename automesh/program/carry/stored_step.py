@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.program.capture.hooks import Settings
-from automesh.program.capture.nouns import AxisSplit
-from automesh.program.capture.step_call import TracedCall
-from automesh.program.carry.meshes import Binding, StoredMesh, stored_mesh
+from automesh.program.capture.nouns import AxisSplit, CarriedBy
+from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.carry.function_file import read_function, write_function
+from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
-from automesh.program.carry.trace_file import read_trace, write_trace
+from automesh.program.carry.trace_file import Handed, read_trace, write_trace
 from automesh.program.carry.values import StoredLeaf, Values, bytes_of, dtype_of, write_values
+from automesh.program.notes import note
 
 # Arguments up to this size are stored; larger ones are made up where they are measured.
 LARGEST_STORED_BYTES = 4 * 2**30
+# What a function refers to besides its arguments, as a data set, is stored up to this size.
+LARGEST_HELD_BYTES = 2**28
 _STEP, _VALUES = "step.pickle", "values.bin"
 # Settings of jax that decide what a trace means when it is read. Others are the script's business
 # (its guards and checks), or the worker's own (platforms, caches).
@@ -47,8 +52,10 @@ class StoredStep:
     Attributes:
       own: the script's mesh.
       meshes: that the trace names, by number.
-      trace: see `trace_file`.
-      arrays: that the trace holds, by number.
+      frame: shardings of arguments and outputs, and the mesh in force; see `trace_file`.
+      trace: the program, as it was traced.
+      function: the step's function, see `function_file`; empty if it cannot be pickled.
+      arrays: that the trace and the function hold, by number.
       leaves: of the arguments, in order.
       paths: per argument, the way to each of its leaves.
       names: what the user calls the leaves.
@@ -59,7 +66,9 @@ class StoredStep:
 
     own: StoredMesh
     meshes: tuple[StoredMesh, ...]
+    frame: bytes
     trace: bytes
+    function: bytes
     arrays: tuple[StoredLeaf, ...]
     leaves: tuple[StoredLeaf, ...]
     paths: tuple[tuple[LeafPath, ...], ...]
@@ -94,26 +103,22 @@ def store(
       CannotCarry: the trace means nothing in another process.
       OSError: the disk is full.
     """
-    leaves = call.leaves
-    closed: Any = call.traced.jaxpr
-    written = write_trace(
-        {
-            "jaxpr": closed,
-            "constants": call.settings.constants,
-            "in_shardings": call.settings.in_shardings,
-            "out_shardings": call.settings.out_shardings,
-            "placed": tuple(placed),
-            "context": call.context,
-        },
-        own,
+    leaves, settings, handed = call.leaves, call.settings, Handed(own=own)
+    frame = write_trace(
+        (settings.in_shardings, settings.out_shardings, tuple(placed), call.context), handed
     )
-    every = [*leaves, *written.arrays]
+    program: Any = call.traced.jaxpr
+    trace = write_trace((program, settings.constants), handed)
+    function = _function_of(call, leaves, handed)
+    every = [*leaves, *handed.arrays]
     kept = with_values and bytes_of(every) <= LARGEST_STORED_BYTES
     described = write_values(every, folder / _VALUES, with_values=kept)
     step = StoredStep(
         own=stored_mesh(own, own),
-        meshes=tuple(written.meshes),
-        trace=written.data,
+        meshes=tuple(handed.meshes),
+        frame=frame,
+        trace=trace,
+        function=function,
         arrays=described[len(leaves) :],
         leaves=described[: len(leaves)],
         paths=tuple(paths_of(arg) for arg in call.args),
@@ -126,6 +131,22 @@ def store(
     draft.write_bytes(pickle.dumps(step))
     draft.replace(folder / _STEP)
     return step
+
+
+def _function_of(call: TracedCall, leaves: Sequence[Any], handed: Handed) -> bytes:
+    """The function of a call; nothing if it cannot be pickled, or holds more than is stored."""
+    if call.source is None:
+        return b""
+    known = len(handed.arrays)
+    try:
+        function = write_function(call.source, leaves, handed)
+    except CannotCarry as error:
+        note(f"the step can only be carried as it was traced: {error.message}")
+        function = b""
+    if not function or bytes_of(handed.arrays[known:]) > LARGEST_HELD_BYTES:
+        del handed.arrays[known:]
+        return b""
+    return function
 
 
 def store_in(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) -> None:
@@ -187,11 +208,13 @@ def carried_call(
     plan: Mesh,
     *,
     splits: tuple[AxisSplit, ...] = (),
+    by: CarriedBy,
     with_values: bool,
 ) -> CarriedCall:
     """The stored call on the mesh of a plan.
 
     Args:
+      by: `trace` reads the program as it was traced, `function` traces the function anew.
       with_values: makes the arguments on the devices; else they are described.
 
     Raises:
@@ -201,32 +224,51 @@ def carried_call(
     binding = Binding(plan=plan, stored=step.meshes, own=step.own, splits=splits)
     values = Values(folder / _VALUES)
     arrays = [_constant(leaf, values) for leaf in step.arrays]
-    read = read_trace(step.trace, binding, arrays)
-    pairs = list(zip(step.leaves, read["placed"], strict=True))
-    if with_values:
-        leaves = [values.made(leaf, to) for leaf, to in pairs]
+    in_shardings, out_shardings, placed, context = read_trace(step.frame, binding, arrays)
+    described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
+    if by == "trace":
+        program, constants = read_trace(step.trace, binding, arrays)
+        traced: Any = _Program(jaxpr=program)
+        settings = Settings(
+            constants=tuple(constants),
+            in_shardings=tuple(in_shardings),
+            out_shardings=tuple(out_shardings),
+            donated=step.donated,
+            compiler_options=dict(step.compiler_options),
+        )
     else:
-        leaves = [_description(leaf, to) for leaf, to in pairs]
+        traced, settings = _traced_anew(step, binding, arrays, described, context)
+    leaves = described
+    if with_values:
+        leaves = [values.made(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     args, first = [], 0
     for paths in step.paths:
         args.append(tree_of(paths, leaves[first : first + len(paths)]))
         first += len(paths)
-    settings = Settings(
-        constants=tuple(read["constants"]),
-        in_shardings=tuple(read["in_shardings"]),
-        out_shardings=tuple(read["out_shardings"]),
-        donated=step.donated,
-        compiler_options=dict(step.compiler_options),
-    )
-    traced: Any = _Program(jaxpr=read["jaxpr"])
     call = TracedCall(
-        traced=traced,
-        args=tuple(args),
-        settings=settings,
-        names=step.names,
-        context=read["context"],
+        traced=traced, args=tuple(args), settings=settings, names=step.names, context=context
     )
     return CarriedCall(call=call, made=binding.own_mesh())
+
+
+def _traced_anew(
+    step: StoredStep,
+    binding: Binding,
+    arrays: Sequence[Any],
+    leaves: Sequence[Any],
+    context: Mesh | None,
+) -> tuple[Any, Settings]:
+    """The trace of the step's function on the mesh of a plan, and what it was jitted with."""
+    if not step.function:
+        raise CannotCarry("its function is not stored")
+    if binding.splits:
+        raise CannotCarry("its function knows the names of the script's own axes alone")
+    call = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+    with jax.set_mesh(context) if context is not None else nullcontext():
+        again = trace(call)
+    if len(again.leaves) != len(leaves):
+        raise CannotCarry("its function has other arguments when it is traced again")
+    return again.traced, again.settings
 
 
 def _constant(leaf: StoredLeaf, values: Values) -> Any:

@@ -60,38 +60,50 @@ _AXIS_PARAMETERS = frozenset({"axes", "axis_name", "axis_names", "manual_axes"})
 
 
 @dataclass(slots=True, kw_only=True)
-class Written:
-    """What a trace was written as.
+class Handed:
+    """What is written beside bytes: meshes and arrays, which the bytes name by number.
 
     Attributes:
-      data: the bytes.
-      meshes: that it names, by number.
-      arrays: that it holds, by number.
+      own: the script's mesh; other meshes are described by its devices.
+      meshes, arrays: by number.
     """
 
-    data: bytes
+    own: Mesh
     meshes: list[StoredMesh] = field(default_factory=list[StoredMesh])
     arrays: list[Any] = field(default_factory=list[Any])
+    _numbers: dict[Any, int] = field(default_factory=dict[Any, int])
+
+    def mesh(self, mesh: Any) -> int:
+        """The number of a mesh."""
+        if mesh not in self._numbers:
+            self._numbers[mesh] = len(self.meshes)
+            self.meshes.append(stored_mesh(mesh, self.own))
+        return self._numbers[mesh]
+
+    def array(self, array: Any) -> int:
+        """The number of an array."""
+        self.arrays.append(array)
+        return len(self.arrays) - 1
 
 
-def write_trace(value: Any, own: Mesh) -> Written:
+def write_trace(value: Any, handed: Handed) -> bytes:
     """Writes a closed jaxpr, or anything that holds traces, shardings and meshes.
 
     Args:
-      own: the script's mesh; other meshes are described by its devices.
+      handed: takes the meshes and arrays that it holds.
 
     Raises:
       CannotCarry: it holds something that means nothing in another process.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, own)
+    writer = _Writer(buffer, handed)
     try:
         writer.dump(value)
     except CannotCarry:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise CannotCarry(f"its trace cannot be written ({_first_line(error)})") from error
-    return Written(data=buffer.getvalue(), meshes=writer.meshes, arrays=writer.arrays)
+    return buffer.getvalue()
 
 
 def read_trace(data: bytes, binding: Binding, arrays: Sequence[Any]) -> Any:
@@ -116,11 +128,9 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Writer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, own: Mesh) -> None:
+    def __init__(self, file: io.BytesIO, handed: Handed) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.meshes: list[StoredMesh] = []
-        self.arrays: list[Any] = []
-        self._own = own
+        self._handed = handed
         self._numbers: dict[Any, int] = {}
         self._texts: dict[str, str] = {}
         # Keeps alive what pickle remembers by its address.
@@ -152,9 +162,9 @@ class _Writer(pickle.Pickler):
 
     def _of_devices(self, obj: Any, kind: type[Any]) -> Any:  # noqa: C901, PLR0911
         if kind is Mesh:
-            return _mesh, (self._number(obj),)
+            return _mesh, (self._handed.mesh(obj),)
         if kind is AbstractMesh:
-            return _abstract_mesh, (self._number(obj), obj.abstract_device is not None)
+            return _abstract_mesh, (self._handed.mesh(obj), obj.abstract_device is not None)
         if kind is NamedSharding:
             return _named_sharding, (obj.mesh, obj.spec, obj.memory_kind)
         if kind is PartitionSpec:
@@ -169,16 +179,14 @@ class _Writer(pickle.Pickler):
         if isinstance(obj, Sharding):
             raise CannotCarry(f"it uses a {kind.__name__}, which names devices and no axes")
         if isinstance(obj, jax.Array):
-            self.arrays.append(obj)
-            return _array, (len(self.arrays) - 1,)
+            return _array, (self._handed.array(obj),)
         if isinstance(obj, _LITERALS.TypedNdArray):
             return _typed, (np.asarray(obj), obj.aval)
         if kind in _SCALARS:
             plain: Any = kind.__base__
             return _scalar, (kind.__name__, plain(obj), obj.dtype)
         if kind is np.ndarray and obj.nbytes > 4096:
-            self.arrays.append(obj)
-            return _array, (len(self.arrays) - 1,)
+            return _array, (self._handed.array(obj),)
         if isinstance(obj, jax.Device):
             raise CannotCarry("it names a single device")
         if isinstance(obj, _CORE.Primitive):
@@ -193,19 +201,10 @@ class _Writer(pickle.Pickler):
         if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
             return NotImplemented if _is_importable(obj) else _gone(obj)
         if kind is _LINEAR.WrappedFun:
-            return _gone_wrapped, (_name_of(obj), self._plain(obj.debug_info))
+            return _gone_wrapped, (_name_of(obj), obj.debug_info)
         if kind.__module__.startswith("jax") and "thunk" in kind.__name__.lower():
             return _gone(obj)
         return NotImplemented
-
-    def _plain(self, debug_info: Any) -> Any:
-        return debug_info
-
-    def _number(self, mesh: Any) -> int:
-        if mesh not in self._numbers:
-            self._numbers[mesh] = len(self.meshes)
-            self.meshes.append(stored_mesh(mesh, self._own))
-        return self._numbers[mesh]
 
     def _equation(self, equation: Any) -> Any:
         name = equation.primitive.name

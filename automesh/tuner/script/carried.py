@@ -54,7 +54,7 @@ def carried(
     if answer.difference:
         where = f"on {answer.mesh}, " if answer.mesh else ""
         return _with_notice(found, f"{where}{answer.difference}: {name} is {_AGAIN}")
-    capture = replace(found.capture, is_carried=True, without_arrays=True)
+    capture = replace(found.capture, carried_by=answer.by, without_arrays=True)
     return replace(found, capture=capture)
 
 

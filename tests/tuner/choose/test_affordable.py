@@ -28,8 +28,8 @@ def test_a_carried_script_needs_one_more_start() -> None:
         name="step", defined_at=SourceLine(), called_at=SourceLine(), argument_bytes=0
     )
     mesh = ScriptMesh(axes=(("data", 8),), axis_types=("auto",), made_at=SourceLine())
-    capture = Capture(mesh=mesh, step=step, is_carried=True)
+    capture = Capture(mesh=mesh, step=step, carried_by="trace")
     entry = replace(ENTRY, capture=capture)
     assert said_of_budget(entry, start_s=18.0, left_s=60.0, used_s=40.0) == ""
-    again = replace(ENTRY, capture=replace(capture, is_carried=False))
+    again = replace(ENTRY, capture=replace(capture, carried_by=""))
     assert "give --budget" in said_of_budget(again, start_s=18.0, left_s=60.0, used_s=40.0)

@@ -201,7 +201,8 @@ class CallLog:
             constants = len(traced.settings.constants)
             variant.facts = facts_of(traced.traced.jaxpr, num_constants=constants)
         args = jax.tree.map(lambda leaf: leaf if is_ref(leaf) else without_data(leaf), traced.args)
-        variant.described = replace(traced, args=args)
+        # Without the call itself, which would keep its arrays alive.
+        variant.described = replace(traced, args=args, source=None)
 
     def _follow(self, function: Function, variant: Variant, leaves: Sequence[Any]) -> None:
         """Notes down what has made each argument, and which are the same as before."""
