@@ -241,7 +241,11 @@ class Bounded(sqlite3.Connection):
         try:
             return act()
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_INTERRUPT:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_READONLY:  # What a reader wants to make is not there.
+                said = "it lacks what a search writes first, and it is only read here"
+                raise sqlite3.OperationalError(said) from None
+            if code != sqlite3.SQLITE_INTERRUPT:
                 raise
             if not self._is_over():
                 raise KeyboardInterrupt from None
