@@ -130,9 +130,7 @@ class SearchRun:
             interrupted = True
         except LeaseLost:
             ending = _TAKEN_OVER
-        header = self._with_starts(strategy.header(self.header))
-        if header is not self.header:
-            self.notebook.note_header(header)
+        header = strategy.header(self.header)
         result = assemble(self.study, header)
         footer = strategy.footer(result, ending, interrupted=interrupted)
         if not interrupted and (doubt := said_of_doubt(result)):
@@ -142,8 +140,14 @@ class SearchRun:
         try:
             if self.rules and not interrupted and has_rule(result):
                 self.notebook.note_footer(self._with_rule(strategy, result, footer))
-                result = assemble(self.study, header)
+        except KeyboardInterrupt:  # While the script was run on the winner's mesh.
+            reason = f"{footer.stop_reason}; interrupted before the rule was written"
+            self.notebook.note_footer(replace(footer, interrupted=True, stop_reason=reason))
         finally:
+            header = self._with_starts(header)
+            if header is not self.header:
+                self.notebook.note_header(header)
+            result = assemble(self.study, header)
             # Also without the rule: somebody may have broken its file while the search ran.
             write_table(dataframe(result), self.folder / "trials.csv")
         return result
