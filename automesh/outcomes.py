@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,36 @@ def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
     """
     return tuple(
         sorted((cause for cause in causes if cause[1] > 0.0), key=lambda one: (-one[1], one[0]))
+    )
+
+
+# What `uncounted` texts say of work that may take any time: a figure without it is a part of the
+# whole. Other texts name what is small beside what is counted, or counted in a rough way.
+UNKNOWN_LENGTH = "of unknown length"
+NO_COST = "only its operands and results are counted"
+NO_PRICE = "has no price"
+TO_THE_HOST = "to or from the host or another program"
+ON_THE_HOST = "work on the host"
+_OPEN = (UNKNOWN_LENGTH, NO_COST, NO_PRICE, TO_THE_HOST, ON_THE_HOST)
+_BARE_CALL = re.compile(r"custom call `[^`]*`$")
+_TIMES = re.compile(r" \(\d+ times\)$")
+# Names of instructions, which differ between the programs of a step.
+_LOOP = re.compile(r"loop `[^`]*`")
+
+
+def open_ended(uncounted: Iterable[str]) -> frozenset[str]:
+    """Those of `uncounted` that may take any time, in words that plans of a step share.
+
+    >>> sorted(open_ended(["loop `w.1` (a.py:3) of unknown length counted once (2 times)"]))
+    ['loop (a.py:3) of unknown length counted once']
+    >>> sorted(open_ended(["arithmetic of `sort`: only its bytes are counted"]))
+    []
+    """
+    texts = (_TIMES.sub("", text) for text in uncounted)
+    return frozenset(
+        _LOOP.sub("loop", text)
+        for text in texts
+        if _BARE_CALL.search(text) or any(phrase in text for phrase in _OPEN)
     )
 
 

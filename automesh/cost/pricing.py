@@ -26,7 +26,7 @@ from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
-from automesh.outcomes import Estimated, largest_first
+from automesh.outcomes import Estimated, largest_first, open_ended
 
 # Memory of one device, for many sizes of one set of active axes.
 
@@ -141,7 +141,8 @@ class Prices:
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
-            bound_s=float(self.bound_s[row]),
+            # A loop that the data end may run no time at all.
+            bound_s=0.0 if open_ended(block.uncounted) else float(self.bound_s[row]),
             memory_bytes=int(self.memory_bytes[row]),
             causes=largest_first(seconds),
             uncounted=block.uncounted,

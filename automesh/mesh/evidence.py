@@ -79,6 +79,8 @@ class Evidence:
         script splits over data is split over both, and its state over fsdp, too. Empty where the
         rule's axes are the script's own.
       program: what the compiled step does; unknown in rules of earlier versions.
+      uncounted: what `step_s` leaves out that may take any time, in words; empty if it was
+        measured, or if all is counted.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
     """
@@ -101,6 +103,7 @@ class Evidence:
     command: str = ""
     split: str = ""
     program: ProgramFacts = NO_FACTS
+    uncounted: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

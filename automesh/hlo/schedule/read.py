@@ -14,6 +14,7 @@ from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule
 from automesh.hlo.schedule.totals import costliest, tally_of
 from automesh.hlo.schedule.transfers import InstructionReader
 from automesh.hlo.trace import Place, element, origin
+from automesh.outcomes import UNKNOWN_LENGTH
 
 # How often the body of a while loop runs.
 
@@ -252,7 +253,7 @@ class _Reader:
         known = trip_count(self._module, computation, loop)
         remark = ""
         if known.trips is None:
-            remark = f"loop {_label(loop)} of unknown length counted once"
+            remark = f"loop {_label(loop)} {UNKNOWN_LENGTH} counted once"
         elif known.source == "assumed":
             remark = f"loop {_label(loop)} taken to run {known.trips} times from 0 in steps of 1"
         return [

@@ -28,6 +28,7 @@ from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
+from automesh.outcomes import NO_COST, NO_PRICE, UNKNOWN_LENGTH
 from automesh.platforms import platform_named
 
 # What has no price: it is named, never taken as free.
@@ -50,13 +51,13 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
         place = source or operation.attributes.get("condition_source", "")
         found.append(
             Uncounted(
-                what="loop of unknown length",
+                what=f"loop {UNKNOWN_LENGTH}",
                 why="how often it runs depends on the data: its body is counted once",
                 source=place,
             )
         )
     elif computes_on_host(operation):
-        why = "the host would do it, whose work has no price"
+        why = f"the host would do it, whose work {NO_PRICE}"
         found.append(Uncounted(what=f"{name} of values in host memory", why=why, source=source))
     elif name == "custom_call":
         found += _custom_call(operation)
@@ -93,7 +94,7 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
     return [
         Uncounted(
             what=f"custom call {target}",
-            why="it states no cost: only its operands and results are counted as traffic",
+            why=f"it states no cost: {NO_COST} as traffic",
             source=operation.source,
         )
     ]

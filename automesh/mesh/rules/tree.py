@@ -63,6 +63,7 @@ class _EvidenceTable:
     split: str = ""
     program: _ProgramTable | None = None
     collectives: dict[str, _Amount] = field(default_factory=dict)
+    uncounted: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -173,6 +174,7 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "split": evidence.split,
         "program": _tree_of_program(evidence.program),
         "collectives": {name: [runs, size] for name, runs, size in evidence.program.collectives},
+        "uncounted": list(evidence.uncounted),
         "versions": dict(evidence.versions),
         "environment": dict(evidence.environment),
     }
@@ -278,6 +280,7 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         command=table.command,
         split=table.split,
         program=_program(table),
+        uncounted=tuple(table.uncounted),
         versions=tuple(table.versions.items()),
         environment=tuple(table.environment.items()),
     )

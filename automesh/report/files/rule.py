@@ -12,12 +12,20 @@ from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
-from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory, Replayed
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Measured,
+    OutOfMemory,
+    Replayed,
+    open_ended,
+)
 from automesh.platforms import COMPILED_ABSENT
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes
 
 Pairs = tuple[tuple[str, str], ...]
@@ -73,6 +81,7 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
             kind="estimated",
             step_s=outcome.step_s,
             hbm_bytes=outcome.memory_bytes,
+            uncounted=_uncounted(outcome.uncounted),
             runner_up=RunnerUp(plan=str(others[0][0]), slower=others[0][1].step_s / outcome.step_s)
             if others
             else RunnerUp(),
@@ -175,9 +184,15 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
                 reserve_bytes=result.reserve_bytes,
                 mfu=replay.mfu,
                 tried=tuple(tried.items()),
+                uncounted=_uncounted((*best.outcome.counts.uncounted, *replay.uncounted)),
             )
         case _:
             return None
+
+
+def _uncounted(said: Sequence[str]) -> tuple[str, ...]:
+    """What may take any time, as a rule says it."""
+    return tuple(clean(text) for text in sorted(open_ended(said)))
 
 
 def _program(best: Candidate) -> ProgramFacts:
