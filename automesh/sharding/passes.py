@@ -22,7 +22,11 @@ from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
-from automesh.sharding.partitioner.insert import Named, reshard_as_partitioner
+from automesh.sharding.partitioner.insert import (
+    Named,
+    gather_as_partitioner,
+    reshard_as_partitioner,
+)
 
 STAGE = "propagate"
 _CLASSES = (
@@ -73,9 +77,11 @@ _PROPAGATION = (
     "sdy-close-shardings",
 )
 _PLAIN = ("func.func(chlo-legalize-to-stablehlo)", "symbol-dce", "sdy-flatten-call-graph")
-_COLLECTIVES = (
+_RESHARDS = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true})",
     "canonicalize{enable-patterns=sdy-collective}",
+)
+_COLLECTIVES = (
     "func.func(sdy-drop-sharding-rules)",
     "func.func(sdy-reshard-to-collectives)",
     "canonicalize{enable-patterns=sdy-collective}",
@@ -191,6 +197,9 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
         note_declared_shardings(operations, found.ir, found.sdy)
         reshard_before_elementwise(operations, found.ir, found.sdy)
         reshard_as_partitioner(copy.operation, found.ir, found.sdy, operations)
+        _run(found, _RESHARDS, copy.operation)
+        explicit = [(one.name, one) for one in _operations_in(copy.operation)]
+        gather_as_partitioner(copy.operation, found.ir, found.sdy, explicit)
         _run(found, _COLLECTIVES, copy.operation)
         return copy.operation
 

@@ -15,6 +15,7 @@ from automesh.ir.passes.collectives import (
     drop_collectives_of_constants,
     gather_what_is_narrow,
     hoist_conversions,
+    hoist_gathers,
     reassociate_reductions,
     reduce_by_dimension,
     reduce_first_what_is_sliced,
@@ -100,6 +101,12 @@ RULES: tuple[Rule, ...] = (
         platforms=frozenset(("tpu",)),
         source="converted copies of the stacked weights in programs of libtpu 0.0.42; not through "
         "optimization barriers",
+    ),
+    Rule(
+        apply=hoist_gathers,
+        platforms=frozenset(("cpu",)),
+        source="WhileLoopInvariantCodeMotion: in programs of jaxlib 0.12 what a loop gathers again "
+        "and again stands in front of it; TPU compilers leave it inside",
     ),
     Rule(
         apply=reassociate_reductions,
