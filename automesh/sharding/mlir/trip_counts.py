@@ -121,9 +121,10 @@ class _Forms:
             number = _place(block.arguments, value)
             if _is_unchanged(around, number):
                 return self.of(around.operands[number], depth - 1)
-        is_manual = around is not None and around.name == "sdy.manual_computation"
+        is_manual = getattr(around, "name", "") == "sdy.manual_computation"
         if is_manual and _is_scalar(value.type):  # Not split: the same inside and outside.
-            return self.of(around.operands[_place(block.arguments, value)], depth - 1)
+            outside: Any = around
+            return self.of(outside.operands[_place(block.arguments, value)], depth - 1)
         if value in self._environment:
             return _form_in_graph(self._environment[value], depth)
         return Linear.of(value)

@@ -19,7 +19,12 @@ from automesh.ir.graph import element_bytes
 from automesh.sharding.attribute_names import FIXED
 from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.parts import Part, Parts, Split
-from automesh.sharding.partitioner.reshards import depends_on_sizes, gathers_all, tiling_of
+from automesh.sharding.partitioner.reshards import (
+    depends_on_sizes,
+    gathers_all,
+    kept_dimensions,
+    tiling_of,
+)
 
 _RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
 # As in `need_replication={l}`.
@@ -175,8 +180,10 @@ class _Inserter:
         devices = math.prod(size for axis, size in self.mesh.items() if axis not in manual)
         if depends_on_sizes(before, after, self.mesh):
             self.dependent.update(part.axis for parts in (*before, *after) for part in parts)
-        if gathers_all(tiling_of(before, devices), tiling_of(after, devices)):
-            whole = self._attribute(((),) * len(before))
+        tilings = tiling_of(before, devices), tiling_of(after, devices)
+        if gathers_all(*tilings):
+            kept = kept_dimensions(*tilings)
+            whole = self._attribute([one if kept[d] else () for d, one in enumerate(before)])
             with self._ir.InsertionPoint(operation), operation.location:
                 operation.operands[0] = self._sdy.ReshardOp(operand, whole).result
 
