@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Causes = tuple[tuple[str, float], ...]
@@ -94,13 +94,27 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device as the compiler states them; `peak_bytes` is what must fit."""
+    """Bytes on one device as the compiler states them; `peak_bytes` is what must fit.
+
+    Attributes:
+      first_bytes: peak of the program of the first step, where it is another one than those of all
+        later steps, of which the other figures are; 0 if it is the same. The larger of the two is
+        `peak_bytes`.
+    """
 
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
     temporary_bytes: int
     peak_bytes: int
+    first_bytes: int = 0
+
+    def after(self, first: Memory | None) -> Memory:
+        """The memory of a loop whose first step needs `first`; None: it is the same program."""
+        if first is None:
+            return self
+        peak_bytes = max(self.peak_bytes, first.peak_bytes)
+        return replace(self, peak_bytes=peak_bytes, first_bytes=first.peak_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -132,6 +146,7 @@ class Estimated:
         `latency`, largest first.
       uncounted: what has no price, in words.
       own_propagation: True if the terms were made at exactly the sizes of this mesh.
+      findings: rules by which something was found in its program, see `report.findings`.
     """
 
     step_s: float
@@ -141,6 +156,7 @@ class Estimated:
     causes: tuple[tuple[str, float], ...]
     uncounted: tuple[str, ...] = ()
     own_propagation: bool = False
+    findings: tuple[str, ...] = ()
     kind: Literal["estimated"] = "estimated"
 
 

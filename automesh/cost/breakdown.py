@@ -18,7 +18,16 @@ from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import HostLink, KernelPieces, Kernels
 from automesh.cost.route_table import RoutesOf, RouteTable
-from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
+from automesh.cost.terms import (
+    Finding,
+    Footprint,
+    Kernel,
+    Matmul,
+    Terms,
+    Uncounted,
+    flops,
+    value_of,
+)
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.mesh.plan_arrays import Batch, Sizes
@@ -133,6 +142,8 @@ class MeshCost:
       peak_temporary_bytes: temporaries at the point of the program where most of them live.
       peak_source: where that point is, or empty.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
+      findings: what costs memory or time and was not asked for.
+      first_bytes: what the first step needs on one device, if that is another program; else 0.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -145,6 +156,8 @@ class MeshCost:
     alias_bytes: float
     uncounted: tuple[Uncounted, ...]
     host: tuple[HostCost, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    first_bytes: float = 0.0
 
     @property
     def host_bytes(self) -> float:
@@ -200,7 +213,16 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         alias_bytes=value_of(terms.alias_bytes, sizes),
         uncounted=terms.uncounted,
         host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
+        findings=terms.findings,
+        first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
+
+
+def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
+    """Arguments, outputs that take no argument's place, and the most temporaries, on one mesh."""
+    temporaries = max((value_of(point.bytes, sizes) for point in footprint.points), default=0.0)
+    lasting = value_of(footprint.argument_bytes, sizes) + value_of(footprint.output_bytes, sizes)
+    return lasting - value_of(footprint.alias_bytes, sizes) + temporaries
 
 
 def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:

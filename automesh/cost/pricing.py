@@ -19,7 +19,7 @@ from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import Kernels, KernelSeconds, product_of
 from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
-from automesh.cost.terms import Terms, Uncounted
+from automesh.cost.terms import Footprint, Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
@@ -36,7 +36,7 @@ _MOST_COMPARED = 512  # memory points: more are not searched for those that neve
 class Peak:
     """Arguments and outputs of one step, and the temporaries at every point of it."""
 
-    def __init__(self, terms: Terms, formulas: Formulas) -> None:
+    def __init__(self, terms: Terms | Footprint, formulas: Formulas) -> None:
         lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes)
         points = formulas.matrix([point.bytes for point in terms.points])
         self._points = _undominated(points)
@@ -284,6 +284,7 @@ class _Step:
         self._kernels = Kernels(terms, self._formulas)
         self._collectives = Collectives(terms, self._formulas)
         self._peak = Peak(terms, self._formulas)
+        self._first_peak = Peak(terms.first, self._formulas) if terms.first else None
 
     def priced(
         self,
@@ -336,10 +337,13 @@ class _Step:
         values = self._formulas.values(sizes)
         kernels = self._kernels.seconds(values, sizes, speeds)
         arguments = self._peak.argument_bytes(values)
+        memory_bytes = self._peak.bytes(values)
+        if self._first_peak is not None:
+            memory_bytes = np.maximum(memory_bytes, self._first_peak.bytes(values))
         return _OfSizes(
             kernels=kernels,
             bound_s=bound_s(kernels.peak_s, arguments, kernels.bytes, speeds),
-            memory_bytes=self._peak.bytes(values),
+            memory_bytes=memory_bytes,
             collectives=self._collectives.executed(values),
         )
 

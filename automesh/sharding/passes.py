@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,13 +172,19 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
         return Prepared(module=copy)
 
 
-def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
+def partitioned(
+    program: Any,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    change: Callable[[Any], None] | None = None,
+) -> Any:
     """Partitions a copy of a lowered program: shardings everywhere, collectives explicit.
 
     Args:
       program: as for `prepared`, or what that gave.
       sizes: axis sizes to partition it at instead of those it was lowered with; for axes that are
         left out nothing changes.
+      change: changes the copy first.
 
     Returns:
       The builtin.module operation; locations are kept.
@@ -190,6 +196,8 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
     module = (program if isinstance(program, Prepared) else prepared(program)).module
     with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
         copy = module.operation.clone()
+        if change is not None:
+            change(copy)
         if sizes is not None:
             _resize(found, copy, sizes)
         _run(found, _PROPAGATION, copy.operation)

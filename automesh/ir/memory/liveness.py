@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from automesh.collectives import KINDS
-from automesh.cost.terms import MemoryPoint, Monomial, Sum, value_of
+from automesh.cost.terms import Footprint, MemoryPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Value, total_bytes, used_in
 from automesh.ir.memory.order import COPY, Compiler, CpuCompiler, Order, Step
 from automesh.ir.op_kinds import VIEWS
@@ -364,23 +364,6 @@ def _grows_faster(one: Powers, other: Powers) -> bool:
 
 def _total(powers: Powers) -> int:
     return sum(power for _, power in powers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """What a step keeps in the memory of one device.
-
-    Attributes:
-      points: temporaries alone, at the points of the program that can be the peak.
-      argument_bytes, output_bytes: all of them, whether they share memory or not; without those in
-        host memory.
-      alias_bytes: of the outputs that take over the memory of arguments.
-    """
-
-    points: tuple[MemoryPoint, ...]
-    argument_bytes: Sum
-    output_bytes: Sum
-    alias_bytes: Sum
 
 
 def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> Footprint:

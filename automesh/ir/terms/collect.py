@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from automesh.collectives import why_unpriced
 from automesh.cost.terms import (
     CollectiveTerm,
+    Finding,
     HostTransfer,
     Kernel,
     Monomial,
@@ -28,6 +29,7 @@ from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
+from automesh.ir.terms.findings import findings_in
 from automesh.outcomes import NO_COST, NO_PRICE, UNKNOWN_LENGTH
 from automesh.platforms import platform_named
 
@@ -134,6 +136,7 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         alias_bytes=memory.alias_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
+        findings=tuple(dict.fromkeys(part.findings)),
     )
 
 
@@ -146,6 +149,7 @@ class _Part:
     host_transfers: list[HostTransfer] = field(default_factory=list[HostTransfer])
     regions: list[Region] = field(default_factory=list[Region])
     uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
+    findings: list[Finding] = field(default_factory=list[Finding])
 
     def add(self, other: _Part) -> None:
         self.kernels += other.kernels
@@ -153,6 +157,7 @@ class _Part:
         self.host_transfers += other.host_transfers
         self.regions += other.regions
         self.uncounted += other.uncounted
+        self.findings += other.findings
 
 
 class _Collector:
@@ -170,6 +175,7 @@ class _Collector:
         for operation in block.operations:
             region = places.at(operation)
             part.uncounted += uncounted_in(operation)
+            part.findings += findings_in(operation, count)
             if operation.name == "while":
                 part.add(self._loop(operation, count))
             elif operation.name == "case":

@@ -82,6 +82,7 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
             step_s=outcome.step_s,
             hbm_bytes=outcome.memory_bytes,
             uncounted=_uncounted(outcome.uncounted),
+            findings=outcome.findings,
             runner_up=RunnerUp(plan=str(others[0][0]), slower=others[0][1].step_s / outcome.step_s)
             if others
             else RunnerUp(),
@@ -153,6 +154,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
         stage_bytes=stage_bytes(best),
         split=result.split,
         program=_program(best),
+        findings=best.estimated.findings if best.estimated else (),
         runner_up=_runner_up(result, best),
         study=Path(result.results_dir).name,
         made=result.made,

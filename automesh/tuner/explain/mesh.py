@@ -125,6 +125,7 @@ def _together(
         alias_bytes=0.0,
         uncounted=tuple(uncounted),
         host=tuple(sorted(copies, key=lambda copy: -copy.seconds)),
+        findings=tuple(dict.fromkeys(one for _, cost in listed for one in cost.findings)),
     )
 
 
