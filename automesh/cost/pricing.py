@@ -80,6 +80,7 @@ class Block:
         asked for, since the causes of a million plans take longer to write down than to compute.
       uncounted: what has no price, in words.
       own: True if the terms were made for one mesh alone.
+      memory_spread: see `Terms`.
     """
 
     active: tuple[str, ...]
@@ -88,6 +89,7 @@ class Block:
     first_cause_s: Floats
     uncounted: tuple[str, ...]
     own: bool
+    memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
 
     def cause_s(self, column: int) -> Floats:
         """Seconds of each of `overlap.causes` on one plan, by its place in `plans`."""
@@ -147,6 +149,9 @@ class Prices:
             causes=largest_first(seconds),
             uncounted=block.uncounted,
             own_propagation=block.own,
+            memory_interval=tuple(
+                round(part * int(self.memory_bytes[row])) for part in block.memory_spread
+            ),
         )
 
     def cause_s(self, cause: str) -> Floats:
@@ -322,6 +327,7 @@ class _Step:
             first_cause_s=seconds.first_cause_s,
             uncounted=tuple(dict.fromkeys(_said(one) for one in self._terms.uncounted)),
             own=set(self._formulas.axes) <= set(self._terms.fixed),
+            memory_spread=self._terms.memory_spread,
         )
 
     def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:

@@ -24,6 +24,7 @@ from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
+from automesh.ir.memory.spread import spread_of
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
 from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
@@ -137,6 +138,7 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
         findings=tuple(dict.fromkeys(part.findings)),
+        memory_spread=spread_of(graph, platform),
     )
 
 

@@ -152,7 +152,7 @@ def _memory(one: Explained) -> str:
             f" (the first step {format_bytes(memory.first_bytes)})" if memory.first_bytes else ""
         )
         said.append(f"{format_bytes(memory.peak_bytes)} compiled{first}")
-    said.append(f"{format_bytes(one.estimated.memory_bytes)} estimated")
+    said.append(f"{format_bytes(one.estimated.memory_bytes)} estimated{_interval(one)}")
     where = f" at {clean(cost.peak_source)}" if cost.peak_source else ""
     made = (
         f"{format_bytes(cost.argument_bytes)} of arguments and "
@@ -163,6 +163,16 @@ def _memory(one: Explained) -> str:
             f"; the first step, which is another program, needs {format_bytes(cost.first_bytes)}"
         )
     return f"{', '.join(said)}: {made}"
+
+
+def _interval(one: Explained) -> str:
+    """Where the compiler's figure lies in nine of ten programs."""
+    if not one.estimated.memory_interval:
+        return ""
+    least, most = one.estimated.memory_interval
+    if not most:
+        return " (a lower bound: some of its operations take what nobody knows)"
+    return f" (between {format_bytes(least)} and {format_bytes(most)})"
 
 
 def _cause_columns(one: Explained) -> list[Column]:

@@ -179,7 +179,10 @@ def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
     Args:
       device_memory_bytes: 0 where nobody says.
     """
-    return 0 < WIDE * device_memory_bytes < estimated.memory_bytes
+    least, most = estimated.memory_interval or (estimated.memory_bytes / WIDE, 1)
+    if not most:  # What is not known may be anything: the compiler is asked.
+        return False
+    return 0 < device_memory_bytes < least
 
 
 def estimated_candidates(
