@@ -32,9 +32,15 @@ _UNKNOWN = frozenset(("fft", "cholesky", "triangular_solve"))
 _FEW_CHANNELS = 8
 
 
-def spread_of(graph: Graph, platform: str) -> Spread:
-    """What the compiler needs at least and at most, as parts of an estimate."""
+def spread_of(graph: Graph, platform: str, *, has_unknown: bool = False) -> Spread:
+    """What the compiler needs at least and at most, as parts of an estimate.
+
+    Args:
+      has_unknown: True if the program has a custom call that states no cost.
+    """
     least, most = _USUAL[platform]
+    if has_unknown:
+        most = 0.0
     for operation in _within(graph.top):
         if operation.name in _TOO_MUCH:
             least = min(least, _LEAST_OF_THESE)

@@ -138,7 +138,9 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
         findings=tuple(dict.fromkeys(part.findings)),
-        memory_spread=spread_of(graph, platform),
+        memory_spread=spread_of(
+            graph, platform, has_unknown=any(NO_COST in one.why for one in part.uncounted)
+        ),
     )
 
 
