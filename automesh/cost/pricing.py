@@ -46,6 +46,11 @@ class Peak:
         """Bytes of the arguments, [sizes], from `Formulas.values`."""
         return np.rint(self._lasting[0] @ values[: self._lasting.shape[1]])
 
+    def lasting_bytes(self, values: Floats) -> Floats:
+        """Arguments and outputs alone, which the compiler needs as they are: [sizes]."""
+        arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
+        return np.rint(arguments + outputs - alias)
+
     def bytes(self, values: Floats) -> NDArray[np.int64]:
         """Arguments, outputs that take no argument's place, and the most temporaries: [sizes]."""
         arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
@@ -110,6 +115,7 @@ class Prices:
         overlap does, and what it takes if nothing overlaps.
       bound_s: no step can be faster; see `automesh.cost.pricing`.
       memory_bytes: peak on one device.
+      lasting_bytes: of these, arguments and outputs.
       collectives: executed per step.
       blocks: causes, by set of active axes.
       block, column: where in `blocks` a plan's causes are.
@@ -121,6 +127,7 @@ class Prices:
     upper_s: Floats
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
+    lasting_bytes: Floats
     collectives: Floats
     blocks: tuple[Block, ...]
     block: NDArray[np.int32]
@@ -149,10 +156,13 @@ class Prices:
             causes=largest_first(seconds),
             uncounted=block.uncounted,
             own_propagation=block.own,
-            memory_interval=tuple(
-                round(part * int(self.memory_bytes[row])) for part in block.memory_spread
-            ),
+            memory_interval=self._interval(row, block.memory_spread),
         )
+
+    def _interval(self, row: int, spread: tuple[float, float]) -> tuple[int, int]:
+        """The memory of one plan at least and at most; see `Estimated`."""
+        least, most = (round(part * int(self.memory_bytes[row])) for part in spread)
+        return max(least, int(self.lasting_bytes[row])), most
 
     def cause_s(self, cause: str) -> Floats:
         """Seconds of one cause: [plans], 0 where a plan has none of it."""
@@ -319,6 +329,7 @@ class _Step:
         prices.upper_s[plans] = seconds.upper_s
         prices.bound_s[plans] = of_sizes.bound_s[plan_routes.size]
         prices.memory_bytes[plans] = of_sizes.memory_bytes[plan_routes.size]
+        prices.lasting_bytes[plans] = of_sizes.lasting_bytes[plan_routes.size]
         prices.collectives[plans] = of_sizes.collectives[plan_routes.size]
         return Block(
             active=self._formulas.axes,
@@ -350,6 +361,7 @@ class _Step:
             kernels=kernels,
             bound_s=bound_s(kernels.peak_s, arguments, kernels.bytes, speeds),
             memory_bytes=memory_bytes,
+            lasting_bytes=self._peak.lasting_bytes(values),
             collectives=self._collectives.executed(values),
         )
 
@@ -361,6 +373,7 @@ class _OfSizes:
     kernels: KernelSeconds
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
+    lasting_bytes: Floats
     collectives: Floats
 
 
@@ -377,6 +390,7 @@ def _unpriced(plans: int) -> Prices:
         upper_s=np.full(plans, np.nan),
         bound_s=np.full(plans, np.nan),
         memory_bytes=np.zeros(plans, np.int64),
+        lasting_bytes=np.zeros(plans),
         collectives=np.zeros(plans),
         blocks=(),
         block=np.zeros(plans, np.int32),

@@ -25,6 +25,7 @@ from automesh.sharding.hlo_form import bring_to_hlo_form
 from automesh.sharding.partitioner.insert import (
     Named,
     gather_as_partitioner,
+    has_several_ways,
     reshard_as_partitioner,
 )
 
@@ -206,8 +207,9 @@ def partitioned(
         reshard_before_elementwise(operations, found.ir, found.sdy)
         reshard_as_partitioner(copy.operation, found.ir, found.sdy, operations)
         _run(found, _RESHARDS, copy.operation)
-        explicit = [(one.name, one) for one in _operations_in(copy.operation)]
-        gather_as_partitioner(copy.operation, found.ir, found.sdy, explicit)
+        if has_several_ways(copy.operation, found.sdy):
+            explicit = [(one.name, one) for one in _operations_in(copy.operation)]
+            gather_as_partitioner(copy.operation, found.ir, found.sdy, explicit)
         _run(found, _COLLECTIVES, copy.operation)
         return copy.operation
 

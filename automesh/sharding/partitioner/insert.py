@@ -81,13 +81,24 @@ def gather_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[N
       operations: all of the module.
     """
     inserter = _Inserter(module, ir, sdy)
-    if inserter.mesh:
-        for name, operation in operations:
-            if name == "sdy.reshard":
-                inserter.visit_reshard(operation)
+    for name, operation in operations:
+        if name == "sdy.reshard":
+            inserter.visit_reshard(operation)
     if inserter.dependent:
         names = [ir.StringAttr.get(axis) for axis in sorted(inserter.dependent)]
         module.attributes[FIXED] = ir.ArrayAttr.get(names)
+
+
+def has_several_ways(module: Any, sdy: Any) -> bool:
+    """Whether the mesh has several axes: over a single one every reshard is done piece by piece."""
+    meshes = [
+        sdy.MeshAttr(view.operation.attributes["mesh"])
+        for view in module.regions[0].blocks[0].operations
+        if view.operation.name == "sdy.mesh"
+    ]
+    return any(
+        sum(int(sdy.MeshAxisAttr(axis).size) > 1 for axis in mesh.axes) > 1 for mesh in meshes
+    )
 
 
 class _Inserter:
@@ -178,7 +189,7 @@ class _Inserter:
         if before is None or after is None or before == after:
             return
         devices = math.prod(size for axis, size in self.mesh.items() if axis not in manual)
-        if depends_on_sizes(before, after, self.mesh):
+        if depends_on_sizes(before, after, tuple(self.mesh.items())):
             self.dependent.update(part.axis for parts in (*before, *after) for part in parts)
         tilings = tiling_of(before, devices), tiling_of(after, devices)
         if gathers_all(*tilings):

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from automesh.sharding.partitioner.parts import Parts, count
 
@@ -188,8 +189,9 @@ def _with(tiling: Tiling, dimension: int, tiles: int, *, copies: int) -> Tiling:
     return Tiling(tiles=after, copies=copies)
 
 
+@lru_cache(maxsize=1 << 12)  # A program has few reshards that differ.
 def depends_on_sizes(
-    source: Sequence[Parts], target: Sequence[Parts], mesh: Mapping[str, int]
+    source: tuple[Parts, ...], target: tuple[Parts, ...], mesh: tuple[tuple[str, int], ...]
 ) -> bool:
     """Whether `gathers_all` says otherwise at other sizes of the axes that split the array."""
     axes = sorted({part.axis for parts in (*source, *target) for part in parts})
@@ -197,7 +199,7 @@ def depends_on_sizes(
         return len(axes) > 1
     found: set[bool] = set()
     for sizes in itertools.product(_TRIED, repeat=len(axes)):
-        tried = {**mesh, **dict(zip(axes, sizes, strict=True))}
+        tried = {**dict(mesh), **dict(zip(axes, sizes, strict=True))}
         devices = math.prod(tried.values())
         found.add(gathers_all(_at(source, tried, devices), _at(target, tried, devices)))
     return len(found) > 1

@@ -58,7 +58,7 @@ def _part(axis):
 
 def test_whether_a_decision_holds_at_all_sizes():
     a, b = _part("a"), _part("b")
-    mesh = {"a": 2, "b": 2}
+    mesh = (("a", 2), ("b", 2))
     assert not depends_on_sizes(((a,), ()), ((), (a,)), mesh)
     # Three dimensions change, whatever the sizes.
     assert not depends_on_sizes(((a,), (), (b,)), ((), (a, b), ()), mesh)
