@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Causes = tuple[tuple[str, float], ...]
@@ -17,6 +18,36 @@ def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
     """
     return tuple(
         sorted((cause for cause in causes if cause[1] > 0.0), key=lambda one: (-one[1], one[0]))
+    )
+
+
+# What `uncounted` texts say of work that may take any time: a figure without it is a part of the
+# whole. Other texts name what is small beside what is counted, or counted in a rough way.
+UNKNOWN_LENGTH = "of unknown length"
+NO_COST = "only its operands and results are counted"
+NO_PRICE = "has no price"
+TO_THE_HOST = "to or from the host or another program"
+ON_THE_HOST = "work on the host"
+_OPEN = (UNKNOWN_LENGTH, NO_COST, NO_PRICE, TO_THE_HOST, ON_THE_HOST)
+_BARE_CALL = re.compile(r"custom call `[^`]*`$")
+_TIMES = re.compile(r" \(\d+ times\)$")
+# Names of instructions, which differ between the programs of a step.
+_LOOP = re.compile(r"loop `[^`]*`")
+
+
+def open_ended(uncounted: Iterable[str]) -> frozenset[str]:
+    """Those of `uncounted` that may take any time, in words that plans of a step share.
+
+    >>> sorted(open_ended(["loop `w.1` (a.py:3) of unknown length counted once (2 times)"]))
+    ['loop (a.py:3) of unknown length counted once']
+    >>> sorted(open_ended(["arithmetic of `sort`: only its bytes are counted"]))
+    []
+    """
+    texts = (_TIMES.sub("", text) for text in uncounted)
+    return frozenset(
+        _LOOP.sub("loop", text)
+        for text in texts
+        if _BARE_CALL.search(text) or any(phrase in text for phrase in _OPEN)
     )
 
 
@@ -63,13 +94,27 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device as the compiler states them; `peak_bytes` is what must fit."""
+    """Bytes on one device as the compiler states them; `peak_bytes` is what must fit.
+
+    Attributes:
+      first_bytes: peak of the program of the first step, where it is another one than those of all
+        later steps, of which the other figures are; 0 if it is the same. The larger of the two is
+        `peak_bytes`.
+    """
 
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
     temporary_bytes: int
     peak_bytes: int
+    first_bytes: int = 0
+
+    def after(self, first: Memory | None) -> Memory:
+        """The memory of a loop whose first step needs `first`; None: it is the same program."""
+        if first is None:
+            return self
+        peak_bytes = max(self.peak_bytes, first.peak_bytes)
+        return replace(self, peak_bytes=peak_bytes, first_bytes=first.peak_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -97,10 +142,14 @@ class Estimated:
       bound_s: no step can be faster: the only figure that may rule a plan out; 0 if nothing sound
         is known.
       memory_bytes: peak on one device: to order and to rule out with a margin, never to say `fits`.
+      memory_interval: bytes that hold what the compiler needs in nine of ten programs; a high end
+        of 0: something has an unknown size, and `memory_bytes` is a lower bound. Empty in estimates
+        of earlier versions.
       causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
         `latency`, largest first.
       uncounted: what has no price, in words.
       own_propagation: True if the terms were made at exactly the sizes of this mesh.
+      findings: rules by which something was found in its program, see `report.findings`.
     """
 
     step_s: float
@@ -110,6 +159,8 @@ class Estimated:
     causes: tuple[tuple[str, float], ...]
     uncounted: tuple[str, ...] = ()
     own_propagation: bool = False
+    findings: tuple[str, ...] = ()
+    memory_interval: tuple[int, ...] = ()
     kind: Literal["estimated"] = "estimated"
 
 

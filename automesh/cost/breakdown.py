@@ -18,7 +18,16 @@ from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import HostLink, KernelPieces, Kernels
 from automesh.cost.route_table import RoutesOf, RouteTable
-from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
+from automesh.cost.terms import (
+    Finding,
+    Footprint,
+    Kernel,
+    Matmul,
+    Terms,
+    Uncounted,
+    flops,
+    value_of,
+)
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.mesh.plan_arrays import Batch, Sizes
@@ -80,6 +89,8 @@ class KernelCost:
       cut_axes: mesh axes that make the smallest of m, n, k smaller.
       repeated_axes: axes larger than 1 along which all devices do the same multiplications.
       repeats: product of the sizes of `repeated_axes`.
+      reread_s: of `memory_s`, what a windowed multiplication reads again.
+      reread_bytes: what it reads and writes again per execution, in device memory; not in `bytes`.
     """
 
     operation: str
@@ -98,6 +109,20 @@ class KernelCost:
     cut_axes: tuple[str, ...]
     repeated_axes: tuple[str, ...]
     repeats: int
+    reread_s: float = 0.0
+    reread_bytes: float = 0.0
+
+    @property
+    def window_s(self) -> float:
+        """What the ring of a windowed multiplication adds to device memory traffic, as far as the
+        multiplication does not hide it."""
+        alone_s = max(self.matmul_s, self.memory_s - self.reread_s)
+        return self.ring_s + max(self.matmul_s, self.memory_s) - alone_s
+
+    @property
+    def moved_bytes(self) -> float:
+        """Read and written in device memory per execution, what a ring repeats included."""
+        return self.bytes + self.reread_bytes
 
     @property
     def is_memory_bound(self) -> bool:
@@ -133,6 +158,9 @@ class MeshCost:
       peak_temporary_bytes: temporaries at the point of the program where most of them live.
       peak_source: where that point is, or empty.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
+      findings: what costs memory or time and was not asked for.
+      first_bytes: what the first step needs on one device, if that is another program; else 0.
+      platform: whose compiler makes the program.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -145,6 +173,9 @@ class MeshCost:
     alias_bytes: float
     uncounted: tuple[Uncounted, ...]
     host: tuple[HostCost, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    first_bytes: float = 0.0
+    platform: str = ""
 
     @property
     def host_bytes(self) -> float:
@@ -154,7 +185,7 @@ class MeshCost:
     @property
     def ring_s(self) -> float:
         """What windowed multiplications spend on reading and writing activations again."""
-        return sum(kernel.ring_s for kernel in self.kernels)
+        return sum(kernel.window_s for kernel in self.kernels)
 
     @property
     def flops(self) -> float:
@@ -164,7 +195,7 @@ class MeshCost:
     @property
     def memory_traffic_bytes(self) -> float:
         """Read and written in device memory in a step on one device."""
-        return sum(kernel.bytes * kernel.count for kernel in self.kernels)
+        return sum(kernel.moved_bytes * kernel.count for kernel in self.kernels)
 
     def payload_bytes(self, axes: tuple[str, ...]) -> float:
         """Moved by all collectives over `axes` in a step, arrays counted in full."""
@@ -200,7 +231,17 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         alias_bytes=value_of(terms.alias_bytes, sizes),
         uncounted=terms.uncounted,
         host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
+        platform=terms.platform,
+        findings=terms.findings,
+        first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
+
+
+def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
+    """Arguments, outputs that take no argument's place, and the most temporaries, on one mesh."""
+    temporaries = max((value_of(point.bytes, sizes) for point in footprint.points), default=0.0)
+    lasting = value_of(footprint.argument_bytes, sizes) + value_of(footprint.output_bytes, sizes)
+    return lasting - value_of(footprint.alias_bytes, sizes) + temporaries
 
 
 def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:
@@ -339,6 +380,9 @@ def _kernel(
         cut_axes=_cut_axes(largest, terms.active, sizes) if largest else (),
         repeated_axes=repeated,
         repeats=math.prod(sizes[axis] for axis in repeated),
+        reread_s=count * float(pieces.read_again_s[place, 0]),
+        reread_bytes=speeds.memory_bytes_per_s
+        * float(pieces.read_again_s[place, 0] + pieces.added_again_s[place, 0]),
     )
 
 

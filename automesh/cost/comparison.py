@@ -352,7 +352,7 @@ def _bytes(part: _Part) -> float:
         return part.collective.count * part.collective.payload_bytes
     if part.copy is not None:
         return part.copy.count * part.copy.bytes
-    return part.kernel.count * part.kernel.bytes if part.kernel is not None else 0.0
+    return part.kernel.count * part.kernel.moved_bytes if part.kernel is not None else 0.0
 
 
 def _identity(part: _Part) -> object:

@@ -19,14 +19,14 @@ from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import Kernels, KernelSeconds, product_of
 from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
-from automesh.cost.terms import Terms, Uncounted
+from automesh.cost.terms import Footprint, Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
-from automesh.outcomes import Estimated, largest_first
+from automesh.outcomes import Estimated, largest_first, open_ended
 
 # Memory of one device, for many sizes of one set of active axes.
 
@@ -36,7 +36,7 @@ _MOST_COMPARED = 512  # memory points: more are not searched for those that neve
 class Peak:
     """Arguments and outputs of one step, and the temporaries at every point of it."""
 
-    def __init__(self, terms: Terms, formulas: Formulas) -> None:
+    def __init__(self, terms: Terms | Footprint, formulas: Formulas) -> None:
         lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes)
         points = formulas.matrix([point.bytes for point in terms.points])
         self._points = _undominated(points)
@@ -45,6 +45,11 @@ class Peak:
     def argument_bytes(self, values: Floats) -> Floats:
         """Bytes of the arguments, [sizes], from `Formulas.values`."""
         return np.rint(self._lasting[0] @ values[: self._lasting.shape[1]])
+
+    def lasting_bytes(self, values: Floats) -> Floats:
+        """Arguments and outputs alone, which the compiler needs as they are: [sizes]."""
+        arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
+        return np.rint(arguments + outputs - alias)
 
     def bytes(self, values: Floats) -> NDArray[np.int64]:
         """Arguments, outputs that take no argument's place, and the most temporaries: [sizes]."""
@@ -80,6 +85,7 @@ class Block:
         asked for, since the causes of a million plans take longer to write down than to compute.
       uncounted: what has no price, in words.
       own: True if the terms were made for one mesh alone.
+      memory_spread: see `Terms`.
     """
 
     active: tuple[str, ...]
@@ -88,6 +94,7 @@ class Block:
     first_cause_s: Floats
     uncounted: tuple[str, ...]
     own: bool
+    memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
 
     def cause_s(self, column: int) -> Floats:
         """Seconds of each of `overlap.causes` on one plan, by its place in `plans`."""
@@ -108,6 +115,7 @@ class Prices:
         overlap does, and what it takes if nothing overlaps.
       bound_s: no step can be faster; see `automesh.cost.pricing`.
       memory_bytes: peak on one device.
+      lasting_bytes: of these, arguments and outputs.
       collectives: executed per step.
       blocks: causes, by set of active axes.
       block, column: where in `blocks` a plan's causes are.
@@ -119,6 +127,7 @@ class Prices:
     upper_s: Floats
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
+    lasting_bytes: Floats
     collectives: Floats
     blocks: tuple[Block, ...]
     block: NDArray[np.int32]
@@ -141,12 +150,19 @@ class Prices:
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
-            bound_s=float(self.bound_s[row]),
+            # A loop that the data end may run no time at all.
+            bound_s=0.0 if open_ended(block.uncounted) else float(self.bound_s[row]),
             memory_bytes=int(self.memory_bytes[row]),
             causes=largest_first(seconds),
             uncounted=block.uncounted,
             own_propagation=block.own,
+            memory_interval=self._interval(row, block.memory_spread),
         )
+
+    def _interval(self, row: int, spread: tuple[float, float]) -> tuple[int, int]:
+        """The memory of one plan at least and at most; see `Estimated`."""
+        least, most = (round(part * int(self.memory_bytes[row])) for part in spread)
+        return max(least, int(self.lasting_bytes[row])), most
 
     def cause_s(self, cause: str) -> Floats:
         """Seconds of one cause: [plans], 0 where a plan has none of it."""
@@ -283,6 +299,7 @@ class _Step:
         self._kernels = Kernels(terms, self._formulas)
         self._collectives = Collectives(terms, self._formulas)
         self._peak = Peak(terms, self._formulas)
+        self._first_peak = Peak(terms.first, self._formulas) if terms.first else None
 
     def priced(
         self,
@@ -312,6 +329,7 @@ class _Step:
         prices.upper_s[plans] = seconds.upper_s
         prices.bound_s[plans] = of_sizes.bound_s[plan_routes.size]
         prices.memory_bytes[plans] = of_sizes.memory_bytes[plan_routes.size]
+        prices.lasting_bytes[plans] = of_sizes.lasting_bytes[plan_routes.size]
         prices.collectives[plans] = of_sizes.collectives[plan_routes.size]
         return Block(
             active=self._formulas.axes,
@@ -320,6 +338,7 @@ class _Step:
             first_cause_s=seconds.first_cause_s,
             uncounted=tuple(dict.fromkeys(_said(one) for one in self._terms.uncounted)),
             own=set(self._formulas.axes) <= set(self._terms.fixed),
+            memory_spread=self._terms.memory_spread,
         )
 
     def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
@@ -335,10 +354,14 @@ class _Step:
         values = self._formulas.values(sizes)
         kernels = self._kernels.seconds(values, sizes, speeds)
         arguments = self._peak.argument_bytes(values)
+        memory_bytes = self._peak.bytes(values)
+        if self._first_peak is not None:
+            memory_bytes = np.maximum(memory_bytes, self._first_peak.bytes(values))
         return _OfSizes(
             kernels=kernels,
             bound_s=bound_s(kernels.peak_s, arguments, kernels.bytes, speeds),
-            memory_bytes=self._peak.bytes(values),
+            memory_bytes=memory_bytes,
+            lasting_bytes=self._peak.lasting_bytes(values),
             collectives=self._collectives.executed(values),
         )
 
@@ -350,6 +373,7 @@ class _OfSizes:
     kernels: KernelSeconds
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
+    lasting_bytes: Floats
     collectives: Floats
 
 
@@ -366,6 +390,7 @@ def _unpriced(plans: int) -> Prices:
         upper_s=np.full(plans, np.nan),
         bound_s=np.full(plans, np.nan),
         memory_bytes=np.zeros(plans, np.int64),
+        lasting_bytes=np.zeros(plans),
         collectives=np.zeros(plans),
         blocks=(),
         block=np.zeros(plans, np.int32),

@@ -228,6 +228,37 @@ class Uncounted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A fact about the propagated program that costs memory or time and that nobody asked for.
+
+    Attributes:
+      rule: what it is, a name that does not change: a key of `report.findings.RULES`.
+      array: `f32[64,256,512]`, or the name of an argument.
+      bytes: on one device: of what is gathered, or of what is kept twice.
+      axes: mesh axes that it happens over, in the order of the mesh.
+      count: how often in a step.
+      source: `file.py:12`, or empty.
+    """
+
+    rule: str
+    array: str
+    bytes: Sum
+    axes: tuple[str, ...] = ()
+    count: Sum = (Monomial(coefficient=1.0),)
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a program keeps in the memory of one device; the attributes are those of `Terms`."""
+
+    points: tuple[MemoryPoint, ...]
+    argument_bytes: Sum
+    output_bytes: Sum
+    alias_bytes: Sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The step with one set of active axes; all other axes have size 1.
 
@@ -239,6 +270,11 @@ class Terms:
       points: candidates for the peak: the largest one counts.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
       host_transfers: copies to and from the memory of the host.
+      first: what the first step keeps, where it is another program: its state comes back split
+        otherwise than it went in, and all that is said here is of the second step. None: the same.
+      findings: what costs memory or time and was not asked for.
+      memory_spread: what the compiler needs at least and at most, as parts of the estimate, in nine
+        of ten programs; a most of 0: nobody knows.
       guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
       limits: axes for which the terms hold up to some size only, and that size.
@@ -258,6 +294,9 @@ class Terms:
     output_bytes: Sum
     alias_bytes: Sum
     host_transfers: tuple[HostTransfer, ...] = ()
+    first: Footprint | None = None
+    findings: tuple[Finding, ...] = ()
+    memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
     guards: tuple[Guard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()

@@ -81,6 +81,10 @@ class Evidence:
       not_searched: what the script does besides its jitted step, and no figure here counts; empty
         where nothing is known of such work.
       program: what the compiled step does; unknown in rules of earlier versions.
+      uncounted: what `step_s` leaves out that may take any time, in words; empty if it was
+        measured, or if all is counted.
+      findings: rules by which something was found in its program that is not as it should be:
+        `state-changes-type`, `lost-donation`, `second-compile` and others.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
     """
@@ -104,6 +108,8 @@ class Evidence:
     split: str = ""
     not_searched: str = ""
     program: ProgramFacts = NO_FACTS
+    uncounted: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

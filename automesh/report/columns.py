@@ -140,7 +140,11 @@ def _all_columns(
     elif knobs:
         values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
         columns.append(text_column("knobs", map(clean, values), most=16))
-    columns.append(_figures("step time", [format_seconds(step_s) for step_s in seconds], predicted))
+    times = [
+        f"{'> ' if row.partly_counted else ''}{format_seconds(step_s)}"
+        for row, step_s in zip(rows, seconds, strict=True)
+    ]
+    columns.append(_figures("step time", times, predicted))
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))

@@ -64,6 +64,8 @@ class Candidate:
       compiled: what the compiler said of a plan that went further than that, or, at low effort, of
         one that did not; None if it never compiled, or if `outcome` itself is `Compiled`.
       estimated: its estimate, if it has one and went further.
+      partly_counted: True if the predicted time leaves out work that those of other plans do not:
+        it is ranked behind them.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class Candidate:
     is_baseline: bool = False
     compiled: Compiled | None = None
     estimated: Estimated | None = None
+    partly_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,8 @@ def _marks(
         if "estimated" in kinds:
             notes.append(("*", "estimated from the lowered program, not compiled; the bracket is"))
             notes.append(("", "the time if all that can overlap does, and if nothing does"))
+    if any(row.partly_counted for row in rows):
+        notes.append((">", "not all of its work has a price, and that of the others has"))
     return notes
 
 

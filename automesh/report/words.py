@@ -51,6 +51,8 @@ _DOING = {
     "replay": "replaying",
 }
 
+UNKNOWN = "?"  # In the place of a figure that nobody knows.
+
 
 def evidence(candidate: Candidate) -> Evidence:
     """What the candidate's step time rests on."""
@@ -139,10 +141,15 @@ def bracket(outcome: Outcome) -> str:
 
 
 def versus_exported(candidate: Candidate) -> str:
-    """`kept`, `new`, `equal`, `undecided`, `+6.0 %` or `2.40x`; empty where it has no place."""
+    """`kept`, `new`, `equal`, `undecided`, `+6.0 %` or `2.40x`; empty where it has no place.
+
+    `?` where the predicted time leaves out work that those of others do not.
+    """
     standing = candidate.standing
     if not is_ranked(candidate):
         return ""
+    if candidate.partly_counted:
+        return UNKNOWN
     if standing.verdict not in ("faster", "slower", "not_measured"):
         return standing.verdict
     slower = standing.ratio - 1
@@ -228,6 +235,17 @@ def funnel_sentence(funnel: Funnel) -> str:
     ]
     said = ", ".join(f"{number} {what}" for number, what in parts if number)
     return f"{count(funnel.enumerated, 'plan')}{': ' if said else ''}{said}"
+
+
+def partly_counted_notice(number: int) -> str:
+    """What is said of plans that are ranked behind others because of what was not counted."""
+    if not number:
+        return ""
+    stands = "stands" if number == 1 else "stand"
+    return (
+        f"{count(number, 'plan')} with work of unknown length, which other plans do not have, "
+        f"{stands} behind these, whatever the figures: only a run tells how long it takes"
+    )
 
 
 def uncounted_notices(estimates: Sequence[Estimated], most: int = 3) -> list[str]:

@@ -11,3 +11,5 @@ FIXED = "automesh.fixed"
 # How the sizes of results, the trips of loops and the cost of custom calls depend on the sizes of
 # the mesh axes.
 DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cost"
+# At the function `main`: which results are arguments of the next step, and what these are called.
+CARRY = "automesh.carry"

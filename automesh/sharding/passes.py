@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,12 @@ from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
-from automesh.sharding.partitioner.insert import Named, reshard_as_partitioner
+from automesh.sharding.partitioner.insert import (
+    Named,
+    gather_as_partitioner,
+    has_several_ways,
+    reshard_as_partitioner,
+)
 
 STAGE = "propagate"
 _CLASSES = (
@@ -73,9 +78,11 @@ _PROPAGATION = (
     "sdy-close-shardings",
 )
 _PLAIN = ("func.func(chlo-legalize-to-stablehlo)", "symbol-dce", "sdy-flatten-call-graph")
-_COLLECTIVES = (
+_RESHARDS = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true})",
     "canonicalize{enable-patterns=sdy-collective}",
+)
+_COLLECTIVES = (
     "func.func(sdy-drop-sharding-rules)",
     "func.func(sdy-reshard-to-collectives)",
     "canonicalize{enable-patterns=sdy-collective}",
@@ -166,13 +173,19 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
         return Prepared(module=copy)
 
 
-def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
+def partitioned(
+    program: Any,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    change: Callable[[Any], None] | None = None,
+) -> Any:
     """Partitions a copy of a lowered program: shardings everywhere, collectives explicit.
 
     Args:
       program: as for `prepared`, or what that gave.
       sizes: axis sizes to partition it at instead of those it was lowered with; for axes that are
         left out nothing changes.
+      change: changes the copy first.
 
     Returns:
       The builtin.module operation; locations are kept.
@@ -184,6 +197,8 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
     module = (program if isinstance(program, Prepared) else prepared(program)).module
     with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
         copy = module.operation.clone()
+        if change is not None:
+            change(copy)
         if sizes is not None:
             _resize(found, copy, sizes)
         _run(found, _PROPAGATION, copy.operation)
@@ -191,6 +206,10 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
         note_declared_shardings(operations, found.ir, found.sdy)
         reshard_before_elementwise(operations, found.ir, found.sdy)
         reshard_as_partitioner(copy.operation, found.ir, found.sdy, operations)
+        _run(found, _RESHARDS, copy.operation)
+        if has_several_ways(copy.operation, found.sdy):
+            explicit = [(one.name, one) for one in _operations_in(copy.operation)]
+            gather_as_partitioner(copy.operation, found.ir, found.sdy, explicit)
         _run(found, _COLLECTIVES, copy.operation)
         return copy.operation
 

@@ -16,6 +16,7 @@ from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
+from automesh.sharding.carry import note_carry
 from automesh.sharding.fitting import Fitting, Laws, Located, Sizes
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
@@ -234,9 +235,11 @@ class Programs:
         module = plain(program.lowered.compiler_ir("stablehlo"))
         state_costs(module)
         counted = count_numbers(module)
+        text = text_of(module)
+        note_carry(module, program.carried_leaves)
         lowering = Lowering(
             module=module,
-            text=text_of(module),
+            text=text,
             signature=counted.signature,
             sample=Sample(sizes=whole, numbers=counted.numbers, elements=counted.elements),
             is_asked=is_asked,

@@ -8,15 +8,25 @@ lowered at further sizes, which shows how every number depends on the axes. What
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
-from automesh.cost.terms import Guard, Terms
+from automesh.cost.terms import Finding, Footprint, Guard, Terms
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.terms.collect import collect
+from automesh.program.lower.carry_state import CarriedLeaves
 from automesh.program.nouns import Propagation
+from automesh.sharding.carry import (
+    findings_of_state,
+    read_carry,
+    resplit,
+    shardings_of_results,
+    with_arguments,
+)
 from automesh.sharding.fitting import Located, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
@@ -57,17 +67,27 @@ def propagate(
     located = programs.at(dict(sizes), probes, enter, exact=exact, largest=dict(largest))
     begun = perf_counter()
     enter(STAGE)
-    graph = _graph(located)
+    first = _first_step(located)
+    graph = _settled(located, first)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
     if programs.verified < _VERIFIED and located.others:
         programs.verified += 1
-        failed += _contradicting(graph, located, probes)
+        failed += _contradicting(first.graph, located, probes)
     active = tuple(axis for axis, _ in sizes)
-    fixed = {*located.fixed, *graph.sub_axes, *graph.padded}
-    guards = tuple(guard for guard in _guards(graph) if not fixed.issuperset(guard.axes))
+    graphs = {first.graph: None, graph: None}
+    fixed = {*located.fixed, *(axis for one in graphs for axis in (*one.sub_axes, *one.padded))}
+    guards = tuple(
+        guard
+        for guard in dict.fromkeys(guard for one in graphs for guard in _guards(one))
+        if not fixed.issuperset(guard.axes)
+    )
+    of_state = first.findings()
+    collected = collect(graph, active=active, platform=programs.platform)
     terms = replace(
-        collect(graph, active=active, platform=programs.platform),
+        collected,
+        first=_footprint(first.graph, programs.platform) if graph is not first.graph else None,
+        findings=(*of_state, *collected.findings),
         active=active,
         sampled=tuple(sizes),
         guards=guards,
@@ -84,10 +104,77 @@ def propagate(
     )
 
 
-def _graph(located: Located) -> Graph:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step that was partitioned.
+
+    Attributes:
+      module: with the shardings that were propagated.
+      carried: what its state is, if that is known.
+      moved: pairs of the state that come back split otherwise.
+    """
+
+    ready: Prepared
+    module: Any
+    graph: Graph
+    carried: CarriedLeaves | None = None
+    moved: tuple[tuple[int, int], ...] = ()
+
+    def findings(self) -> tuple[Finding, ...]:
+        if self.carried is None:
+            return ()
+        return tuple(findings_of_state(self.graph, self.carried, self.moved))
+
+
+# How often the splits of a step's state are followed from one step to the next.
+_SETTLING_TRIES = 3
+
+
+def _first_step(located: Located) -> _Step:
     module = located.module
     ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
-    return read_graph(partitioned(ready, sizes=located.sizes), ready.sources)
+    return _partitioned(ready, located.sizes)
+
+
+def _partitioned(
+    ready: Prepared, sizes: Mapping[str, int], change: Callable[[Any], None] | None = None
+) -> _Step:
+    module = partitioned(ready, sizes=sizes, change=change)
+    graph, carried = read_graph(module, ready.sources), read_carry(module)
+    return _Step(
+        ready=ready,
+        module=module,
+        graph=graph,
+        carried=carried,
+        moved=resplit(graph, carried) if carried is not None else (),
+    )
+
+
+def _settled(located: Located, first: _Step) -> Graph:
+    """The program that all steps but the first few run: its state comes back as it went in."""
+    step, stated = first, dict[int, Any]()
+    for _ in range(_SETTLING_TRIES):
+        if not step.moved:
+            break
+        stated |= shardings_of_results(step.module, step.moved)
+        change = functools.partial(with_arguments, shardings=dict(stated))
+        step = _partitioned(first.ready, located.sizes, change)
+    return step.graph
+
+
+def _footprint(graph: Graph, platform: str) -> Footprint:
+    """What a step keeps in memory. Changes its graph."""
+    found = collect(graph, active=(), platform=platform)
+    return Footprint(
+        points=found.points,
+        argument_bytes=found.argument_bytes,
+        output_bytes=found.output_bytes,
+        alias_bytes=found.alias_bytes,
+    )
+
+
+def _graph(located: Located) -> Graph:
+    return _first_step(located).graph
 
 
 def _contradicting(graph: Graph, located: Located, probes: Sequence[Sizes]) -> list[Sizes]:

@@ -26,8 +26,9 @@ from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.progress import Progress
-from automesh.report.words import uncounted_notices
+from automesh.report.words import partly_counted_notice, uncounted_notices
 from automesh.space.space import SearchSpace
+from automesh.tuner.choose.partly_counted import partly_counted
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
 from automesh.tuner.estimate.leader import Leader
@@ -256,8 +257,9 @@ def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...
     said = [*preparation.enumeration.notices, *estimates.notices]
     if estimates.missing:
         said.append(estimates.missing_notice)
+    said.append(partly_counted_notice(len(partly_counted(estimates.found))))
     said += uncounted_notices(list(estimates.found.values()))
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(filter(None, said)))
 
 
 def _step_on_virtual_devices(preparation: Preparation, target: Target) -> StepRef:

@@ -200,6 +200,18 @@ def test_bound_lower_central_upper(step: Terms, batch: Batch) -> None:
 
 @few
 @given(step=steps, batch=batches())
+def test_the_interval_of_memory_holds_the_estimate_and_all_that_lasts(
+    step: Terms, batch: Batch
+) -> None:
+    prices = priced(replace(step, memory_spread=(0.5, 2.0)), batch)
+    for row in np.flatnonzero(~prices.needs_own).tolist():
+        found = prices.estimated(row)
+        least, most = found.memory_interval
+        assert prices.lasting_bytes[row] <= least <= found.memory_bytes <= most
+
+
+@few
+@given(step=steps, batch=batches())
 def test_causes_sum_to_the_central_estimate(step: Terms, batch: Batch) -> None:
     prices = priced(step, batch)
     for row in range(len(batch)):

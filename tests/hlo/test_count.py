@@ -208,7 +208,8 @@ ENTRY e {{
         ({"compare": "i, n"}, 9, "derived"),  # A limit that the loop carries along unchanged.
         ({"step": "3"}, 4, "derived"),
         ({"step": "3", "direction": "NE"}, None, "unknown"),
-        ({"op": "multiply"}, 10, "assumed"),
+        ({"op": "multiply", "step": "3"}, 10, "assumed"),
+        ({"op": "multiply"}, None, "unknown"),  # Never ends.
         ({"start": "parameter(0)"}, 10, "assumed"),
         ({"start": "constant(12)", "op": "subtract", "direction": "GT"}, 2, "derived"),
         ({"start": "constant(12)", "op": "subtract", "direction": "GE"}, 3, "derived"),
@@ -229,6 +230,41 @@ def test_trip_count_from_start_step_and_limit(
         "start": "constant(0)",
     }
     module = read_module(from_text(LOOP.format(**{**usual, **changes})))
+    entry = module.entry_computation
+    known = trip_count(module, entry, entry.root_instruction)
+    assert (known.trips, known.source) == (trips, source)
+
+
+RUNNING = """HloModule m
+cond {
+  s = (s32[], s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] get-tuple-element(s), index=1
+  ROOT c = pred[] compare(i, n), direction=LT
+}
+body {
+  s = (s32[], s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] get-tuple-element(s), index=1
+  step = s32[] constant(2)
+  next = s32[] add(i, step)
+  ROOT t = (s32[], s32[]) tuple(next, n)
+}
+ENTRY e {
+  start = s32[] parameter(0)
+  other = s32[] parameter(1)
+  more = s32[] constant(20)
+  limit = s32[] add(LIMIT, more)
+  t = (s32[], s32[]) tuple(start, limit)
+  ROOT w = (s32[], s32[]) while(t), condition=cond, body=body
+}"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "trips", "source"), [("start", 10, "derived"), ("other", None, "unknown")]
+)
+def test_start_and_limit_may_depend_on_data(limit: str, trips: int | None, source: str) -> None:
+    module = read_module(from_text(RUNNING.replace("LIMIT", limit)))
     entry = module.entry_computation
     known = trip_count(module, entry, entry.root_instruction)
     assert (known.trips, known.source) == (trips, source)

@@ -158,3 +158,54 @@ def test_a_branch_hands_values_on_the_host_on() -> None:
     graph = Graph(top=program.graph(result).top, mesh=tuple(SIZES.items()), host=(0,))
     mark_host_values(graph)
     assert inner.on_host and result.on_host
+
+
+def moments_terms(*, offload: bool, platform: str, devices: int = 8) -> Terms:
+    """Of a step whose two moments lie on the host, and are fetched for the update."""
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("fsdp",), axis_types=(AxisType.Auto,))
+    here = NamedSharding(mesh, P(None, "fsdp", None))
+    there = here.with_memory_kind("pinned_host") if offload else here
+
+    def loss(p: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p)[0] ** 2)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        p, m, v = state
+        g = jax.grad(loss)(p, x)
+        if offload:
+            m, v = jax.device_put((m, v), here)
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        p = p - 1e-3 * m / (jnp.sqrt(v) + 1e-8)
+        return (p, *(jax.device_put((m, v), there) if offload else (m, v)))
+
+    p, m = (
+        jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32, sharding=one) for one in (here, there)
+    )
+    x = jax.ShapeDtypeStruct((64, 1024), jnp.float32, sharding=NamedSharding(mesh, P("fsdp")))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(here, there, there))
+    lowered = jitted.trace((p, m, m), x).lower(lowering_platforms=(platform,))
+    graph = read_graph(shardy.partitioned(shardy.plain(lowered.compiler_ir("stablehlo"))))
+    return collect(graph, active=("fsdp",), platform=platform)
+
+
+def whole_peak(terms: Terms) -> float:
+    sizes = {"fsdp": 8}
+    lasting = value_of(terms.argument_bytes, sizes) + value_of(terms.output_bytes, sizes)
+    points = [value_of(point.bytes, sizes) for point in terms.points]
+    return lasting - value_of(terms.alias_bytes, sizes) + max(points)
+
+
+def test_what_is_fetched_from_the_host_lies_on_the_device_while_it_is_used() -> None:
+    one = 8 * 1024 * 1024 * 4 / 8  # bytes of one array on one device
+    terms = moments_terms(offload=True, platform="tpu")
+    # The parameters, both moments as they were and as they become: 5 arrays. Of a program four
+    # times as large the compiler for v5e:2x4 says 91 MiB, which is 5.7 of them.
+    assert 4.9 * one < whole_peak(terms) < 6 * one
+    assert value_of(terms.alias_bytes, {"fsdp": 8}) == one
+    moved = [value_of(copy.bytes, {"fsdp": 8}) for copy in terms.host_transfers]
+    assert moved == [one] * 4
+
+
+def test_on_a_cpu_both_memories_are_one() -> None:
+    both = [whole_peak(moments_terms(offload=o, platform="cpu")) for o in (False, True)]
+    assert both[0] == pytest.approx(both[1], rel=0.01)

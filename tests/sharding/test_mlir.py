@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.cost.terms import Monomial
+from automesh.hlo.linear import executions
 from automesh.program.refused import Refused
 from automesh.sharding import passes as shardy
-from automesh.sharding.mlir import trip_counts
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.propagate import same_program
@@ -321,8 +321,63 @@ def test_trips_are_those_of_a_loop_in_python(begin, limit, step, direction):
     counter, count = begin, 0
     while holds(counter) and count < 200:
         counter, count = counter + step, count + 1
-    found = trip_counts._count(begin, limit, step, direction)
+    found = executions(begin - limit, step, direction)
     assert found == (count if count < 200 else None)
+
+
+def _sine(_, x):
+    return jnp.sin(x @ x)
+
+
+@pytest.mark.parametrize(
+    ("step", "trips"),
+    [
+        (lambda x, n: jax.lax.fori_loop(n, n + 20, _sine, x), 20),
+        (lambda x, n: jax.lax.fori_loop(n - 5, 2 * n + 20 - n, _sine, x), 25),
+        (lambda x, n: jax.lax.fori_loop(n // 3, n // 3 + 7, _sine, x), 7),
+        (lambda x, n: jax.lax.fori_loop(n, 2 * n, _sine, x), None),
+        (
+            lambda x, n: jax.lax.while_loop(
+                lambda s: s[0] < s[1] + 6,
+                lambda s: (s[0] + 2, s[1], _sine(0, s[2])),
+                (n, n, x),
+            ),
+            3,
+        ),
+        (
+            lambda x, n: jax.lax.while_loop(
+                lambda s: s[0] - n > 0, lambda s: (s[0] - 2, _sine(0, s[1])), (n + 9, x)
+            ),
+            5,
+        ),
+        # The counter is compared, but so is what the data say.
+        (
+            lambda x, n: jax.lax.while_loop(
+                lambda s: (s[0] < 20) & (s[1][0, 0] > n),
+                lambda s: (s[0] + 1, _sine(0, s[1])),
+                (0, x),
+            ),
+            None,
+        ),
+    ],
+)
+def test_bounds_may_depend_on_data_if_their_difference_does_not(step, trips):
+    counter = jax.ShapeDtypeStruct((), jnp.int32)
+    graph = graph_of(step, jax.ShapeDtypeStruct((8, 8), jnp.float32), counter)
+    (loop,) = [one for one in operations(graph.top) if one.name == "while"]
+    assert loop.trips == trips
+
+
+def test_bounds_reach_a_loop_through_another_one_and_through_calls():
+    inner = jax.jit(lambda x, low, high: jax.lax.fori_loop(low, high, _sine, x))
+
+    def step(x, n):
+        return jax.lax.fori_loop(0, 3, lambda _, y: inner(y, n, n + 4), x)
+
+    counter = jax.ShapeDtypeStruct((), jnp.int32)
+    graph = graph_of(step, jax.ShapeDtypeStruct((8, 8), jnp.float32), counter)
+    loops = [one for one in operations(graph.top) if one.name == "while"]
+    assert [loop.trips for loop in loops] == [3, 4]
 
 
 def test_frames_of_libraries_are_passed_over():

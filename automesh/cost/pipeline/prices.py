@@ -25,7 +25,7 @@ from automesh.cost.terms import Terms, value_of
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch
-from automesh.outcomes import Estimated
+from automesh.outcomes import Estimated, open_ended
 from automesh.pipeline.actions import ActionKind
 from automesh.pipeline.schedule import Schedule
 
@@ -54,7 +54,7 @@ class PipelinePrices:
         return Estimated(
             step_s=cost.step_s,
             bracket_s=cost.bracket_s,
-            bound_s=cost.bound_s,
+            bound_s=0.0 if open_ended(self.uncounted) else cost.bound_s,
             memory_bytes=cost.memory_bytes,
             causes=cost.causes,
             uncounted=self.uncounted,

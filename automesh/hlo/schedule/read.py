@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from automesh.hlo.collectives import source_of
+from automesh.hlo.linear import Linear, executions
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule
 from automesh.hlo.schedule.totals import costliest, tally_of
 from automesh.hlo.schedule.transfers import InstructionReader
 from automesh.hlo.trace import Place, element, origin
+from automesh.outcomes import UNKNOWN_LENGTH
 
 # How often the body of a while loop runs.
 
-_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+_DEEPEST = 64  # Instructions between a bound and what it is computed from.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,75 +35,131 @@ class TripCount:
     source: Literal["stated", "derived", "assumed", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """The loop goes on while state member `index` is in `direction` to `value`."""
-
-    index: int
-    direction: str
-    value: int
-
-
 UNKNOWN = TripCount(trips=None, source="unknown")
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> TripCount:
     """Says how often the body of `loop`, a `while` in `computation`, runs when it is reached.
 
-    CPU and GPU compilers state it; for TPU modules it is derived from the condition.
+    CPU and GPU compilers state it where they know it; elsewhere it is derived from the condition:
+    start and limit may depend on data, as long as their difference does not.
     """
     stated = loop.config.get("known_trip_count", {}).get("n")
     if stated is not None:
         return TripCount(trips=int(stated), source="stated")
-    limit = _limit(module, computation, loop)
-    if limit is None:
-        return UNKNOWN
-    start = _start(module, computation, loop, limit.index)
-    step = _step(module, loop, limit.index)
-    if start is None or step is None:
-        trips, source = _trips(limit, 0, 1), "assumed"
-    else:
-        trips, source = _trips(limit, start, step), "derived"
-    return UNKNOWN if trips is None else TripCount(trips=trips, source=source)
-
-
-def _limit(module: Module, computation: Computation, loop: Instruction) -> _Limit | None:
     condition = module.computations[loop.called[1]]
     test = origin(module, Place(computation=condition, instruction=condition.root_instruction))
     if test.instruction.opcode != "compare":
-        return None
-    left, right = (origin(module, operand) for operand in test.operands())
-    direction = test.instruction.direction
-    if _state_index(left) is None:
-        left, right, direction = right, left, _MIRRORED[direction]
-    index = _state_index(left)
-    value = _integer(right)
-    other = _state_index(right)
-    if value is None and other is not None and _unchanged(module, loop, other):
-        value = _start(module, computation, loop, other)
-    return None if index is None or value is None else _Limit(index, direction, value)
+        return UNKNOWN
+    left, right = (_form(module, operand, _DEEPEST) for operand in test.operands())
+    distance, direction = left.plus(right, -1), test.instruction.direction
+    begin, step, is_known = _at_start(module, computation, loop, distance)
+    if is_known:
+        trips, source = executions(begin, step, direction), "derived"
+    elif abs(step) == 1:
+        trips, source = executions(begin, step, direction), "assumed"
+    else:
+        return UNKNOWN
+    return UNKNOWN if trips is None else TripCount(trips=trips, source=source)
 
 
-def _start(module: Module, computation: Computation, loop: Instruction, index: int) -> int | None:
+def _at_start(
+    module: Module, computation: Computation, loop: Instruction, distance: Linear
+) -> tuple[int, int, bool]:
+    """The distance when a loop begins, and what one execution adds to it.
+
+    Returns:
+      distance, step, whether both are known. If they are not, but all depends on one member of the
+      state alone, it is taken to begin at 0 and to move by 1; if there is more, the step is 0.
+    """
+    begin, step, is_known = distance, 0, True
+    members = [value for value in distance.factors if isinstance(value, _Member)]
+    for member in members:
+        factor = distance.factors[member]
+        begin = begin.plus(Linear.of(member), -factor)
+        start = _start(module, computation, loop, member.index)
+        moved = _moved(module, loop, member.index)
+        if _is_unchanged(module, loop, member.index):
+            moved = 0
+        if start is None or moved is None:
+            is_known = False
+            continue
+        begin, step = begin.plus(start, factor), step + factor * moved
+    if is_known and begin.number is not None:
+        return begin.number, step, True
+    if len(members) == 1 and set(distance.factors) == {members[0]}:
+        return distance.constant, distance.factors[members[0]], False
+    return 0, 0, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A member of the state of a loop, in its body or its condition."""
+
+    index: int
+
+
+def _form(module: Module, place: Place, depth: int) -> Linear:
+    """A whole number at a place, as a sum of what is not known."""
+    place = origin(module, place)
+    instruction = place.instruction
+    member = _state_index(place)
+    if member is not None:
+        return Linear.of(_Member(index=member))
+    number = _integer(place)
+    if number is not None:
+        return Linear(constant=number)
+    # Where the same computation is called from two places, its values are not the same.
+    itself = Linear.of((place.computation.id, instruction.id, place.arguments))
+    is_whole = instruction.shape.element_type[0] in "su"
+    if depth <= 0 or not is_whole or instruction.shape.dims:
+        return itself
+    if instruction.opcode == "get-tuple-element":
+        return _behind_loop(module, place, itself, depth)
+    if instruction.opcode not in ("add", "subtract", "negate", "convert", "multiply"):
+        return itself
+    operands = [_form(module, operand, depth - 1) for operand in place.operands()]
+    match instruction.opcode:
+        case "add" | "subtract":
+            return operands[0].plus(operands[1], 1 if instruction.opcode == "add" else -1)
+        case "negate":
+            return operands[0].times(-1)
+        case "multiply":
+            for one, other in (operands, operands[::-1]):
+                if one.number is not None:
+                    return other.times(one.number)
+            return itself
+        case _:
+            before = place.operand(0).instruction.shape.element_type
+            return operands[0] if before[0] in "su" else itself
+
+
+def _behind_loop(module: Module, place: Place, itself: Linear, depth: int) -> Linear:
+    """A member of the result of a loop: the one that it began with, if no execution changes it."""
+    loop, index = origin(module, place.operand(0)), place.instruction.tuple_index
+    if loop.instruction.opcode != "while" or not _is_unchanged(module, loop.instruction, index):
+        return itself
+    before = element(module, loop.operand(0), index)
+    return itself if before is None else _form(module, before, depth - 1)
+
+
+def _start(
+    module: Module, computation: Computation, loop: Instruction, index: int
+) -> Linear | None:
     state = Place(computation=computation, instruction=loop).operand(0)
     first = element(module, state, index)
-    return None if first is None else _integer(first)
+    return None if first is None else _form(module, first, _DEEPEST)
 
 
-def _step(module: Module, loop: Instruction, index: int) -> int | None:
+def _moved(module: Module, loop: Instruction, index: int) -> int | None:
+    """What one execution adds to a member of a loop's state; None if that is not known."""
     after = _after(module, loop, index)
-    if after is None or after.instruction.opcode not in ("add", "subtract"):
+    if after is None:
         return None
-    left, right = (origin(module, operand) for operand in after.operands())
-    if _state_index(left) != index and after.instruction.opcode == "add":
-        left, right = right, left
-    if _state_index(left) != index:
-        return None
-    step = _integer(right)
-    return -step if step is not None and after.instruction.opcode == "subtract" else step
+    return _form(module, after, _DEEPEST).plus(Linear.of(_Member(index=index)), -1).number
 
 
-def _unchanged(module: Module, loop: Instruction, index: int) -> bool:
+def _is_unchanged(module: Module, loop: Instruction, index: int) -> bool:
     after = _after(module, loop, index)
     return after is not None and _state_index(after) == index
 
@@ -123,21 +181,6 @@ def _state_index(place: Place) -> int | None:
 def _integer(place: Place) -> int | None:
     value = place.instruction.literal
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _trips(limit: _Limit, start: int, step: int) -> int | None:
-    if step == 0:
-        return None
-    if limit.direction == "NE":
-        trips, rest = divmod(limit.value - start, step)
-        return trips if rest == 0 and trips >= 0 else None
-    if limit.direction in ("LT", "LE") and step > 0:
-        distance = limit.value - start + (limit.direction == "LE")
-    elif limit.direction in ("GT", "GE") and step < 0:
-        distance, step = start - limit.value + (limit.direction == "GE"), -step
-    else:
-        return None
-    return max(0, -(-distance // step))
 
 
 def read_schedule(
@@ -210,7 +253,7 @@ class _Reader:
         known = trip_count(self._module, computation, loop)
         remark = ""
         if known.trips is None:
-            remark = f"loop {_label(loop)} of unknown length counted once"
+            remark = f"loop {_label(loop)} {UNKNOWN_LENGTH} counted once"
         elif known.source == "assumed":
             remark = f"loop {_label(loop)} taken to run {known.trips} times from 0 in steps of 1"
         return [

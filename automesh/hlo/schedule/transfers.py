@@ -16,6 +16,7 @@ from automesh.hlo.schedule.totals import COPIES
 from automesh.hlo.work.fusions import Held, amounts_to, contents_of
 from automesh.hlo.work.memories import Touched, platform_of
 from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
+from automesh.outcomes import ON_THE_HOST, TO_THE_HOST
 from automesh.platforms.platform import PlatformName
 
 # Collectives between TPU slices, which a compiled module holds as sends to the host and back.
@@ -336,7 +337,7 @@ class InstructionReader:
             wire_bytes=payload,
             hbm_bytes=payload,
             synchronous=instruction.opcode in ("infeed", "outfeed"),
-            uncounted=f"{instruction.opcode} to or from the host or another program",
+            uncounted=f"{instruction.opcode} {TO_THE_HOST}",
             op_name=instruction.op_name,
             source=source_of(instruction),
         )
@@ -469,7 +470,7 @@ def _on_host(start: Instruction, work: Computation) -> Transfer:
         payload_bytes=size,
         wire_bytes=size,
         hbm_bytes=size,
-        uncounted="work on the host, but for what it takes and returns",
+        uncounted=f"{ON_THE_HOST}, but for what it takes and returns",
         op_name=start.op_name,
         source=source_of(start),
     )

@@ -10,14 +10,15 @@ costs nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from automesh.collectives import KINDS
-from automesh.cost.terms import MemoryPoint, Monomial, Sum, value_of
-from automesh.ir.graph import Block, Graph, Value, total_bytes, used_in
+from automesh.cost.terms import Footprint, MemoryPoint, Monomial, Sum, value_of
+from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
 from automesh.ir.memory.order import COPY, Compiler, CpuCompiler, Order, Step
 from automesh.ir.op_kinds import VIEWS
+from automesh.ir.passes.offload import is_move, is_to_host
 
 # Operations that may write their result over an operand of the same size; of some only the first.
 _UPDATES = frozenset(("dynamic_update_slice", "scatter"))
@@ -124,7 +125,9 @@ class _BlockWalk:
             if step.passes_on(number) or (is_view and len(self._read(start)) == 1):
                 self._buffers[result] = self._read(start)
             elif self._is_stored(step, result):
-                buffer = _Buffer(bytes=self._size(step, result))
+                buffer = _Buffer(
+                    bytes=self._size(step, result), is_writable=not _is_fetched(step.operation)
+                )
                 self._buffers[result] = (buffer,)
                 self._own.setdefault(step, []).append((result, buffer))
             else:
@@ -308,6 +311,12 @@ class _BlockWalk:
         _BlockWalk(self._compiler, self._order, body, seen, places, self._live, self._points).run()
 
 
+def _is_fetched(operation: Operation) -> bool:
+    """Whether an operation copies a value from the host: what a device computes from such a copy is
+    written beside it (programs of libtpu 0.0.52)."""
+    return is_move(operation) and not is_to_host(operation) and operation.operands[0].on_host
+
+
 def _external(buffer: _Buffer, is_writable: bool) -> _Buffer:
     """A buffer as an inner block sees it."""
     return _Buffer(bytes=buffer.bytes, is_writable=is_writable)
@@ -366,23 +375,6 @@ def _total(powers: Powers) -> int:
     return sum(power for _, power in powers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """What a step keeps in the memory of one device.
-
-    Attributes:
-      points: temporaries alone, at the points of the program that can be the peak.
-      argument_bytes, output_bytes: all of them, whether they share memory or not; without those in
-        host memory.
-      alias_bytes: of the outputs that take over the memory of arguments.
-    """
-
-    points: tuple[MemoryPoint, ...]
-    argument_bytes: Sum
-    output_bytes: Sum
-    alias_bytes: Sum
-
-
 def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> Footprint:
     """What the program keeps in memory at each of its points.
 
@@ -391,6 +383,8 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
       stored: values that get a buffer of their own; all others are computed where they are read.
       platform: cpu, gpu, tpu or none.
     """
+    if platform == "cpu":  # Both memories are one.
+        graph = replace(graph, host=(), host_outputs=())
     takeovers = _takeovers(graph)
     compiler = CpuCompiler(stored) if platform == "cpu" else Compiler(stored)
     points: list[MemoryPoint] = []
@@ -403,7 +397,13 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
         output_bytes=total_bytes(
             [value for n, value in enumerate(graph.top.returned) if n not in graph.host_outputs]
         ),
-        alias_bytes=total_bytes([graph.top.returned[output] for output in takeovers]),
+        alias_bytes=total_bytes(
+            [
+                graph.top.returned[output]
+                for output, argument in takeovers.items()
+                if output not in graph.host_outputs and argument not in graph.host
+            ]
+        ),
     )
 
 

@@ -151,6 +151,7 @@ class CpuCompiler(Compiler):
         steps: list[Step] = []
         copies: dict[object, Value] = {}
         self.stored.update(_read_often(block))
+        self.stored.update(_cut_from_gathers(block))
         for operation in block.operations:
             step = as_step(operation)
             if operation.name == "dot_general":
@@ -225,6 +226,16 @@ def _read_often(block: Block) -> Iterator[Value]:
             (result,) = operation.results
             if not result.is_constant and len(set(result.users)) > 1:
                 yield result
+
+
+def _cut_from_gathers(block: Block) -> Iterator[Value]:
+    """What each device keeps of arrays that are gathered for nothing else: it is cut at once."""
+    for operation in block.operations:
+        if operation.name == "all_slice":
+            whole = operation.operands[0]
+            maker = whole.producer
+            if maker is not None and maker.name == "all_gather" and len(set(whole.users)) == 1:
+                yield operation.results[0]
 
 
 def _is_widened(loop: Operation, number: int) -> bool:

@@ -330,6 +330,47 @@ def _split_further(value: Value, per_dimension: tuple[tuple[str, ...], ...]) -> 
     )
 
 
+def hoist_gathers(graph: Graph) -> None:
+    """all_gather(x) in a loop that does not change x -> a gather in front of the loop."""
+    for block in blocks(graph):
+        for loop in [operation for operation in block.operations if operation.name == "while"]:
+            body = loop.bodies[0]
+            for number, argument in enumerate(list(body.arguments)):
+                if body.returned[number] is argument:
+                    _hoist_gathers(graph, block, loop, number)
+
+
+def _hoist_gathers(graph: Graph, block: Block, loop: Operation, number: int) -> None:
+    body = loop.bodies[0]
+    argument, start = body.arguments[number], loop.operands[number]
+    for gather in [one for one in argument.users if one.name == "all_gather"]:
+        if gather not in body.operations or is_manual(gather):
+            continue
+        inside = gather.results[0]
+        before, outer, carried = like(inside), like(inside), like(inside)
+        made = Operation(
+            name="all_gather",
+            operands=[start],
+            results=[before],
+            attributes=dict(gather.attributes),
+            source=nearby(gather),
+        )
+        block.operations.insert(block.operations.index(loop), made)
+        body.arguments.append(carried)
+        body.returned.append(carried)
+        set_operands(loop, [*loop.operands, before])
+        outer.producer = loop
+        loop.results.append(outer)
+        replace_value(graph, inside, carried)
+        drop(body, {gather})
+
+
+def nearby(operation: Operation) -> str:
+    """The line of an operation, or of the first one that reads its results."""
+    users = (user.source for result in operation.results for user in result.users)
+    return operation.source or next(filter(None, users), "")
+
+
 def hoist_conversions(graph: Graph) -> None:
     """convert(slice(xs)) in a loop over a constant xs -> a slice of one converted copy of xs."""
     for block in blocks(graph):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.op_kinds import SLICES, VIEWS
+from automesh.ir.passes.edits import blocks, drop, replace_value
 
 _HOST = "host"
 
@@ -42,6 +43,14 @@ def _is_view(operation: Operation) -> bool:
     if operation.name == "broadcast_in_dim":
         return math.prod(operands[0].shape) == math.prod(results[0].shape)
     return operation.name in VIEWS and len(results) == len(operands)
+
+
+def drop_moves(graph: Graph) -> None:
+    """Takes out moves between memories that are one."""
+    for block in blocks(graph):
+        for move in [one for one in block.operations if is_move(one)]:
+            replace_value(graph, move.results[0], move.operands[0])
+            drop(block, {move})
 
 
 def mark_host_values(graph: Graph) -> None:

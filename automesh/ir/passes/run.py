@@ -15,6 +15,7 @@ from automesh.ir.passes.collectives import (
     drop_collectives_of_constants,
     gather_what_is_narrow,
     hoist_conversions,
+    hoist_gathers,
     reassociate_reductions,
     reduce_by_dimension,
     reduce_first_what_is_sliced,
@@ -22,7 +23,7 @@ from automesh.ir.passes.collectives import (
     separate_reductions_from_slices,
 )
 from automesh.ir.passes.halos import exchange_halos
-from automesh.ir.passes.offload import mark_host_values
+from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.windowed import mark_windowed
 
@@ -102,6 +103,12 @@ RULES: tuple[Rule, ...] = (
         "optimization barriers",
     ),
     Rule(
+        apply=hoist_gathers,
+        platforms=frozenset(("cpu",)),
+        source="WhileLoopInvariantCodeMotion: in programs of jaxlib 0.12 what a loop gathers again "
+        "and again stands in front of it; TPU compilers leave it inside",
+    ),
+    Rule(
         apply=reassociate_reductions,
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: AllReduceReassociate (gpu_compiler.cc, collective optimizations); TPU: three "
@@ -119,10 +126,15 @@ RULES: tuple[Rule, ...] = (
         source="HloDCE",
     ),
     Rule(
+        apply=drop_moves,
+        platforms=frozenset(("cpu",)),
+        source="on CPUs the memory of the host and that of the device are one",
+    ),
+    Rule(
         apply=mark_host_values,
         platforms=frozenset(("none", "gpu", "tpu")),
         source="HostOffloader (xla/hlo/transforms/host_offloader.cc): it walks from a move to the "
-        "host to the moves back; on CPUs both memories are one",
+        "host to the moves back",
     ),
 )
 

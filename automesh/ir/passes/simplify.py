@@ -59,12 +59,16 @@ def drop_unused(graph: Graph) -> None:
 
 
 def _drop_unused(block: Block, returned: set[Value]) -> None:
-    for operation in reversed(list(block.operations)):
+    gone: set[Operation] = set()
+    for operation in reversed(block.operations):
         if operation.name in EFFECTS or _is_read(operation, returned):
             for body in operation.bodies:
                 _drop_unused(body, returned)
         elif not operation.bodies:
-            drop(block, {operation})
+            set_operands(operation, ())  # So that what it alone read goes, too.
+            gone.add(operation)
+    if gone:
+        drop(block, gone)
 
 
 def _is_read(operation: Operation, returned: set[Value]) -> bool:

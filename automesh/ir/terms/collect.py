@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from automesh.collectives import why_unpriced
 from automesh.cost.terms import (
     CollectiveTerm,
+    Finding,
     HostTransfer,
     Kernel,
     Monomial,
@@ -23,11 +24,14 @@ from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
+from automesh.ir.memory.spread import spread_of
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
 from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
+from automesh.ir.terms.findings import findings_in
+from automesh.outcomes import NO_COST, NO_PRICE, UNKNOWN_LENGTH
 from automesh.platforms import platform_named
 
 # What has no price: it is named, never taken as free.
@@ -50,13 +54,13 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
         place = source or operation.attributes.get("condition_source", "")
         found.append(
             Uncounted(
-                what="loop of unknown length",
+                what=f"loop {UNKNOWN_LENGTH}",
                 why="how often it runs depends on the data: its body is counted once",
                 source=place,
             )
         )
     elif computes_on_host(operation):
-        why = "the host would do it, whose work has no price"
+        why = f"the host would do it, whose work {NO_PRICE}"
         found.append(Uncounted(what=f"{name} of values in host memory", why=why, source=source))
     elif name == "custom_call":
         found += _custom_call(operation)
@@ -93,7 +97,7 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
     return [
         Uncounted(
             what=f"custom call {target}",
-            why="it states no cost: only its operands and results are counted as traffic",
+            why=f"it states no cost: {NO_COST} as traffic",
             source=operation.source,
         )
     ]
@@ -133,6 +137,10 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         alias_bytes=memory.alias_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
+        findings=tuple(dict.fromkeys(part.findings)),
+        memory_spread=spread_of(
+            graph, platform, has_unknown=any(NO_COST in one.why for one in part.uncounted)
+        ),
     )
 
 
@@ -145,6 +153,7 @@ class _Part:
     host_transfers: list[HostTransfer] = field(default_factory=list[HostTransfer])
     regions: list[Region] = field(default_factory=list[Region])
     uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
+    findings: list[Finding] = field(default_factory=list[Finding])
 
     def add(self, other: _Part) -> None:
         self.kernels += other.kernels
@@ -152,6 +161,7 @@ class _Part:
         self.host_transfers += other.host_transfers
         self.regions += other.regions
         self.uncounted += other.uncounted
+        self.findings += other.findings
 
 
 class _Collector:
@@ -169,6 +179,7 @@ class _Collector:
         for operation in block.operations:
             region = places.at(operation)
             part.uncounted += uncounted_in(operation)
+            part.findings += findings_in(operation, count)
             if operation.name == "while":
                 part.add(self._loop(operation, count))
             elif operation.name == "case":

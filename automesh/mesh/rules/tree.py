@@ -64,6 +64,8 @@ class _EvidenceTable:
     not_searched: str = ""
     program: _ProgramTable | None = None
     collectives: dict[str, _Amount] = field(default_factory=dict)
+    uncounted: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -175,6 +177,8 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "not_searched": evidence.not_searched,
         "program": _tree_of_program(evidence.program),
         "collectives": {name: [runs, size] for name, runs, size in evidence.program.collectives},
+        "uncounted": list(evidence.uncounted),
+        "findings": list(evidence.findings),
         "versions": dict(evidence.versions),
         "environment": dict(evidence.environment),
     }
@@ -281,6 +285,8 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         split=table.split,
         not_searched=table.not_searched,
         program=_program(table),
+        uncounted=tuple(table.uncounted),
+        findings=tuple(table.findings),
         versions=tuple(table.versions.items()),
         environment=tuple(table.environment.items()),
     )

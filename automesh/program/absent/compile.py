@@ -225,10 +225,11 @@ def _in_words(one: AbsentDevices) -> str:
 
 
 def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
-    compiled, settled_at_once = _settle(program, order, is_settled)
+    compiled, settled_at_once, first = _settle(program, order, is_settled)
     stored = replace(_read(program.lowered, compiled, order), is_settled=settled_at_once)
     assert stored.memory is not None
-    return replace(stored, out_of_memory=_verdict(stored.memory, order))
+    memory = stored.memory.after(first)
+    return replace(stored, memory=memory, out_of_memory=_verdict(memory, order))
 
 
 def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order) -> Stored:
@@ -267,19 +268,21 @@ def _is_settled(order: Order, fingerprint: str) -> bool | None:
 
 def _settle(
     program: SingleProgram, order: Order, is_settled: bool | None
-) -> tuple[jax.stages.Compiled, bool]:
+) -> tuple[jax.stages.Compiled, bool, Memory | None]:
     """Compiles the program that a training loop settles to, once at the effort that is asked for.
 
     Which one it settles to is found out at low effort, where that is known to be needed.
 
     Returns:
-      The executable; whether the program as it stands was the settled one.
+      The executable; whether the program as it stands was the settled one; the memory of that, if
+      it was not, by a compile at low effort where there is one.
     """
     quick: Effort = "low" if platform_named(order.one.platform).low_effort_options else order.effort
     tried: Effort = quick if is_settled is False else order.effort
     compiled = _compile(program, order, tried)
     following = None if is_settled else after_one_step(program, compiled)
     settled_at_once = following is None
+    first = None if settled_at_once else read_memory(compiled, platform=order.one.platform)
     for _ in range(SETTLING_TRIES):
         if following is None:
             break
@@ -288,7 +291,7 @@ def _settle(
         following = after_one_step(program, compiled)
     if tried != order.effort:
         compiled = _compile(program, order, order.effort)
-    return compiled, settled_at_once
+    return compiled, settled_at_once, first
 
 
 def all_options(order: Order, effort: Effort) -> Options:

@@ -134,6 +134,73 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedLeaves:
+    """A step's state, array by array, counted as in the lowered program.
+
+    Attributes:
+      names: of all arguments.
+      pairs: (argument, the result that replaces it in the next step).
+      changed: donated arguments that come back in another type: (argument, type of the result).
+      lost: other donated arguments that nothing replaces.
+    """
+
+    names: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]
+    changed: tuple[tuple[int, str], ...]
+    lost: tuple[int, ...]
+
+
+def carried_leaves(
+    carry: Carry,
+    args: Sequence[Any],
+    outputs: Any,
+    *,
+    names: Sequence[str],
+    kept: Sequence[int],
+) -> CarriedLeaves:
+    """The default `advance`, array by array.
+
+    Args:
+      args: positional arguments without the static ones.
+      outputs: tree of shapes and types that the step returns.
+      names: of all leaves of the arguments.
+      kept: those of the leaves that are arguments of the lowered program: the step uses them.
+    """
+    places = {leaf: place for place, leaf in enumerate(kept)}
+    parts = _parts(outputs)
+    begins = [0]
+    for part in parts:
+        begins.append(begins[-1] + _size(part))
+    pairs = [
+        (places[leaf], begins[output] + number)
+        for position, output in carry.pairs
+        for number in range(_size(args[position]))
+        if (leaf := _offset(args, position) + number) in places
+    ]
+    every = [leaf for arg in args for leaf in jax.tree.leaves(arg)]
+    taken = {result for _, result in pairs}
+    others = [leaf for n, leaf in enumerate(jax.tree.leaves(parts)) if n not in taken]
+    changed: list[tuple[int, str]] = []
+    lost: list[int] = []
+    for leaf in (one for one in carry.lost if one in places and one < len(every)):
+        shape, dtype = leaf_shape(every[leaf]), every[leaf].dtype
+        like = next(
+            (one for one in others if leaf_shape(one) == shape and one.dtype != dtype), None
+        )
+        if like is None:
+            lost.append(places[leaf])
+        else:
+            others = [one for one in others if one is not like]
+            changed.append((places[leaf], str(like.dtype)))
+    return CarriedLeaves(
+        names=tuple(names[leaf] for leaf in kept),
+        pairs=tuple(pairs),
+        changed=tuple(changed),
+        lost=tuple(lost),
+    )
+
+
 def _parts(outputs: Any) -> list[Any]:
     """What a step gives, one after the other."""
     changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []

@@ -170,7 +170,9 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
     if platform == "cpu" or peak == 0 or on_host:
         return replace(memory, peak_bytes=memory.total_bytes)
-    return memory
+    # It counts arguments on the host, too.
+    given = int(getattr(stats, "host_argument_size_in_bytes", 0) or 0)
+    return replace(memory, peak_bytes=max(peak - given, argument)) if given else memory
 
 
 def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -> bytes:

@@ -101,6 +101,31 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(one)
 
 
+def kept_arguments(lowered: jax.stages.Lowered, count: int) -> tuple[int, ...] | None:
+    """Which of the arrays that a step takes are arguments of its program: those that it uses.
+
+    Args:
+      count: of the arrays.
+
+    Returns:
+      None if this version of jax does not say.
+    """
+    inner: Any = getattr(lowered, "_lowering", None)
+    stated: Any = getattr(inner, "compile_args", None) or {}
+    kept = stated.get("kept_var_idx")
+    if kept is not None:
+        return tuple(sorted(int(one) for one in kept))
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        main = next(
+            one.operation
+            for one in module.body.operations
+            if str(one.operation.attributes["sym_name"]).strip('"') == "main"
+        )
+        found = len(main.regions[0].blocks[0].arguments)
+    return tuple(range(count)) if found == count else None
+
+
 def split_of_arguments(
     lowered: jax.stages.Lowered,
 ) -> tuple[tuple[tuple[str, ...], ...] | None, ...]:

@@ -18,6 +18,7 @@ from automesh.program.lower.lowered import (
     axes_talked_over,
     canonical_lines,
     fingerprint,
+    kept_arguments,
     sharded_axes,
     split_of_arguments,
 )
@@ -120,6 +121,19 @@ class SingleProgram:
     @property
     def carry(self) -> carry_state.Carry:
         return carry_state.default_carry(self.args, self.traced.out_info, self.donated)
+
+    @property
+    def carried_leaves(self) -> carry_state.CarriedLeaves | None:
+        """What the next step takes over, array by array; None if the user's code says so, or if it
+        cannot be told which arrays are arguments of the lowered program."""
+        if self.built.workload.advance is not None:
+            return None
+        names = [name for name, _ in self.split.named_leaves(self.args, self.kwargs)]
+        kept = kept_arguments(self.lowered, len(names))
+        if kept is None:
+            return None
+        outputs = self.traced.out_info
+        return carry_state.carried_leaves(self.carry, self.args, outputs, names=names, kept=kept)
 
     @property
     def donated(self) -> tuple[bool, ...]:
@@ -245,23 +259,24 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def compile_program(
     program: SingleProgram, options: Sequence[tuple[str, Scalar]]
-) -> tuple[SingleProgram, jax.stages.Compiled]:
+) -> tuple[SingleProgram, jax.stages.Compiled, jax.stages.Compiled | None]:
     """Compiles the step as a training loop runs it: with its own outputs' shardings as inputs.
 
     A jitted step whose state comes back in other shardings than it went in is compiled again by jax
     in the second iteration; that second program is the one that counts.
 
     Returns:
-      The program whose executable it is, and the executable.
+      The program whose executable it is, the executable, and that of the first iteration if it is
+      another one.
     """
-    compiled = compile_lowered(program.lowered, options)
+    first = compiled = compile_lowered(program.lowered, options)
     for _ in range(SETTLING_TRIES):
         following = after_one_step(program, compiled)
         if following is None:
             break
         program = following
         compiled = compile_lowered(program.lowered, options)
-    return program, compiled
+    return program, compiled, first if first is not compiled else None
 
 
 def after_one_step(program: SingleProgram, compiled: jax.stages.Compiled) -> SingleProgram | None:

@@ -26,6 +26,7 @@ from automesh.report.columns import (
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence, window_sentence
+from automesh.report.findings import sentence
 from automesh.report.predicted import exposed_s
 from automesh.report.words import count, half_of
 from automesh.texts.terminal import clean
@@ -146,14 +147,32 @@ def _memory(one: Explained) -> str:
         if not by_compiler:
             said.append(f"{format_bytes(one.measured.peak_bytes)} measured")
     if one.compiled is not None:
-        said.append(f"{format_bytes(one.compiled.memory.peak_bytes)} compiled")
-    said.append(f"{format_bytes(one.estimated.memory_bytes)} estimated")
+        memory = one.compiled.memory
+        first = (
+            f" (the first step {format_bytes(memory.first_bytes)})" if memory.first_bytes else ""
+        )
+        said.append(f"{format_bytes(memory.peak_bytes)} compiled{first}")
+    said.append(f"{format_bytes(one.estimated.memory_bytes)} estimated{_interval(one)}")
     where = f" at {clean(cost.peak_source)}" if cost.peak_source else ""
     made = (
         f"{format_bytes(cost.argument_bytes)} of arguments and "
         f"{format_bytes(cost.peak_temporary_bytes)} of temporaries, most{where}"
     )
+    if cost.first_bytes:
+        made += (
+            f"; the first step, which is another program, needs {format_bytes(cost.first_bytes)}"
+        )
     return f"{', '.join(said)}: {made}"
+
+
+def _interval(one: Explained) -> str:
+    """Where the compiler's figure lies in nine of ten programs."""
+    if not one.estimated.memory_interval:
+        return ""
+    least, most = one.estimated.memory_interval
+    if not most:
+        return " (a lower bound: some of its operations take what nobody knows)"
+    return f" (between {format_bytes(least)} and {format_bytes(most)})"
 
 
 def _cause_columns(one: Explained) -> list[Column]:
@@ -321,10 +340,26 @@ def _summary(explanation: Explanation) -> list[tuple[str, str]]:
             ("B", why_sentence(against)),
         ]
     lines.append(("windows", clean(window_sentence(explanation))))
+    lines += _findings(explanation)
     lines += _uncounted(explanation)
     lines.append(("speeds", clean(explanation.speeds)))
     lines += [("note", clean(notice)) for notice in explanation.notices]
     return [(label, text) for label, text in lines if text]
+
+
+def _findings(explanation: Explanation) -> list[tuple[str, str]]:
+    """What each mesh has that was not asked for; what both have alike is said once."""
+    sides = [side for side in (explanation.one, explanation.against) if side is not None]
+    said = [
+        {sentence(finding, dict(side.cost.sizes)): None for finding in side.cost.findings}
+        for side in sides
+    ]
+    names = ("A: ", "B: ") if len(sides) > 1 else ("",)
+    shared = said[0].keys() & said[-1].keys() if len(sides) > 1 else set[str]()
+    lines = [
+        f"{name}{text}" for name, texts in zip(names, said) for text in texts if text not in shared
+    ]
+    return [("finding", text) for text in [*sorted(shared), *lines]]
 
 
 def _uncounted(explanation: Explanation) -> list[tuple[str, str]]:

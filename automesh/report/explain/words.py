@@ -20,6 +20,8 @@ from automesh.units import (
     format_seconds,
 )
 
+# MiB: no operand is as large.
+_NO_WINDOWS_MIB = 100_000
 _TIE = 0.005  # replays have no noise: only what would not be seen on a clock is a tie
 # What seconds are spent on, for reasons that have no axes.
 _SUBJECTS: dict[Reason, str] = {
@@ -81,7 +83,17 @@ def _windowed(one: Explained) -> str:
     return (
         f"windowed einsums{under}: {replaced} over {axes} become rings of permutes around their "
         f"products, which hide them but read or write an activation again in every step of a ring "
-        f"({format_seconds(one.cost.ring_s)} of device memory traffic)"
+        f"({format_seconds(one.cost.ring_s)} of device memory traffic){_way_out(one)}"
+    )
+
+
+def _way_out(one: Explained) -> str:
+    """The option that makes whole collectives of rings, unless the plan sets it already."""
+    option = next((own for name, own in THRESHOLDS.items() if name == one.cost.platform), "")
+    if not option or _window_option(one):
+        return ""
+    return (
+        f"; `--xla {option}=default,{_NO_WINDOWS_MIB}` also tries whole collectives in their place"
     )
 
 
@@ -262,7 +274,7 @@ def _piece(share: Share, one: Explained) -> str:
         case "memory":
             moved = format_bytes(share.piece_bytes)
             total = format_bytes(one.cost.memory_traffic_bytes)
-            if 2 * share.kernel.ring_s > share.kernel.seconds:
+            if 2 * share.kernel.window_s > share.kernel.seconds:
                 return (
                     f"{_at(share.kernel)}, a windowed einsum that reads or writes it piece by piece"
                 )

@@ -13,7 +13,8 @@ known is null. Keys are only ever added within a schema number.
     candidates  best first, failures last:
                 {plan, mesh, axes {name: {ici, dcn}}, mapping {logical axis: mesh axis, list of
                 them or null}, knobs, compiler_options, evidence, is_baseline, standing, outcome,
-                compiled, estimated, bound_by, peak_bytes, reason};
+                compiled, estimated, partly_counted, bound_by, peak_bytes, reason};
+                partly_counted: its time leaves out work that others' times have;
                 evidence is measured, compiled, estimated or none; reason says why it is not in the
                 ranking
     funnel      counts; `ruled_out` [{rule, count}]
@@ -125,6 +126,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "estimated": jsonio.to_json(candidate.estimated, Estimated)
         if candidate.estimated
         else None,
+        "partly_counted": candidate.partly_counted,
         "bound_by": candidate.bound_by or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,

@@ -19,12 +19,14 @@ from automesh.outcomes import (
     OutOfMemory,
     Replayed,
     is_unsteady,
+    open_ended,
 )
 from automesh.platforms import COMPILED_ABSENT
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
 
 Pairs = tuple[tuple[str, str], ...]
@@ -80,6 +82,8 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
             kind="estimated",
             step_s=outcome.step_s,
             hbm_bytes=outcome.memory_bytes,
+            uncounted=_uncounted(outcome.uncounted),
+            findings=outcome.findings,
             runner_up=RunnerUp(plan=str(others[0][0]), slower=others[0][1].step_s / outcome.step_s)
             if others
             else RunnerUp(),
@@ -153,6 +157,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
         split=result.split,
         not_searched=result.not_searched,
         program=_program(best),
+        findings=best.estimated.findings if best.estimated else (),
         runner_up=_runner_up(result, best),
         study=Path(result.results_dir).name,
         made=result.made,
@@ -184,9 +189,15 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
                 reserve_bytes=result.reserve_bytes,
                 mfu=replay.mfu,
                 tried=tuple(tried.items()),
+                uncounted=_uncounted((*best.outcome.counts.uncounted, *replay.uncounted)),
             )
         case _:
             return None
+
+
+def _uncounted(said: Sequence[str]) -> tuple[str, ...]:
+    """What may take any time, as a rule says it."""
+    return tuple(clean(text) for text in sorted(open_ended(said)))
 
 
 def _program(best: Candidate) -> ProgramFacts:

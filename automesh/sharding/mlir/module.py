@@ -117,6 +117,7 @@ class _Importer:
         self._ir, self._sdy = found.ir, found.sdy
         self._functions = functions_of(module, found.ir)
         self._axes = MeshReader(found, module)
+        self._note_fixed(module)
         self._read_attributes = AttributeReader(found, self._axes)
         self._sources = SourceReader(found, sources)
         # MLIR keeps equal types and attributes once, and a program has few that differ.
@@ -308,9 +309,7 @@ class _Importer:
             source=self._sources.of(operation),
         )
         made.attributes = self._read_attributes.of(operation, made)
-        if FIXED in operation.attributes:
-            named = self._ir.ArrayAttr(operation.attributes[FIXED])
-            self._axes.sub_axes.update(self._ir.StringAttr(one).value for one in named)
+        self._note_fixed(operation)
         if name == "while":
             made.trips = trips(operation, scope.values)
             if TRIPS in operation.attributes:
@@ -327,6 +326,11 @@ class _Importer:
             made.attributes["cost_terms"] = dict(zip(stated, formulas, strict=True))
         self._append(scope.into, made)
         return made.results
+
+    def _note_fixed(self, operation: Any) -> None:
+        if FIXED in operation.attributes:
+            named = self._ir.ArrayAttr(operation.attributes[FIXED])
+            self._axes.sub_axes.update(self._ir.StringAttr(one).value for one in named)
 
     def _formulas(self, operation: Any, key: str) -> list[Sum]:
         return read_formulas(self._ir.StringAttr(operation.attributes[key]).value)

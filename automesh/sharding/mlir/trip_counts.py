@@ -1,58 +1,186 @@
-"""How often a loop runs, where its condition and its step are constants (jax)."""
+"""How often a loop runs, where the distance between its counter and its limit is known (jax).
+
+Bounds may depend on data: only their difference has to be a number, and what an iteration adds to
+it. Both are followed through additions, conversions, loops that carry a value along unchanged, and
+calls.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+from automesh.hlo.linear import Linear, executions
 from automesh.ir.graph import Value
+from automesh.ir.op_kinds import VIEWS
 
 _SPLAT = re.compile(r"dense<(-?\d+)>")
-_CONSTANTS = ("stablehlo.constant", "sdy.constant")
+_TYPE = re.compile(r"(?:tensor<)?(?:[su]?i)(\d+)>?$")
+_CONSTANTS = frozenset(("constant",))
+# Their results are their operands, one by one.
+_SAME = VIEWS | {"reshard", "propagation_barrier", "sharding_constraint", "data_flow_edge"}
+# The same operands give the same result.
+_PURE = frozenset(
+    (
+        "abs", "and", "ceil", "clamp", "compare", "convert", "divide", "floor", "maximum",
+        "minimum", "multiply", "negate", "not", "or", "power", "remainder", "select", "shift_left",
+        "shift_right_arithmetic", "shift_right_logical", "sign", "slice", "xor",
+    )
+)  # fmt: skip
+_DEEPEST = 64  # Operations between a bound and what it is computed from.
 
 
 def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
     """Executions of the body of a `stablehlo.while`, or None if that is not known beforehand.
 
     Args:
-      loop: the operation; its counter is compared with a constant and moved on by another.
+      loop: the operation; its condition compares two whole numbers.
       environment: what the values of the surrounding block have become.
     """
     condition, body = (region.blocks[0] for region in loop.regions)
     compared = _owner(condition.operations[len(condition.operations) - 1].operation.operands[0])
     if compared is None or compared.name != "stablehlo.compare":
         return None
-    direction = _direction(compared)
-    counter, limit_value = compared.operands[0], compared.operands[1]
-    position = _position(condition, counter)
-    if position is None:
-        position, limit_value = _position(condition, limit_value), counter
-        direction = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
-    if position is None:
-        return None
-    begin = _number(loop.operands[position], environment)
-    limit = _limit(loop, condition, body, limit_value, environment)
-    step = _step(body, position, environment)
-    if begin is None or limit is None or not step:
-        return None
-    return _count(begin, limit, step, direction)
+    forms = _Forms(environment)
+    left, right = (forms.of(value) for value in compared.operands)
+    distance = left.plus(right, -1)
+    begin, step = distance, 0
+    for number, argument in enumerate(condition.arguments):
+        factor = distance.factors.get(argument, 0)
+        if not factor:
+            continue
+        moved = _moved(forms, body, number)
+        if moved is None:
+            return None
+        step += factor * moved
+        begin = begin.plus(Linear.of(argument), -factor)
+        begin = begin.plus(forms.of(loop.operands[number]), factor)
+    start = begin.number
+    return None if start is None else executions(start, step, _direction(compared))
 
 
-def _count(begin: int, limit: int, step: int, direction: str) -> int | None:
-    """How often a counter from `begin` moves by `step` until the comparison fails; None if never,
-    or if the comparison is another one."""
-    if direction in ("GT", "GE"):
-        begin, limit, step = -begin, -limit, -step
-        direction = {"GT": "LT", "GE": "LE"}[direction]
-    distance = limit - begin + (direction == "LE")
-    if direction == "NE":
-        return distance // step if distance % step == 0 and distance // step >= 0 else None
-    if direction not in ("LT", "LE"):
-        return None
-    if distance <= 0:
-        return 0
-    return -(-distance // step) if step > 0 else None
+def _moved(forms: _Forms, body: Any, number: int) -> int | None:
+    """What one execution of a loop's body adds to a value that the loop carries."""
+    returned = body.operations[len(body.operations) - 1].operation.operands[number]
+    return forms.of(returned).plus(Linear.of(body.arguments[number]), -1).number
+
+
+class _Forms:
+    """Values as sums of what is not known; each is looked at once."""
+
+    def __init__(self, environment: Mapping[Any, Value]) -> None:
+        self._environment = environment
+        self._known: dict[Any, Linear] = {}
+
+    def of(self, value: Any, depth: int = _DEEPEST) -> Linear:
+        """A value of MLIR."""
+        if value not in self._known:
+            self._known[value] = self._form(value, depth)
+        return self._known[value]
+
+    def _form(self, value: Any, depth: int) -> Linear:
+        owner = _owner(value)
+        if depth <= 0:
+            return Linear.of(value)
+        if owner is None:
+            return self._of_argument(value, depth)
+        name = str(owner.name).partition(".")[2]
+        operands = list(owner.operands)
+        if name in _CONSTANTS:
+            found = _SPLAT.search(str(owner.attributes["value"]))
+            return Linear(constant=int(found[1])) if found else Linear.of(value)
+        if name in _SAME and len(operands) == len(owner.results):
+            return self.of(operands[_place(owner.results, value)], depth - 1)
+        if name == "while":
+            return self._behind_loop(owner, value, depth)
+        if name == "convert" and not all(_is_whole(one.type) for one in (value, operands[0])):
+            return Linear.of(value)
+        return _combined(
+            name,
+            [self.of(one, depth - 1) for one in operands] if _is_scalar(value.type) else [],
+            lambda: self._key(owner, name, operands, value, depth),
+        )
+
+    def _key(self, owner: Any, name: str, operands: list[Any], value: Any, depth: int) -> Hashable:
+        """What equal values have in common: the partitioner makes copies of scalars."""
+        if name not in _PURE or len(owner.results) != 1 or not _is_scalar(value.type):
+            return value
+        # Names in newer versions of jaxlib, pairs of a name and an attribute in older ones.
+        names = (getattr(one, "name", one) for one in owner.attributes)
+        stated = tuple(
+            (one, str(owner.attributes[one])) for one in names if not one.startswith("sdy.")
+        )
+        return (name, stated, tuple(_frozen(self.of(one, depth - 1)) for one in operands))
+
+    def _of_argument(self, value: Any, depth: int) -> Linear:
+        block = value.owner
+        parent = getattr(block, "owner", None)
+        around = getattr(parent, "operation", parent)
+        if around is not None and around.name == "stablehlo.while":
+            number = _place(block.arguments, value)
+            if _is_unchanged(around, number):
+                return self.of(around.operands[number], depth - 1)
+        is_manual = getattr(around, "name", "") == "sdy.manual_computation"
+        if is_manual and _is_scalar(value.type):  # Not split: the same inside and outside.
+            outside: Any = around
+            return self.of(outside.operands[_place(block.arguments, value)], depth - 1)
+        if value in self._environment:
+            return _form_in_graph(self._environment[value], depth)
+        return Linear.of(value)
+
+    def _behind_loop(self, loop: Any, value: Any, depth: int) -> Linear:
+        number = _place(loop.results, value)
+        if _is_unchanged(loop, number):
+            return self.of(loop.operands[number], depth - 1)
+        return Linear.of(value)
+
+
+def _form_in_graph(value: Value, depth: int) -> Linear:
+    """A value of a function that has been inlined: what its caller gives it."""
+    producer = value.producer
+    if producer is None or depth <= 0:
+        return Linear.of(value)
+    operands = producer.operands
+    if producer.name == "constant":
+        splat = producer.attributes.get("splat")
+        return Linear(constant=splat) if isinstance(splat, int) else Linear.of(value)
+    if producer.name in _SAME and len(operands) == len(producer.results):
+        return _form_in_graph(operands[producer.results.index(value)], depth - 1)
+    if producer.name == "convert" and not all("i" in one.dtype for one in (value, operands[0])):
+        return Linear.of(value)
+    found = [_form_in_graph(one, depth - 1) for one in operands] if not value.shape else []
+    return _combined(producer.name, found, lambda: value)
+
+
+def _combined(name: str, operands: list[Linear], key: Any) -> Linear:
+    """The result of an operation on whole numbers.
+
+    Args:
+      key: gives what stands for the result if it is no sum of the operands.
+    """
+    if name == "convert" and len(operands) == 1:
+        return operands[0]
+    if name == "negate" and len(operands) == 1:
+        return operands[0].times(-1)
+    if name in ("add", "subtract") and len(operands) == 2:
+        return operands[0].plus(operands[1], 1 if name == "add" else -1)
+    if name == "multiply" and len(operands) == 2:
+        for one, other in (operands, operands[::-1]):
+            if one.number is not None:
+                return other.times(one.number)
+    return Linear.of(key())
+
+
+def _frozen(form: Linear) -> Hashable:
+    return (form.constant, frozenset(form.factors.items()))
+
+
+def _is_unchanged(loop: Any, number: int) -> bool:
+    """Whether a loop gives back what it carries at a place as it was."""
+    body = loop.regions[1].blocks[0]
+    returned = body.operations[len(body.operations) - 1].operation.operands[number]
+    return bool(returned == body.arguments[number])
 
 
 def _owner(value: Any) -> Any:
@@ -66,48 +194,13 @@ def _direction(compare: Any) -> str:
     return found[1] if found else ""
 
 
-def _position(block: Any, value: Any) -> int | None:
-    return next((i for i, one in enumerate(block.arguments) if one == value), None)
+def _place(values: Iterable[Any], value: Any) -> int:
+    return next(number for number, one in enumerate(values) if one == value)
 
 
-def _number(value: Any, environment: Mapping[Any, Value]) -> int | None:
-    """The integer that a value always is."""
-    if value in environment:
-        producer = environment[value].producer
-        if producer is None or producer.name != "constant":
-            return None
-        splat = producer.attributes.get("splat")
-        return splat if isinstance(splat, int) else None
-    owner = _owner(value)
-    if owner is None or owner.name not in _CONSTANTS:
-        return None
-    found = _SPLAT.search(str(owner.attributes["value"]))
-    return int(found[1]) if found else None
+def _is_whole(kind: Any) -> bool:
+    return _TYPE.search(str(kind)) is not None
 
 
-def _limit(
-    loop: Any, condition: Any, body: Any, value: Any, environment: Mapping[Any, Value]
-) -> int | None:
-    position = _position(condition, value)
-    if position is None:
-        return _number(value, environment)
-    # `fori_loop` carries its limit along: the same in every iteration.
-    returned = body.operations[len(body.operations) - 1].operation.operands[position]
-    same = returned == body.arguments[position]
-    return _number(loop.operands[position], environment) if same else None
-
-
-def _step(body: Any, position: int, environment: Mapping[Any, Value]) -> int | None:
-    returned = body.operations[len(body.operations) - 1].operation.operands[position]
-    moved = _owner(returned)
-    if moved is None or moved.name not in ("stablehlo.add", "stablehlo.subtract"):
-        return None
-    sign = 1 if moved.name == "stablehlo.add" else -1
-    left, right = moved.operands[0], moved.operands[1]
-    if left == body.arguments[position]:
-        amount = _number(right, environment)
-    elif right == body.arguments[position] and sign > 0:
-        amount = _number(left, environment)
-    else:
-        return None
-    return None if amount is None else sign * amount
+def _is_scalar(kind: Any) -> bool:
+    return "x" not in str(kind)

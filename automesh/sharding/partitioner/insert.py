@@ -19,6 +19,12 @@ from automesh.ir.graph import element_bytes
 from automesh.sharding.attribute_names import FIXED
 from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.parts import Part, Parts, Split
+from automesh.sharding.partitioner.reshards import (
+    depends_on_sizes,
+    gathers_all,
+    kept_dimensions,
+    tiling_of,
+)
 
 _RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
 # As in `need_replication={l}`.
@@ -48,7 +54,7 @@ class _Rule:
 
 
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
-    """Inserts `sdy.reshard` around products, convolutions, gathers and scatters.
+    """Inserts `sdy.reshard` around products, convolutions, gathers, scatters and dynamic slices.
 
     Args:
       module: the operation of a module whose shardings are propagated and closed, with sharding
@@ -62,12 +68,45 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
         for name, operation in operations:
             if name in _PRODUCTS or name in _LOOKUPS:
                 inserter.visit(operation)
+            elif name == "stablehlo.dynamic_slice":
+                inserter.visit_slice(operation)
+
+
+def gather_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
+    """Gathers the whole array in every reshard that XLA's partitioner knows no other way for.
+
+    Args:
+      module: as for `reshard_as_partitioner`, with all reshards explicit; changed in place.
+      ir, sdy: as there.
+      operations: all of the module.
+    """
+    inserter = _Inserter(module, ir, sdy)
+    for name, operation in operations:
+        if name == "sdy.reshard":
+            inserter.visit_reshard(operation)
+    if inserter.dependent:
+        names = [ir.StringAttr.get(axis) for axis in sorted(inserter.dependent)]
+        module.attributes[FIXED] = ir.ArrayAttr.get(names)
+
+
+def has_several_ways(module: Any, sdy: Any) -> bool:
+    """Whether the mesh has several axes: over a single one every reshard is done piece by piece."""
+    meshes = [
+        sdy.MeshAttr(view.operation.attributes["mesh"])
+        for view in module.regions[0].blocks[0].operations
+        if view.operation.name == "sdy.mesh"
+    ]
+    return any(
+        sum(int(sdy.MeshAxisAttr(axis).size) > 1 for axis in mesh.axes) > 1 for mesh in meshes
+    )
 
 
 class _Inserter:
     def __init__(self, module: Any, ir: Any, sdy: Any) -> None:
         self._ir, self._sdy = ir, sdy
         self.mesh: dict[str, int] = {}
+        # Axes whose sizes decide how an array is brought to another split.
+        self.dependent: set[str] = set()
         self._name = ""
         for view in module.regions[0].blocks[0].operations:
             operation = view.operation
@@ -123,6 +162,41 @@ class _Inserter:
                     ).result
         if after != result.parts:
             self._bring_result(operation, after, result.parts)
+
+    def visit_slice(self, operation: Any) -> None:
+        """A slice at a place that is known when it runs: along a dimension that it cuts the operand
+        is gathered, and every other one is split as the result's (`HandleDynamicSlice`)."""
+        manual = _manual_axes(operation, self._sdy)
+        operand, result = operation.operands[0], operation.results[0]
+        before, after = self._parts(operand, manual), self._parts(result, manual)
+        if before is None or after is None:
+            return
+        whole, part = (self._ir.RankedTensorType(one.type).shape for one in (operand, result))
+        cut = [size != kept for size, kept in zip(whole, part, strict=True)]
+        if not any(is_cut and before[d] for d, is_cut in enumerate(cut)):
+            return
+        wanted = [() if is_cut else after[d] for d, is_cut in enumerate(cut)]
+        with self._ir.InsertionPoint(operation), operation.location:
+            operation.operands[0] = self._sdy.ReshardOp(operand, self._attribute(wanted)).result
+        if list(after) != wanted:
+            self._bring_result(operation, wanted, after)
+
+    def visit_reshard(self, operation: Any) -> None:
+        """A reshard between two splits that are known."""
+        manual = _manual_axes(operation, self._sdy)
+        operand, result = operation.operands[0], operation.results[0]
+        before, after = self._parts(operand, manual), self._parts(result, manual)
+        if before is None or after is None or before == after:
+            return
+        devices = math.prod(size for axis, size in self.mesh.items() if axis not in manual)
+        if depends_on_sizes(before, after, tuple(self.mesh.items())):
+            self.dependent.update(part.axis for parts in (*before, *after) for part in parts)
+        tilings = tiling_of(before, devices), tiling_of(after, devices)
+        if gathers_all(*tilings):
+            kept = kept_dimensions(*tilings)
+            whole = self._attribute([one if kept[d] else () for d, one in enumerate(before)])
+            with self._ir.InsertionPoint(operation), operation.location:
+                operation.operands[0] = self._sdy.ReshardOp(operand, whole).result
 
     def _bring_result(
         self, operation: Any, after: Sequence[Parts], wanted: Sequence[Parts]

@@ -11,6 +11,7 @@ from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Measured, Outcome
+from automesh.tuner.choose.partly_counted import wholly_counted
 from automesh.tuner.choose.ranking import best_first, hardly_fits
 
 
@@ -43,21 +44,23 @@ def view_of(
 ) -> View:
     """Fits the residual model to what was measured, or replayed where nothing can be measured.
 
-    A plan without an estimate is predicted from its compiled program, if it has one.
+    A plan without an estimate is predicted from its compiled program, if it has one that is counted
+    as far as those of the others.
 
     Args:
       chip: that programs are predicted for; None: plans without an estimate are left out.
     """
     rows: dict[Plan, int] = {}
     subjects: list[Subject] = []
+    whole = wholly_counted(programs)
     for plan in plans:
-        subject = _subject(plan, estimates.get(plan), programs.get(plan), chip)
+        subject = _subject(plan, estimates.get(plan), whole.get(plan), chip)
         if subject is not None:
             rows[plan] = len(subjects)
             subjects.append(subject)
     if not subjects:
         return View(rows={}, refinement=None)
-    among = {plan: outcome for plan, outcome in results.items() if plan in rows}
+    among = {plan: one for plan, one in wholly_counted(results).items() if plan in rows}
     times = {rows[plan]: seconds for plan, seconds in known_s(among).items()}
     return View(rows=rows, refinement=refine(subjects, times))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from automesh.mesh.axes import Call, Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
@@ -44,6 +44,8 @@ class MemoryBelief:
       device_memory: what there is.
       least: per mapping and knobs, the least part of its estimate that a plan is believed to need;
         None: of all others; empty while too little is known.
+      typical: per mapping and knobs the part of its estimate that a plan has needed so far, in the
+        geometric mean; empty before the first compile.
       seen: mappings and knobs of which the compiler has stated the memory of a plan.
     """
 
@@ -52,6 +54,7 @@ class MemoryBelief:
     device_memory: DeviceMemory
     least: Mapping[Call | None, float]
     seen: frozenset[Call]
+    typical: Mapping[Call, float] = field(default_factory=dict[Call, float])
 
     @staticmethod
     def of(
@@ -75,7 +78,16 @@ class MemoryBelief:
             device_memory=device_memory,
             least=_least(ratios),
             seen=frozenset(ratios),
+            typical={call: math.exp(sum(seen) / len(seen)) for call, seen in ratios.items()},
         )
+
+    def expected_bytes(self, plan: Plan) -> float:
+        """The estimate of a plan's memory, corrected by what compiles of this search have shown."""
+        estimated = self.estimates.get(plan)
+        if estimated is None:
+            return 0.0
+        # Other knobs have other ratios: of plans with these none may have been compiled.
+        return estimated.memory_bytes * self.typical.get(plan.call, 1.0)
 
     def is_hopeless(self, plan: Plan) -> bool:
         """Whether a plan is believed not to fit, so that no compiler need be asked."""
@@ -90,8 +102,9 @@ class MemoryBelief:
     def is_large(self, plan: Plan) -> bool:
         """Whether a plan is estimated to need more memory than there is."""
         estimated = self.estimates.get(plan)
-        least = 0 if estimated is None else estimated.memory_bytes / _TOO_LARGE
-        return 0 < self.device_memory.free_bytes < least
+        if estimated is not None and estimated.memory_interval and not estimated.memory_interval[1]:
+            return False  # Something in it has a size that nobody knows.
+        return 0 < self.device_memory.free_bytes < self.expected_bytes(plan) / _TOO_LARGE
 
     def hopeful(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
         """The plans of an order that are not believed to be too large."""
@@ -124,13 +137,19 @@ class MemoryBelief:
 
 
 def large_last(
-    order: Sequence[Plan], estimates: Mapping[Plan, Estimated], device_memory: DeviceMemory
+    order: Sequence[Plan],
+    estimates: Mapping[Plan, Estimated],
+    device_memory: DeviceMemory,
+    known: Mapping[Plan, Outcome] | None = None,
 ) -> tuple[Plan, ...]:
     """The order with plans behind that are estimated to need more memory than there is.
 
     They are not ruled out: what is left of the time may show that they fit.
+
+    Args:
+      known: what the compiler has said so far: it corrects the estimates.
     """
-    belief = MemoryBelief.of({}, estimates, device_memory)
+    belief = MemoryBelief.of(known or {}, estimates, device_memory)
     return tuple(sorted(order, key=belief.is_large))
 
 

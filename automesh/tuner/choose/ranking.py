@@ -12,6 +12,7 @@ from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import EXCLUDED, Compiled, Estimated, Measured, Outcome
 from automesh.report.result import Candidate, Standing, Verdict
+from automesh.tuner.choose.partly_counted import partly_counted
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
 
@@ -79,6 +80,9 @@ def promising(
 ) -> tuple[Plan, ...]:
     """The plans to measure: `first`, then the `limit` fastest by prediction, one per program.
 
+    Of plans whose prediction leaves out work the fastest has the last of several places: what it
+    takes, only a race can tell.
+
     Args:
       compiled: outcome of the compile rung by plan.
       first: plans to measure in any case (the baseline), if they compiled.
@@ -89,11 +93,13 @@ def promising(
         outcome = compiled.get(plan)
         if isinstance(outcome, Compiled):
             chosen[outcome.fingerprint] = plan
-    limit += len(chosen)
+    places = len(chosen)
+    apart = partly_counted(compiled)
     ranked = sorted(
         (
             (
-                seconds(plan) if seconds else outcome.step_s,
+                plan in apart,
+                outcome.step_s if seconds is None or plan in apart else seconds(plan),
                 bool(outcome.same_as),
                 str(plan),
                 plan,
@@ -102,12 +108,16 @@ def promising(
             for plan, outcome in compiled.items()
             if isinstance(outcome, Compiled)
         ),
-        key=lambda item: item[:3],
+        key=lambda item: item[:4],
     )
-    for _, _, _, plan, outcome in ranked:
-        if len(chosen) >= limit:
-            break
-        chosen.setdefault(outcome.fingerprint, plan)
+    counted = [(plan, outcome) for is_apart, *_, plan, outcome in ranked if not is_apart]
+    others = [(plan, outcome) for is_apart, *_, plan, outcome in ranked if is_apart]
+    kept = int(bool(others) and limit > 1)
+    for group, last in ((counted, places + limit - kept), (others, places + limit)):
+        for plan, outcome in group:
+            if len(chosen) >= last:
+                break
+            chosen.setdefault(outcome.fingerprint, plan)
     return tuple(chosen.values())
 
 
@@ -135,8 +145,13 @@ def rank(
     mark: Verdict = "best"
     if baseline and winner:
         mark = "kept" if winner[0] in baseline else "new"
+    apart = partly_counted(compiled)
     best_predicted_s = min(
-        (outcome.step_s for outcome in compiled.values() if isinstance(outcome, Compiled)),
+        (
+            outcome.step_s
+            for plan, outcome in compiled.items()
+            if isinstance(outcome, Compiled) and plan not in apart
+        ),
         default=0.0,
     )
     rows: list[tuple[tuple[int, float, str], Candidate]] = []
@@ -152,6 +167,7 @@ def rank(
             compiled=prediction if isinstance(prediction, Compiled) else None,
             is_baseline=plan in baseline,
             estimated=(estimates or {}).get(plan),
+            partly_counted=plan in apart and isinstance(outcome, Compiled),
         )
         rows.append((_order(candidate, plan in winner), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
@@ -163,16 +179,24 @@ def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
     Args:
       device_memory_bytes: 0 where nobody says.
     """
-    return 0 < WIDE * device_memory_bytes < estimated.memory_bytes
+    least, most = estimated.memory_interval or (estimated.memory_bytes / WIDE, 1)
+    if not most:  # What is not known may be anything: the compiler is asked.
+        return False
+    return 0 < device_memory_bytes < least
 
 
 def estimated_candidates(
     estimates: Mapping[Plan, Estimated], *, baseline: Sequence[Plan], device_memory_bytes: int
 ) -> tuple[Candidate, ...]:
-    """Plans of which nothing but an estimate is known: the fastest first, the too large last."""
+    """Plans of which nothing but an estimate is known: the fastest first, the too large last.
+
+    Behind all others stand those whose time is known in part only.
+    """
+    apart = partly_counted(estimates)
     ranked = sorted(
         estimates.items(),
         key=lambda item: (
+            item[0] in apart,
             hardly_fits(item[1], device_memory_bytes),
             item[1].step_s,
             str(item[0]),
@@ -191,6 +215,7 @@ def estimated_candidates(
             bound_by=estimated.causes[0][0] if estimated.causes else "",
             peak_bytes=estimated.memory_bytes,
             is_baseline=plan in baseline,
+            partly_counted=plan in apart,
         )
         for place, (plan, estimated) in enumerate(ranked)
     )
@@ -253,13 +278,13 @@ def _order(candidate: Candidate, is_winner: bool) -> tuple[int, float, str]:
     if isinstance(outcome, Measured):
         return (1 if may_be_exported(outcome) else 2, candidate.standing.ratio, text)
     if isinstance(outcome, Compiled):
-        return (3, outcome.step_s, text)
-    return (4, 0.0, text)
+        return (4 if candidate.partly_counted else 3, outcome.step_s, text)
+    return (5, 0.0, text)
 
 
 # From compiles for absent devices to ranked candidates (pure functions).
 
-_Place = tuple[int, float, bool, str]
+_Place = tuple[int, bool, float, bool, str]
 
 
 def rank_ahead(
@@ -278,6 +303,7 @@ def rank_ahead(
       estimates: of plans that were compiled.
     """
     found: list[Candidate] = []
+    known, guessed = partly_counted({**screened, **compiled}), partly_counted(estimates)
     for plan in dict.fromkeys([*compiled, *screened]):
         outcome, estimated = compiled.get(plan, screened.get(plan)), estimates.get(plan)
         is_low = isinstance(outcome, Compiled) and outcome.effort == "low"
@@ -293,6 +319,7 @@ def rank_ahead(
                 is_baseline=plan in baseline,
                 compiled=outcome if is_low and isinstance(outcome, Compiled) else None,
                 estimated=None if is_low else estimated,
+                partly_counted=plan in (guessed if is_low else known),
             )
         )
     found.sort(key=_place)
@@ -302,11 +329,11 @@ def rank_ahead(
 def _place(candidate: Candidate) -> _Place:
     match candidate.outcome:
         case Compiled(step_s=step_s, same_as=same_as):
-            return (0, step_s, bool(same_as), str(candidate.plan))
+            return (0, candidate.partly_counted, step_s, bool(same_as), str(candidate.plan))
         case Estimated(step_s=step_s):
-            return (1, step_s, False, str(candidate.plan))
+            return (1, candidate.partly_counted, step_s, False, str(candidate.plan))
         case _:
-            return (2, 0.0, False, str(candidate.plan))
+            return (2, False, 0.0, False, str(candidate.plan))
 
 
 def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:

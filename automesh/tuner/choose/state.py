@@ -17,6 +17,7 @@ from automesh.tuner.choose.certificate import (
     chances_of,
     excluded_by_bound,
 )
+from automesh.tuner.choose.partly_counted import partly_counted, wholly_counted
 from automesh.tuner.choose.ranking import may_be_exported
 from automesh.tuner.preparation import Preparation
 
@@ -27,7 +28,8 @@ class SearchState:
 
     Attributes:
       plans: the baseline among them.
-      estimates: by propagation and formula; plans without one are blind.
+      estimates: by propagation and formula; plans without one are blind, and so are those whose
+        estimate leaves out work that others' do not.
       programs: what the compiler said; of absent devices, at low effort.
       results: what decides: what was measured; of absent devices, what was compiled at default
         effort and replayed.
@@ -105,10 +107,11 @@ class SearchState:
 
     def best_s(self) -> float | None:
         """Seconds of the fastest plan that may become a rule; None if none may."""
+        apart = partly_counted(self.results)
         times = [
             result.step_s
-            for result in self.results.values()
-            if isinstance(result, Compiled)
+            for plan, result in self.results.items()
+            if (isinstance(result, Compiled) and plan not in apart)
             or (isinstance(result, Measured) and may_be_exported(result))
         ]
         return min(times, default=None)
@@ -166,7 +169,7 @@ def state_of(
     """
     return SearchState(
         plans=preparation.plans if plans is None else plans,
-        estimates=estimates,
+        estimates=wholly_counted(estimates),
         programs={},
         results={},
         baseline=preparation.baseline,

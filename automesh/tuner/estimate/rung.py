@@ -27,6 +27,7 @@ from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
 from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
+from automesh.report.findings import FindingsOfPlans
 from automesh.report.words import count
 from automesh.tuner.estimate.leader import MOST_PRICED, Leader
 from automesh.tuner.estimate.propagations import (
@@ -195,6 +196,7 @@ class EstimateRung:
     _apart: list[Need] = field(init=False, default_factory=list)
     _why_apart: Counter[str] = field(init=False, default_factory=Counter)
     _pipelines: int = field(init=False, default=0)
+    _findings: FindingsOfPlans = field(init=False, default_factory=FindingsOfPlans)
 
     def run(self) -> Estimates:
         """Estimates every plan that it can before the deadline, those with default knobs first.
@@ -306,7 +308,7 @@ class EstimateRung:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
-        notes: list[str] = []
+        notes = [*self._findings.notices(len(self._found))]
         if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
             notes.append(unpriced)
         return Estimates(
@@ -371,9 +373,14 @@ class EstimateRung:
                 self._missing.setdefault(plan, _NO_TERMS)
             else:
                 estimated = prices.estimated(row)
+                rules = tuple(dict.fromkeys(one.rule for one in made.terms.findings))
+                if rules:
+                    estimated = replace(estimated, findings=rules)
                 if all(plan.sizes[axis] == size for axis, size in made.terms.sampled):
                     estimated = replace(estimated, own_propagation=True)
                 self._keep(plan, estimated, borrowed=contradicted)
+                if not contradicted:
+                    self._findings.add(plan, estimated.step_s, made.terms)
             if contradicted or prices.needs_own[row]:
                 wrong.append(member)
         if wrong:

@@ -101,6 +101,7 @@ def _together(
             ideal_s=times * kernel.ideal_s,
             memory_s=times * kernel.memory_s,
             ring_s=times * kernel.ring_s,
+            reread_s=times * kernel.reread_s,
             overhead_s=times * kernel.overhead_s,
         )
         for times, cost in listed
@@ -125,6 +126,8 @@ def _together(
         alias_bytes=0.0,
         uncounted=tuple(uncounted),
         host=tuple(sorted(copies, key=lambda copy: -copy.seconds)),
+        platform=worst.platform,
+        findings=tuple(dict.fromkeys(one for _, cost in listed for one in cost.findings)),
     )
 
 

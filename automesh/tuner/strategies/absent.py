@@ -150,7 +150,10 @@ class AbsentStrategy(Strategy):
         return self._large_last(interleaved(start.order(others, start.view())))
 
     def _large_last(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
-        return large_last(order, self._start.estimates, self.search.preparation.device_memory)
+        memory = self.search.preparation.device_memory
+        return large_last(
+            order, self._start.estimates, memory, known=self._screened | self._compiled
+        )
 
     def _unpromising(self) -> frozenset[Plan]:
         """Plans without an estimate that are not compiled while others have one.

@@ -53,11 +53,13 @@ def compile_attached(
             compile_s=perf_counter() - begin - waited,
             pipeline=pipeline,
         )
-    program, compiled = compile_program(program, job.plan.compiler_options)
+    program, compiled, first = compile_program(program, job.plan.compiler_options)
     platform = built.mesh.devices.flat[0].platform
     module = serialized(compiled, kernel_costs(program.lowered))
     axes = job.plan.axes
     memory = read_memory(compiled, platform=platform)
+    if first is not None:
+        memory = memory.after(read_memory(first, platform=platform))
     counts = count_serialized(module, list(job.plan.sizes.items()), [axis.dcn for axis in axes])
     compile_s = perf_counter() - begin - waited
     stored = Stored(

@@ -538,7 +538,7 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
         )
     coarsest = loss_dtype(program.lowered)
     stages.enter("compile")
-    program, compiled = compile_program(program, job.plan.compiler_options)
+    program, compiled, _ = compile_program(program, job.plan.compiler_options)
     stages.enter("materialize")
     return prepare(
         program,

@@ -162,7 +162,9 @@ def test_a_new_file_looks_like_this(tmp_path):
 
 def test_a_rule_keeps_what_each_stage_of_a_pipeline_needs(tmp_path):
     path = tmp_path / "mesh_rules.toml"
-    found = Evidence(kind="compiled", step_s=0.2, hbm_bytes=7, stage_bytes=(7, 5))
+    found = Evidence(
+        kind="compiled", step_s=0.2, hbm_bytes=7, stage_bytes=(7, 5), uncounted=("a loop",)
+    )
     new = rule("v5e-4x4-4", "dcn.dp:4,tp:2", evidence=found, schedule="1f1b", microbatches=8)
     merge_rule(path, new, selector="v5e-4x4-4")
     text = path.read_text()

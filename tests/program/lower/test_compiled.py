@@ -62,6 +62,21 @@ def test_what_the_device_has_not_is_out_of_memory() -> None:
     )
 
 
+def test_arguments_on_the_host_are_none_of_the_devices() -> None:
+    """As libtpu 0.0.52 says it of two moments on the host, 32 MiB each, and 16 on the device."""
+    stats = SimpleNamespace(
+        argument_size_in_bytes=16,
+        output_size_in_bytes=16,
+        alias_size_in_bytes=16,
+        temp_size_in_bytes=64,
+        host_temp_size_in_bytes=0,
+        host_argument_size_in_bytes=32,
+        peak_memory_in_bytes=123,
+    )
+    compiled: Any = SimpleNamespace(memory_analysis=lambda: stats)
+    assert read_memory(compiled, platform="tpu").peak_bytes == 123 - 32
+
+
 @pytest.mark.parametrize(("on_host", "peak"), [(0, 30), (45, 10 + 9 - 8 + 22)])
 def test_temporaries_on_the_host_are_none_of_the_devices(on_host: int, peak: int) -> None:
     """The peak that libtpu states has both: 10 of arguments and 45 on the host are not 55."""

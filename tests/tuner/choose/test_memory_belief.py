@@ -201,3 +201,21 @@ def test_no_plan_that_fits_is_missed_whatever_the_limit(name: str, effort: str) 
     recorded = Recorded.read(name, efforts=[effort])
     for needed in recorded.needed_bytes.values():
         recorded.searched(DeviceMemory(limit_bytes=needed + 1))
+
+
+def test_compiles_correct_the_estimates_of_plans_with_the_same_knobs() -> None:
+    first, second, other = PLANS[0], PLANS[1], replace(PLANS[1], knobs=(("remat", "other"),))
+    estimates = {plan: sized(4) for plan in (first, second, other)}
+    needs = compiled(1.0)
+    needs = replace(needs, memory=replace(needs.memory, peak_bytes=2 * GIB))
+    belief = MemoryBelief.of({first: needs}, estimates, ROOM)
+    assert belief.expected_bytes(second) == pytest.approx(2 * GIB)
+    assert belief.expected_bytes(other) == 4 * GIB
+
+
+def test_an_estimate_that_is_a_lower_bound_is_large_for_nobody() -> None:
+    plan = PLANS[0]
+    huge = replace(estimated(1.0), memory_bytes=1 << 60, memory_interval=(1 << 59, 1 << 61))
+    assert MemoryBelief.of({}, {plan: huge}, ROOM).is_large(plan)
+    unknown = replace(huge, memory_interval=(1 << 59, 0))
+    assert not MemoryBelief.of({}, {plan: unknown}, ROOM).is_large(plan)
