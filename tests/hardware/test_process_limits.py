@@ -74,7 +74,7 @@ def test_a_worker_that_ends_under_a_low_limit_blames_no_script(
 def test_a_fault_of_the_script_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, AS=10**9)
     failure = Failed(stage="build", reason="`build` raised ValueError: no")
-    assert "train.py" in inspection_error(failure, ENTRY).hint
+    assert "ulimit" not in inspection_error(failure, ENTRY).hint
 
 
 @pytest.mark.parametrize(
