@@ -40,9 +40,7 @@ trees: Any = st.recursive(
 
 
 def shown(tree: Any) -> list[str]:
-    return [
-        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 @given(trees)

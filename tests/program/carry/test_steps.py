@@ -269,7 +269,9 @@ def test_a_carried_step_computes_what_the_script_does(name: str, tmp_path: Path)
     ):
         workload = built.workload
         given = workload.step(*workload.args, **dict(workload.kwargs))
-        changed = [leaf[...] for leaf in jax.tree.leaves(workload.args) if isinstance(leaf, jax.Ref)]
+        changed = [
+            leaf[...] for leaf in jax.tree.leaves(workload.args) if isinstance(leaf, jax.Ref)
+        ]
         outputs.append([_plain(leaf) for leaf in (*jax.tree.leaves(given), *changed)])
     for one, other in zip(*outputs, strict=True):
         np.testing.assert_array_equal(one, other)
