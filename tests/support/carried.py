@@ -1,4 +1,4 @@
-"""A step, stored as the first run of a script stores it, beside the same step built on a mesh (jax)."""
+"""A step, stored as a script's first run stores it, and the same step built on a mesh (jax)."""
 
 from __future__ import annotations
 

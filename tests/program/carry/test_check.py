@@ -1,5 +1,5 @@
-"""A second run, in a fresh process, tells whether a step may be carried, and what depends on the mesh
-where it may not."""
+"""A second run, in a fresh process, tells whether a step may be carried; and what depends on the
+mesh, where it may not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -3,7 +3,7 @@
     python -m tests.support.jobs.carried_scripts store FOLDER
     python -m tests.support.jobs.carried_scripts check FOLDER
 
-Each script may have a first line `# MESH ...`, the meshes that are tried for its second run. `store`
+The first line of each script is `# MESH ...`, the meshes that are tried for its second run. `store`
 leaves a folder beside each script; `check`, in a fresh process, reads it. Both print one JSON
 object, by script.
 """
