@@ -23,8 +23,8 @@ from automesh.program.script.build import Built, build_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Carried:
-    """The stored step on a mesh, built and lowered."""
+class CarriedStep:
+    """The stored step on a mesh, built and lowered; `program` is what `lower` gave."""
 
     axes: tuple[MeshAxis, ...]
     built: Built
@@ -63,7 +63,7 @@ def check_carried(
     real = build_on(build_by_running(entry), carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
-    said = _difference(real, carried, lower, capture.step.name)
+    said = difference(real, carried, lower, capture.step.name)
     return CarryCheck(mesh=mesh, difference=said, took_s=took_s)
 
 
@@ -76,13 +76,13 @@ def _first_carried(
     meshes: Sequence[tuple[MeshAxis, ...]],
     axis_types: tuple[str, ...],
     lower: Callable[[Built], Any],
-) -> _Carried | str:
+) -> CarriedStep | str:
     """The stored step on the first mesh that takes it; why none does, else."""
     refusal = ""
     for axes in meshes:
         try:
             built = build_on(build, axes, axis_types=axis_types, devices=own())
-            return _Carried(axes=axes, built=built, program=lower(built))
+            return CarriedStep(axes=axes, built=built, program=lower(built))
         except CannotCarry as error:
             refusal = refusal or error.message
         # Whatever jax raises where the step does not fit the mesh: 127 does not divide by 2.
@@ -91,8 +91,12 @@ def _first_carried(
     return refusal
 
 
-def _difference(real: Built, carried: _Carried, lower: Callable[[Built], Any], name: str) -> str:
-    """What a real run does in another way, in a sentence; empty if nothing."""
+def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any], name: str) -> str:
+    """What a real run does in another way, in a sentence; empty if nothing.
+
+    Args:
+      name: of the step.
+    """
     said = _of_arguments(real, carried.built)
     if said:
         return said
