@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from automesh.outcomes import Failed, Failure
 from automesh.worker import blame, protocol
-from automesh.worker.interpreter import Interpreter
+from automesh.worker.handlers.interpreter import Interpreter
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
 from automesh.worker.wire import ChildEnd, Message, PrivateDescriptor, WireError
 

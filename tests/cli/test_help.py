@@ -103,7 +103,10 @@ def test_dry_run(width: int, tmp_path: Path) -> None:
     command = "search train.py --target cpu:4 --dry-run"
     ran = bad_inputs_run.run(command, tmp_path, {"COLUMNS": str(width)})
     assert ran.code == 0
-    assert ran.stderr == (
+    # Who is first after each set of active axes: in which order they end differs from run to run.
+    leaders = re.findall(r"^.* first of \d plans? so far, .* estimated\n", ran.stderr, re.MULTILINE)
+    assert leaders
+    assert re.sub("|".join(map(re.escape, leaders)), "", ran.stderr) == (
         "note: knob `microbatches` left out: `build` does not take it\n"
         "note: the mesh that `build` gets also has the axes fsdp, ep, sp of size 1: they are in "
         "the space `auto`, and the step never uses them\n"

@@ -592,6 +592,8 @@ def _mesh_among(inputs: Sequence[Any], params: dict[str, Any]) -> Any:
 
 
 def _named(sharding: Any, mesh: Any) -> Sharding | None:
+    if isinstance(sharding, SingleDeviceSharding) and mesh is not None and mesh.size > 1:
+        return None  # Made of nothing that is anywhere: an `init` that looks at shapes alone.
     if not isinstance(sharding, NamedSharding) or mesh is None:
         return sharding if isinstance(sharding, Sharding) else None
     if sharding.mesh.axis_names != mesh.axis_names:

@@ -78,7 +78,7 @@ def discover(
         # Several functions that are one step, in a script that ends after two iterations.
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
         found = run.finder.found
-    if not isinstance(found, FoundStep):
+    if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
     discovery = run.discovery(found, entry)
@@ -94,6 +94,13 @@ def discover(
     return replace(
         discovery, capture=replace(discovery.capture, without_arrays=True), notices=notices
     )
+
+
+def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
+    """Whether a function that hardly looks like a step was only called before the script failed:
+    the failure is what there is to be told."""
+    is_doubtful = bool(found.step.doubt) and found.step.loop is None
+    return is_doubtful and ended is not None and ended.error is not None
 
 
 def _may_go_on(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:

@@ -96,6 +96,8 @@ def _functions(path: Path) -> list[str]:
 
 def _failed(name: str, error: Exception) -> UsageError:
     place = failing_line(error.__traceback__)
+    if isinstance(error, UsageError) and not place.file:
+        return error  # Of the file as a whole, such as a notebook that cannot be read.
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, EOFError):
         return UsageError(

@@ -24,8 +24,8 @@ from automesh.program.script.build import Built, build_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Carried:
-    """The stored step on a mesh, built and lowered."""
+class CarriedStep:
+    """The stored step on a mesh, built and lowered; `program` is what `lower` gave."""
 
     by: CarriedBy
     axes: tuple[MeshAxis, ...]
@@ -65,15 +65,13 @@ def check_carried(
     real = build_on(build_by_running(entry), carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
-    program, name = lower(real), capture.step.name
-    said = _of_arguments(real, carried.built) or _of_programs(program, carried.program, name)
-    by = carried.by
+    name = capture.step.name
+    said, by = difference(real, carried, lower, name), carried.by
     if said and by == "trace":
         # Python may have asked the mesh for its sizes.
         again = _first_carried({"function": builds["function"]}, [carried.axes], axis_types, lower)
-        if isinstance(again, _Carried) and not _of_arguments(real, again.built):
-            other = _of_programs(program, again.program, name)
-            said, by = ("", again.by) if not other else (said, by)
+        if isinstance(again, CarriedStep) and not difference(real, again, lower, name):
+            said, by = "", again.by
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
 
 
@@ -94,13 +92,13 @@ def _first_carried(
     meshes: Sequence[tuple[MeshAxis, ...]],
     axis_types: tuple[str, ...],
     lower: Callable[[Built], Any],
-) -> _Carried | str:
+) -> CarriedStep | str:
     """The stored step on the first mesh that takes it; why none does, else."""
     refusal = ""
     for axes, (by, build) in itertools.product(meshes, builds.items()):
         try:
             built = build_on(build, axes, axis_types=axis_types, devices=own())
-            return _Carried(by=by, axes=axes, built=built, program=lower(built))
+            return CarriedStep(by=by, axes=axes, built=built, program=lower(built))
         except CannotCarry as error:
             refusal = refusal or error.message
         # Whatever jax raises where the step does not fit the mesh: 127 does not divide by 2.
@@ -109,8 +107,16 @@ def _first_carried(
     return refusal
 
 
-def _of_programs(program: Any, other: Any, name: str) -> str:
-    """What the program of a real run does in another way, in a sentence; empty if nothing."""
+def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any], name: str) -> str:
+    """What a real run does in another way, in a sentence; empty if nothing.
+
+    Args:
+      name: of the step.
+    """
+    said = _of_arguments(real, carried.built)
+    if said:
+        return said
+    program, other = lower(real), carried.program
     if program.fingerprint(()) == other.fingerprint(()):
         return ""
     found = first_difference(program.lines(), other.lines())

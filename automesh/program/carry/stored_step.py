@@ -282,4 +282,5 @@ def _description(leaf: StoredLeaf, to: Any) -> Any:
         return leaf.number
     if leaf.is_host and leaf.offset < 0:
         return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf))
-    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), sharding=to, weak_type=leaf.weak_type)
+    more: dict[str, Any] = {"is_ref": True} if leaf.is_ref else {"weak_type": leaf.weak_type}
+    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), sharding=to, **more)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from automesh.program.capture.abstract_arrays import is_abstract
+from automesh.program.capture.step_call import weakly_typed
 from automesh.program.lower.static_args import is_ref
 
 _ALIGNED = 64
@@ -191,15 +192,5 @@ class Values:
         if leaf.key_implementation:
             array = jax.random.wrap_key_data(array, impl=leaf.key_implementation)
         elif leaf.weak_type and not getattr(array, "weak_type", False):
-            array = _weak(array)
+            array = weakly_typed(array)
         return jax.new_ref(array) if leaf.is_ref else array
-
-
-def _weak(array: Any) -> Any:
-    """The array with a type that gives way to others."""
-    weak = jax.lax.convert_element_type(array, _PYTHON_TYPES[np.dtype(array.dtype).kind])
-    same = weak.dtype == array.dtype and weak.sharding == array.sharding
-    return weak if same else array
-
-
-_PYTHON_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}

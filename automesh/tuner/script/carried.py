@@ -46,7 +46,7 @@ def carried(
         return _with_notice(found, f"{name} is {_AGAIN}: {found.not_carried}")
     progress.now(f"running {name} a second time, to see what depends on its mesh")
     entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
-    plans = _other_meshes(found.capture.mesh, found.num_devices)
+    plans = other_meshes(found.capture.mesh, found.num_devices)
     answer = _check(request, target, entry, plans, progress)
     if isinstance(answer, Failure):
         said = f"its second run fails ({inspection_error(answer, entry).message})"
@@ -79,7 +79,7 @@ def _check(
         return ask(pool, job, CarryCheck, request.timeout_s)
 
 
-def _other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
+def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
     """Meshes for the second run, the best first: most sizes are others than those of the script's
     mesh, and the largest one is small, which divides most arrays."""
     sizes = [size for _, size in own.axes]

@@ -314,6 +314,28 @@ SCRIPTS = {
             if state["step"] % 2 == 0:
                 print(f"step {state['step']} {int(state['step']) + 1}")
     """,
+    "looks_at_shapes_alone": """# bare
+        @jax.jit
+        def train_step(params, state, x):
+            params, m, loss = train(params, state["m"], x)
+            return params, {"m": m, "count": state["count"] + 1}, loss
+        @jax.jit
+        def init(params):
+            zeros = jax.tree.map(jnp.zeros_like, params)
+            return {"m": zeros, "count": jnp.zeros((), jnp.int32)}
+        state = init(params)
+        for step in range(10**6):
+            params, state, loss = train_step(params, state, batch(step))
+    """,
+    "fails_after_an_evaluation": """
+        @jax.jit
+        def eval_step(params, total, x):
+            return total + loss_fn(params, x)
+        total = jnp.zeros(())
+        for step in range(20):
+            total = eval_step(params, total, batch(step))
+        raise ValueError("no more data")
+    """,
 }
 
 
@@ -369,6 +391,7 @@ STEPS = {
     "named": ("grad_fn", 0, 3),
     "time_first": ("train_step", 2, 3),
     "counts_for_real": ("train_step", 2, 3),
+    "looks_at_shapes_alone": ("train_step", 5, 3),
 }
 
 
@@ -444,6 +467,15 @@ def test_a_training_in_one_call_is_not_run_to_its_end(found: dict[str, dict[str,
 @pytest.mark.slow
 def test_pmap_is_refused_at_its_first_call(found: dict[str, dict[str, Any]]) -> None:
     assert "uses `jax.pmap` (pmapped.py:" in found["pmapped"]["error"]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_is_not_searched_for_what_it_called_before(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    said = found["fails_after_an_evaluation"]["error"]
+    assert "fails at fails_after_an_evaluation.py:" in said
+    assert said.endswith("before its step: ValueError: no more data")
 
 
 @pytest.mark.slow

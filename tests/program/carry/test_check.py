@@ -1,0 +1,139 @@
+"""A second run, in a fresh process, tells whether a step may be carried; and what depends on the
+mesh, where it may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPT = """# {meshes}
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+data, model = mesh.shape["data"], mesh.shape["model"]
+{first}
+w = jax.device_put(np.full((16, 32), 0.1, np.float32), NamedSharding(mesh, {weights}))
+
+
+@jax.jit
+def train_step(w, x):
+    loss, slope = jax.value_and_grad(lambda w: {loss})(w)
+    return w - 0.1 * slope, loss
+
+
+for step in range(6):
+    x = jax.device_put(np.ones(({rows}, 16), np.float32), NamedSharding(mesh, {batch}))
+    w, loss = train_step(w, x)
+"""
+PARTS = {
+    "meshes": "data:2,model:4",
+    "first": "",
+    "weights": 'P(None, "model")',
+    "loss": "jnp.mean((x @ w) ** 2)",
+    "rows": "48",
+    "batch": 'P("data")',
+}
+CASES: dict[str, dict[str, str]] = {
+    "equal": {},
+    "batch_by_mesh": {"rows": "8 * data"},
+    "sharding_by_mesh": {"weights": 'P("data" if data > 2 else "model", None)'},
+    "constant_by_mesh": {"loss": "jnp.mean((x @ w) ** 2) / data"},
+    "steps_by_mesh": {"loss": "sum(jnp.mean((p @ w) ** 2) for p in jnp.split(x, data))"},
+    "ends_by_mesh": {"first": "assert model < 4, 'heads do not divide'"},
+    # 48 rows do not divide by 5: the step is not taken there, and the next mesh is.
+    "next_mesh": {"meshes": "data:5,model:1 data:3,model:2"},
+    "no_mesh": {"meshes": "data:5,model:1 data:7,model:1"},
+    "in_parts": {
+        "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
+        "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
+        "weights": "P()",
+    },
+    "calls_python": {
+        "loss": "(jax.debug.callback(print, x[0, 0]), jnp.mean((x @ w) ** 2))[1]",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, parts in CASES.items():
+        (folder / f"{name}.py").write_text(SCRIPT.format(**(PARTS | parts)))
+    environment = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    both: list[dict[str, dict[str, Any]]] = []
+    for what in ("store", "check"):
+        words = ["-m", "tests.support.jobs.carried_scripts", what, str(folder)]
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr
+        both.append(json.loads(done.stdout.splitlines()[-1]))
+        for name in CASES if what == "store" else ():
+            if both[0][name]["not_carried"]:
+                (folder / f"{name}.py").unlink()
+    stored, checked = both
+    return {name: stored[name] | checked.get(name, {}) for name in CASES}
+
+
+# What each is told; in order of the cases. Nothing: the step may be carried.
+SAID = {
+    "equal": "",
+    "batch_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
+    "sharding_by_mesh": "('model', None) there, and by ",
+    "constant_by_mesh": "stablehlo.constant dense<2.000000e+00> : tensor<f32>`, and not `",
+    "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:14: `",
+    "next_mesh": "",
+    "no_mesh": "48",
+    "in_parts": "`shard_map` at in_parts.py:13 works on parts of arrays, which have other shapes",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAID)
+def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str, Any]]) -> None:
+    one = found[name]
+    assert one["step"] == "train_step"
+    if SAID[name]:
+        assert SAID[name] in one["difference"]
+    else:
+        assert one["difference"] == ""
+    # Where the stored step is taken to no mesh, the script is not started for it.
+    assert len(one["starts"]) == (0 if name in ("no_mesh", "in_parts") else 1)
+
+
+@pytest.mark.slow
+def test_the_mesh_of_the_second_run_is_one_that_takes_the_step(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert found["equal"]["mesh"] == "data:2,model:4"
+    assert found["next_mesh"]["mesh"] == "data:3,model:2"
+    assert found["next_mesh"]["starts"] == ["data:3,model:2"]
+    assert found["no_mesh"]["mesh"] == ""
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_on_the_other_mesh_fails_in_words(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert "heads do not divide" in found["ends_by_mesh"]["error"]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_stored_is_known_after_the_first_run(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    said = found["calls_python"]["not_carried"]
+    assert said.startswith("its step calls Python by `debug_callback` at calls_python.py:13")

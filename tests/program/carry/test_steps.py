@@ -1,0 +1,376 @@
+"""A step that is read on another mesh is the program that the script would make there."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from automesh.program.capture.nouns import AxisSplit
+from automesh.program.carry.meshes import CannotCarry
+from tests.support.carried import Case, Make, Sizes, places, text
+
+OWN = {"data": 4, "model": 2}
+OTHERS: tuple[Sizes, ...] = (
+    {"data": 4, "model": 2},
+    {"data": 2, "model": 4},
+    {"data": 8, "model": 1},
+    {"data": 8, "model": 2},
+)
+
+
+def put(mesh: Mesh, array: Any, *spec: Any) -> Any:
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+
+def arrays(mesh: Mesh) -> tuple[Any, Any]:
+    w = {
+        "up": put(mesh, np.full((16, 32), 0.1, np.float32), None, "model"),
+        "down": put(mesh, np.full((32, 16), 0.1, np.float32), "model"),
+    }
+    return w, put(mesh, np.ones((32, 16), np.float32), "data")
+
+
+def trained(loss: Any) -> Any:
+    def train_step(w: Any, x: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, slopes), value
+
+    return train_step
+
+
+def plain(w: Any, x: Any) -> Any:
+    return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2)
+
+
+def of_loss(loss: Any, **settings: Any) -> Make:
+    return lambda mesh: (jax.jit(trained(loss), **settings), arrays(mesh), {})
+
+
+def scanned(w: Any, x: Any) -> Any:
+    def turn(h: Any, _: Any) -> Any:
+        return h + jax.nn.relu(h @ w["up"]) @ w["down"], jax.nn.logsumexp(h)
+
+    h, more = jax.lax.scan(jax.checkpoint(turn), x, None, 3)
+    return jnp.mean((h - x) ** 2) + more.sum()
+
+
+def classified(w: Any, x: Any) -> Any:
+    logits = jax.nn.gelu(x @ w["up"]) @ w["down"]
+    labels = jnp.zeros(x.shape[0], jnp.int32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@jax.custom_vjp
+def _clipped(x: Any) -> Any:
+    return x
+
+
+def _forward(x: Any) -> Any:
+    return x, None
+
+
+def _backward(_: Any, slope: Any) -> Any:
+    return (jnp.clip(slope, -1, 1),)
+
+
+_clipped.defvjp(_forward, _backward)
+
+
+def only_called(mesh: Mesh) -> Any:
+    """Functions with rules of their own that nobody differentiates."""
+    w, x = arrays(mesh)
+    return (
+        jax.jit(lambda w, x: (w, _clipped(jax.nn.relu(x @ w["up"])).mean() + jax.nn.silu(x).sum())),
+        (w, x),
+        {},
+    )
+
+
+def with_keys(mesh: Mesh) -> Any:
+    def train_step(w: Any, key: Any, x: Any) -> Any:
+        key, sub = jax.random.split(key)
+        kept = jax.random.bernoulli(sub, 0.5, x.shape)
+        value, slopes = jax.value_and_grad(plain)(w, x * kept)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, slopes), key, value
+
+    w, x = arrays(mesh)
+    return jax.jit(train_step), (w, put(mesh, jax.random.key(0)), x), {}
+
+
+def with_references(mesh: Mesh) -> Any:
+    def train_step(w: Any, x: Any) -> Any:
+        value, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w - 1) ** 2))(w[...])
+        w[...] = w[...] - 0.1 * slope
+        return value
+
+    w, x = arrays(mesh)
+    return jax.jit(train_step), (jax.new_ref(w["up"]), x), {}
+
+
+def stated(mesh: Mesh) -> Any:
+    """Shardings of arguments and outputs, a constraint, donated state, keyword arguments."""
+
+    def loss(w: Any, x: Any) -> Any:
+        h = jax.lax.with_sharding_constraint(x @ w["up"], NamedSharding(mesh, P("data", "model")))
+        return jnp.mean((h @ w["down"] - x) ** 2)
+
+    at = {"up": NamedSharding(mesh, P(None, "model")), "down": NamedSharding(mesh, P("model"))}
+    w = {"up": np.ones((16, 32), np.float32), "down": np.ones((32, 16), np.float32)}
+    step = jax.jit(
+        trained(loss),
+        in_shardings=(at, NamedSharding(mesh, P("data"))),
+        out_shardings=(at, NamedSharding(mesh, P())),
+        donate_argnums=0,
+    )
+    return step, (w, np.ones((32, 16), np.float32)), {}
+
+
+def by_keyword(mesh: Mesh) -> Any:
+    def train_step(w: Any, *, x: Any, rate: Any, log: bool) -> Any:
+        value, slopes = jax.value_and_grad(plain)(w, x)
+        w = jax.tree.map(lambda a, b: a - rate * b, w, slopes)
+        return (w, value, x.sum()) if log else (w, value)
+
+    w, x = arrays(mesh)
+    return (
+        jax.jit(train_step, donate_argnames="w", static_argnames="log"),
+        (),
+        {"w": w, "x": x, "rate": 0.1, "log": True},
+    )
+
+
+def with_constants(mesh: Mesh) -> Any:
+    """Arrays that the step holds: on the mesh, on the host, large and small."""
+    held = put(mesh, np.full((32, 16), 0.5, np.float32), "data")
+    table, small = np.arange(16.0 * 512, dtype=np.float32).reshape(16, 512), np.ones(16)
+
+    def loss(w: Any, x: Any) -> Any:
+        return plain(w, x * held * small.astype(np.float32)) + (x @ table).mean()
+
+    return jax.jit(trained(loss)), arrays(mesh), {}
+
+
+def weak(mesh: Mesh) -> Any:
+    w, x = arrays(mesh)
+    w["up"] = put(mesh, jnp.full((16, 32), 0.1), None, "model")
+    return jax.jit(trained(lambda w, x: plain(w, x * 1.5))), (w, x), {}
+
+
+def low_precision(mesh: Mesh) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        h = (x.astype(jnp.float8_e4m3fn).astype(jnp.bfloat16)) @ w["up"]
+        return jnp.mean((h @ w["down"]).astype(jnp.float32) ** 2)
+
+    w, x = arrays(mesh)
+    return jax.jit(trained(loss)), (jax.tree.map(lambda a: a.astype(jnp.bfloat16), w), x), {}
+
+
+def looped(mesh: Mesh) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        h = jax.lax.fori_loop(0, 3, lambda i, h: jnp.where(i > 1, h * 2, jnp.sin(h)), x)
+        h = jax.lax.cond(h.sum() > 0, lambda h: h, lambda h: jnp.linalg.norm(h) * h, h)
+        return plain(w, jax.lax.stop_gradient(jnp.sort(h, 0))) + jnp.einsum("ij,ij->", h, x)
+
+    return jax.jit(trained(loss)), arrays(mesh), {}
+
+
+def other_meshes(mesh: Mesh) -> Any:
+    """The batch lies on another mesh of the same devices, and one array on a mesh of one."""
+    w, x = arrays(mesh)
+    flat = Mesh(mesh.devices.reshape(-1), ("devices",))
+
+    def loss(w: Any, x: Any) -> Any:
+        return plain(w, jax.lax.with_sharding_constraint(x, NamedSharding(flat, P("devices"))))
+
+    return jax.jit(trained(loss)), (w, x), {}
+
+
+def explicit(mesh: Mesh) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ jax.sharding.reshard(w["up"], P()))
+        return jnp.mean((h @ jax.sharding.reshard(w["down"], P(None, None)) - x) ** 2)
+
+    return jax.jit(trained(loss)), arrays(mesh), {}
+
+
+def explicit_scanned(mesh: Mesh) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        up, down = (jax.sharding.reshard(w[name], P()) for name in ("up", "down"))
+
+        def turn(h: Any, _: Any) -> Any:
+            return h + jax.nn.relu(h @ up) @ down, h.mean()
+
+        h, more = jax.lax.scan(jax.checkpoint(turn), x, None, 2)
+        return jnp.mean(h**2) + more.sum()
+
+    return jax.jit(trained(loss)), arrays(mesh), {}
+
+
+AUTO: dict[str, Make] = {
+    "plain": of_loss(plain),
+    "scan_remat_relu_logsumexp": of_loss(scanned, donate_argnums=0),
+    "optax_loss": of_loss(classified),
+    "rules_never_called": only_called,
+    "random_keys": with_keys,
+    "references": with_references,
+    "stated_shardings": stated,
+    "by_keyword": by_keyword,
+    "constants": with_constants,
+    "weak_types": weak,
+    "low_precision": low_precision,
+    "loops_and_branches": looped,
+    "other_meshes": other_meshes,
+}
+EXPLICIT: dict[str, Make] = {"matmuls": explicit, "scan": explicit_scanned}
+CASES = {
+    **{name: Case(make=make, sizes=OWN) for name, make in AUTO.items()},
+    **{
+        f"explicit_{name}": Case(make=make, sizes=OWN, kind="explicit")
+        for name, make in EXPLICIT.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_carried_step_is_the_one_that_is_made_there(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.stored(tmp_path)
+    for sizes in OTHERS:
+        real, carried = case.real(tmp_path, sizes), case.carried(tmp_path, sizes)
+        assert text(carried) == text(real), sizes
+        assert places(carried) == places(real), sizes
+
+
+def test_the_programs_of_two_meshes_are_told_apart(tmp_path: Path) -> None:
+    """What is compared above differs from mesh to mesh."""
+    case = CASES["plain"]
+    case.stored(tmp_path)
+    texts = {text(case.carried(tmp_path, sizes)) for sizes in OTHERS}
+    assert len(texts) == len(OTHERS)
+
+
+@pytest.mark.parametrize("name", ["stated_shardings", "references", "random_keys", "weak_types"])
+def test_a_carried_step_computes_what_the_script_does(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.stored(tmp_path)
+    outputs: list[Any] = []
+    for built in (
+        case.carried(tmp_path, {"data": 2, "model": 4}, without_arrays=False),
+        case.real(tmp_path, {"data": 2, "model": 4}),
+    ):
+        workload = built.workload
+        given = workload.step(*workload.args, **dict(workload.kwargs))
+        changed = [
+            leaf[...] for leaf in jax.tree.leaves(workload.args) if isinstance(leaf, jax.Ref)
+        ]
+        outputs.append([_plain(leaf) for leaf in (*jax.tree.leaves(given), *changed)])
+    for one, other in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _plain(leaf: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
+    tmp_path: Path,
+) -> None:
+    case = Case(make=_over_data, sizes={"data": 8})
+    case.stored(tmp_path)
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    own = case.carried(tmp_path, {"dp": 8, "fsdp": 1}, splits=splits)
+    split = case.carried(tmp_path, {"dp": 2, "fsdp": 4}, splits=splits)
+    for built in (own, split):
+        down, up, x = jax.tree.leaves(built.workload.args)
+        assert x.sharding.spec == P(("dp", "fsdp"))
+        assert down.sharding.spec == up.sharding.spec == P()
+    assert text(own) != text(split)
+
+
+def _over_data(mesh: Mesh) -> Any:
+    w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
+    step = jax.jit(trained(plain), donate_argnums=0)
+    return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
+
+
+def in_parts(mesh: Mesh) -> Any:
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    def loss(w: Any, x: Any) -> Any:
+        return jax.lax.pmean(jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2), "data")
+
+    w, x = arrays(mesh)
+    return jax.jit(trained(loss)), (put(mesh, w), x), {}
+
+
+def test_a_part_that_runs_on_each_device_apart_is_taken_where_its_parts_are_the_same(
+    tmp_path: Path,
+) -> None:
+    case = Case(make=in_parts, sizes=OWN)
+    case.stored(tmp_path)
+    real, carried = case.real(tmp_path, OWN), case.carried(tmp_path, OWN)
+    assert text(carried) == text(real)
+    # The line that calls what runs apart: that of the gradient, in `trained`.
+    line = trained.__code__.co_firstlineno + 2
+    said = f"`shard_map` at test_steps.py:{line} works on parts of arrays, which have other shapes"
+    with pytest.raises(CannotCarry, match=rf"{said} with data:2 than with data:4"):
+        case.carried(tmp_path, {"data": 2, "model": 4})
+
+
+def test_a_dimension_that_does_not_divide_is_refused_as_jax_does(tmp_path: Path) -> None:
+    case = Case(make=_odd, sizes={"data": 4, "model": 2})
+    case.stored(tmp_path)
+    for make in (case.carried, case.real):
+        with pytest.raises(Exception, match="36"):
+            text(make(tmp_path, {"data": 8, "model": 1}))
+
+
+def _odd(mesh: Mesh) -> Any:
+    w, _ = arrays(mesh)
+    return jax.jit(trained(plain)), (w, put(mesh, np.ones((36, 16), np.float32), "data")), {}
+
+
+def test_what_means_nothing_elsewhere_is_named_with_its_line(tmp_path: Path) -> None:
+    def calls_python(w: Any, x: Any) -> Any:
+        jax.debug.callback(lambda _: None, x.sum())
+        return plain(w, x)
+
+    with pytest.raises(CannotCarry, match=r"its step calls Python by `\w*callback` at test_steps"):
+        Case(make=of_loss(calls_python), sizes=OWN).stored(tmp_path)
+
+
+def test_meshes_of_other_devices_are_refused(tmp_path: Path) -> None:
+    def make(mesh: Mesh) -> Any:
+        some = Mesh(mesh.devices.reshape(-1)[:4], ("some",))
+        inner = NamedSharding(some, P("some"))
+        step = jax.jit(trained(plain))
+        w, x = arrays(mesh)
+        return step, (jax.tree.map(lambda a: jax.device_put(a, inner), w), x), {}
+
+    case = Case(make=make, sizes=OWN)
+    folder = tmp_path / "step"
+    folder.mkdir()
+    try:
+        case.stored(folder)
+    except ValueError as error:  # jax itself does not take arrays of several meshes at once.
+        assert "incompatible devices" in str(error)
+        return
+    with pytest.raises(CannotCarry, match="some:4 of some of the devices of its own, data:4"):
+        case.carried(folder, {"data": 2, "model": 4})
+
+
+def test_the_types_of_axes_are_those_of_the_script(tmp_path: Path) -> None:
+    case = CASES["explicit_matmuls"]
+    case.stored(tmp_path)
+    built = case.carried(tmp_path, {"data": 2, "model": 4})
+    assert built.axis_types == ("explicit", "explicit")
+    assert set(built.mesh.axis_types) == {AxisType.Explicit}

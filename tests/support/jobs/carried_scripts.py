@@ -1,0 +1,73 @@
+"""Stores the steps of scripts, or compares stored steps with real runs, all in this process.
+
+    python -m tests.support.jobs.carried_scripts store FOLDER
+    python -m tests.support.jobs.carried_scripts check FOLDER
+
+The first line of each script is `# MESH ...`, the meshes that are tried for its second run. `store`
+leaves a folder beside each script; `check`, in a fresh process, reads it. Both print one JSON
+object, by script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import pickle
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from automesh.errors import AutomeshError
+from automesh.mesh.axes import MeshAxis
+from automesh.program.capture.build import EndedEarly
+from automesh.program.capture.discover import discover
+from automesh.program.carry.check import check_carried
+from automesh.program.carry.starts import starts
+from automesh.program.carry.stored_step import store_in
+from automesh.program.nouns import Entry
+from automesh.program.pipeline.lower import lower_any
+
+
+def stored(script: Path) -> dict[str, Any]:
+    folder = script.with_suffix("")
+    folder.mkdir()
+    entry = Entry(kind="script", location=str(script), function="")
+    found = discover(entry, keep=partial(store_in, str(folder)))
+    capture = dataclasses.replace(found.capture, folder=str(folder))
+    entry = dataclasses.replace(entry, function=capture.step.name, capture=capture)
+    (folder / "entry.pickle").write_bytes(pickle.dumps(entry))
+    return {"step": capture.step.name, "not_carried": found.not_carried}
+
+
+def checked(script: Path) -> dict[str, Any]:
+    folder = script.with_suffix("")
+    entry = pickle.loads((folder / "entry.pickle").read_bytes())
+    words = script.read_text().partition("\n")[0].removeprefix("#").split()
+    meshes = [tuple(map(_axis, word.split(","))) for word in words]
+    stages: list[str] = []
+    found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
+    return {**dataclasses.asdict(found), "stages": stages, "starts": starts(str(folder))}
+
+
+def _axis(text: str) -> MeshAxis:
+    name, _, size = text.partition(":")
+    return MeshAxis(name=name, ici=int(size))
+
+
+def main(what: str, folder: Path) -> None:
+    run = {"store": stored, "check": checked}[what]
+    found: dict[str, Any] = {}
+    for script in sorted(folder.glob("*.py")):
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                found[script.stem] = run(script)
+        except (AutomeshError, EndedEarly) as error:
+            found[script.stem] = {"error": str(error)}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
