@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.program.capture.abstract_arrays import (
@@ -269,7 +269,7 @@ class _Watch:
         own = self._mesh_of(found)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),
-            batch_axes=tuple(name for name in found.batch_axes if name in own.names),
+            batch_axes=_axes_of(found, self.made[own]),
             num_devices=jax.device_count(),
             other_steps=found.others,
             other_meshes=tuple(mesh for mesh in self.meshes.values() if mesh is not own),
@@ -285,6 +285,19 @@ class _Watch:
             return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
         # Of several that no argument tells apart, the last one made of most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
+
+
+def _axes_of(found: FoundStep, own: Mesh) -> tuple[str, ...]:
+    """Axes of the script's own mesh that split the batch; all of them for a batch that lies on
+    another mesh of one axis over the same devices."""
+    axes: list[str] = []
+    for name in found.batch_axes:
+        others = [mesh for mesh in found.meshes if name in mesh.axis_names]
+        if name in own.axis_names:
+            axes.append(name)
+        elif any(same_on(NamedSharding(mesh, PartitionSpec(name)), own) for mesh in others):
+            axes += map(str, own.axis_names)
+    return tuple(dict.fromkeys(axes))
 
 
 def _sizes(mesh: Mesh) -> Sizes:
