@@ -94,10 +94,11 @@ SAID = {
     "batch_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
     "sharding_by_mesh": "('model', None) there, and by ",
     "constant_by_mesh": "stablehlo.constant dense<2.000000e+00> : tensor<f32>`, and not `",
-    "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:14: `",
+    "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:13: `",
     "next_mesh": "",
     "no_mesh": "48",
-    "in_parts": "`shard_map` at in_parts.py:13 works on parts of arrays, which have other shapes",
+    # The trace has other shapes there; the function is traced again.
+    "in_parts": "",
 }
 
 
@@ -111,7 +112,7 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
     else:
         assert one["difference"] == ""
     # Where the stored step is taken to no mesh, the script is not started for it.
-    assert len(one["starts"]) == (0 if name in ("no_mesh", "in_parts") else 1)
+    assert len(one["starts"]) == (0 if name == "no_mesh" else 1)
 
 
 @pytest.mark.slow
