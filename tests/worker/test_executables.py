@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from automesh.foreign import ownership
 from automesh.worker import executables
 from automesh.worker.executables import executables_folder, why_others_may_write
 
@@ -61,7 +62,7 @@ def test_without_a_variable_it_is_in_the_users_cache(
 def test_a_place_that_others_may_write_is_refused(
     tmp_path: Path, place: str, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "_is_group_of_one", lambda group: False)
+    monkeypatch.setattr(ownership, "_is_group_of_one", lambda group: False)
     cache = tmp_path / "shared" / "cache"
     (cache / "executables").mkdir(parents=True, mode=0o700)
     (cache / "executables" / place).resolve().chmod(mode)
@@ -96,7 +97,7 @@ def test_a_link_to_what_others_own_is_refused(tmp_path: Path) -> None:
 def test_a_link_in_a_folder_of_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "_is_group_of_one", lambda group: False)
+    monkeypatch.setattr(ownership, "_is_group_of_one", lambda group: False)
     real, shared = tmp_path / "real", tmp_path / "shared"
     real.mkdir(mode=0o700)
     shared.mkdir()
@@ -112,9 +113,9 @@ def test_the_group_that_each_account_has_for_itself_is_no_other(tmp_path: Path) 
     folder.mkdir()
     folder.chmod(0o770)
     group = folder.stat().st_gid
-    is_mine = executables._is_group_of_one(group)  # pyright: ignore[reportPrivateUsage]
+    is_mine = ownership._is_group_of_one(group)  # pyright: ignore[reportPrivateUsage]
     assert (why_others_may_write(folder) == "") == is_mine
-    assert not executables._is_group_of_one(2**30)  # pyright: ignore[reportPrivateUsage]
+    assert not ownership._is_group_of_one(2**30)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_no_cache_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ SAID = {
     "batch_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
     "sharding_by_mesh": "('model', None) there, and by ",
     "constant_by_mesh": "stablehlo.constant dense<2.000000e+00> : tensor<f32>`, and not `",
-    "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:14: `",
+    "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:13: `",
     "next_mesh": "",
     "no_mesh": "48",
     "in_parts": "`shard_map` at in_parts.py:13 works on parts of arrays, which have other shapes",

@@ -75,7 +75,7 @@ def test_an_array_is_put_where_it_belongs(name: str, tmp_path: Path) -> None:
         assert made.committed
         assert made.sharding.is_equivalent_to(to, made.ndim)
         assert made.dtype == leaf.dtype
-        assert made.weak_type == getattr(leaf, "weak_type", False)
+        assert getattr(made, "weak_type", False) == getattr(leaf, "weak_type", False)
 
 
 @pytest.mark.parametrize("number", [3, True, 0.1, 2.5j, -(2**31)])
