@@ -6,7 +6,7 @@ Each script is run once, up to its step, which is stored; a second process makes
 search, and then compares, on every legal mesh of 8 virtual CPU devices, the stored step with a real
 run of the script there: fingerprint of the program, shapes, types and shardings of the arguments.
 
-* equal: both are the same, or jax refuses both;
+* equal: both are the same, or jax refuses both , in runs without the data of arrays;
 * run: the stored step refuses the mesh by itself, and the script is run for it;
 * detected: they differ, and the first or the second run said so before any mesh is ranked;
 * undetected: they differ, and nobody said so. There must be none.
@@ -103,6 +103,7 @@ def _store(script: Path, folder: Path) -> dict[str, Any]:
 
 
 def _compare(folder: Path) -> dict[str, Any]:
+    from automesh.program.capture.abstract_arrays import ValueNeeded
     from automesh.program.carry.check import check_carried
     from automesh.program.pipeline.lower import lower_any
     from automesh.space.enumerate import factorizations
@@ -110,11 +111,18 @@ def _compare(folder: Path) -> dict[str, Any]:
 
     entry, found = pickle.loads((folder / "entry.pickle").read_bytes())
     own = entry.capture.mesh
-    plans = other_meshes(own, found.num_devices)
+    meshes = [plan.axes for plan in other_meshes(own, found.num_devices)]
+
+    def check() -> str:
+        return check_carried(entry, meshes, lower=lower_any, entering=lambda _: None).difference
+
     try:
-        said = check_carried(
-            entry, [plan.axes for plan in plans], lower=lower_any, entering=lambda _: None
-        ).difference
+        try:
+            said = check()
+        except ValueNeeded:  # A search makes its arrays then.
+            capture = dataclasses.replace(entry.capture, without_arrays=False)
+            entry = dataclasses.replace(entry, capture=capture)
+            said = check()
     # Whatever ends the script before its step: it is run for each mesh then.
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -138,9 +146,8 @@ def _on_mesh(entry: Any, sizes: dict[str, int], said: str) -> dict[str, Any]:
 
     axes = tuple(MeshAxis(name=name, ici=size) for name, size in sizes.items())
     types = entry.capture.searched.axis_types
-    carried_entry = dataclasses.replace(
-        entry, capture=dataclasses.replace(entry.capture, carried_by="trace")
-    )
+    capture = dataclasses.replace(entry.capture, carried_by="trace", without_arrays=True)
+    carried_entry = dataclasses.replace(entry, capture=capture)
 
     def refuse(why: str) -> Any:
         raise CannotCarry(why)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from automesh.program.carry.stored_step import LARGEST_STORED_BYTES
+from automesh.report.words import count
+from tests.program.carry.test_check import SAID
 from tests.support.paths import ROOT
 
 GUIDE = (ROOT / "docs" / "porting.md").read_text()
@@ -76,6 +79,15 @@ def test_the_command_of_the_guide_is_searched_to_a_rule(source: str, tmp_path: P
     assert rule["match"] == "cpu-4"
     assert rule["evidence"]["kind"] == "measured", done.stdout
     assert "flags_train.py --fsdp " in done.stdout
+
+
+def test_what_the_guide_says_of_a_second_run_is_what_is_said() -> None:
+    told = " ".join(GUIDE.split())
+    assert f"with their values (up to {LARGEST_STORED_BYTES // 2**30} GiB)" in told
+    assert SAID["batch_by_mesh"] in told
+    assert SAID["in_parts"].partition("works")[2] in told
+    starts = ("first run", "data:2,model:4", "data:8,model:1")
+    assert f"started {count(len(starts), 'time')}: {', '.join(starts)}`" in told
 
 
 def test_every_source_of_step_times_is_in_the_table() -> None:

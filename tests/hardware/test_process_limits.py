@@ -73,8 +73,10 @@ def test_a_worker_that_ends_under_a_low_limit_blames_no_script(
 
 def test_a_fault_of_the_script_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, AS=10**9)
-    failure = Failed(stage="build", reason="`build` raised ValueError: no")
-    assert "ulimit" not in inspection_error(failure, ENTRY).hint
+    reason = "`build` raised ValueError: no"
+    error = inspection_error(Failed(stage="build", reason=reason, where="train.py:3"), ENTRY)
+    assert error.message == f"train.py:3: {reason}"
+    assert "ulimit" not in error.hint
 
 
 @pytest.mark.parametrize(
