@@ -6,9 +6,7 @@ is killed at any moment has either done a change and remembers its answer, or ha
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import stat
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import cache
@@ -20,6 +18,8 @@ import sqlalchemy.exc as sa_errors
 
 from automesh import limits
 from automesh.errors import UsageError
+from automesh.foreign.own import files_of, has_journal, look, schema_of, why_of_others
+from automesh.foreign.sqlite import harden, journal_of
 
 _METADATA = sa.MetaData()
 
@@ -107,8 +107,6 @@ _APPEND_ONLY = tuple(
     "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
     for name in ("UPDATE", "DELETE")
 )
-_MOST_NAMES, _MOST_CHARS = 100, 10_000
-"""Of what is in a database, and of the words that made each: ours has twenty of some hundred."""
 
 
 class Database:
@@ -120,6 +118,7 @@ class Database:
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
+            harden(connection)
             # FULL: what was answered is on the disk. These are a few changes a minute.
             connection.execute("PRAGMA synchronous=FULL")
             return connection
@@ -169,22 +168,21 @@ def check_ours(path: Path) -> None:
     Raises:
       UsageError: it is something else, or belongs to somebody else.
     """
-    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        try:
-            status = one.lstat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise _unusable(path, error.strerror) from None
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise _foreign(path, f"`{one.name}` is no file of this account")
-    if os.path.lexists(f"{path}-journal"):
-        raise _foreign(path, f"`{path.name}-journal` is there, which the service never writes")
+    try:
+        # Its folder is the account's alone: who else may write into the file does not matter.
+        reason = next((one for one in map(why_of_others, files_of(path)) if one), "")
+    except OSError as error:
+        raise _unusable(path, error.strerror) from None
+    if reason:
+        raise _foreign(path, reason)
+    if has_journal(path):
+        raise _foreign(path, f"`{journal_of(path).name}` is there, which the service never writes")
     if not path.exists() or not path.stat().st_size:
         return
     try:
-        kept = _schema_of(path)
-    except sqlite3.Error as error:
+        with closing(look(path, wait_s=limits.LOCK_S)) as connection:
+            kept = _schema_of(connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _unusable(path, error) from None
     ours = _our_schema()
     odd = next((name for name, made in kept.items() if ours.get(name) != made), None)
@@ -192,21 +190,14 @@ def check_ours(path: Path) -> None:
         raise _foreign(path, f"its `{odd}` is not of this version")
 
 
-def _schema_of(path: Path) -> dict[str, str]:
+def _schema_of(connection: sqlite3.Connection) -> dict[str, str]:
     """How everything in a database was made, by its name.
 
     Raises:
-      sqlite3.Error: it is none, or cannot be read.
+      sqlite3.Error: it cannot be read.
     """
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=limits.LOCK_S)) as connection:
-        connection.execute("PRAGMA trusted_schema=OFF")
-        rows = connection.execute(
-            "SELECT name, substr(sql, 1, ?) FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?",
-            (_MOST_CHARS, _MOST_NAMES),
-        )
-        # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
-        made = {str(name): _normal(str(sql)) for name, sql in rows}
+    # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
+    made = {one.name: _normal(one.sql) for one in schema_of(connection) if one.sql is not None}
     made.pop("sqlite_sequence", None)
     return made
 
@@ -214,15 +205,11 @@ def _schema_of(path: Path) -> dict[str, str]:
 @cache
 def _our_schema() -> dict[str, str]:
     """As `_schema_of`, of this version's tables."""
-    engine = sa.create_engine("sqlite://")
-    with engine.begin() as connection:
-        _create(connection)
-        rows = connection.execute(
-            sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-        )
-        made = {str(name): _normal(str(sql)) for name, sql in rows}
-    engine.dispose()
-    return made
+    with closing(sqlite3.connect(":memory:")) as plain:
+        engine = sa.create_engine("sqlite://", creator=lambda: plain, poolclass=sa.StaticPool)
+        with engine.begin() as connection:
+            _create(connection)
+        return _schema_of(plain)
 
 
 def _create(connection: sa.Connection) -> None:
