@@ -24,6 +24,7 @@ from automesh.serve.pages import Pages
 from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
 from automesh.submissions.database import Database
+from automesh.submissions.elapsed import Elapsed
 from automesh.submissions.home import Home
 from automesh.submissions.leases import Leases
 from automesh.submissions.retention import Retention
@@ -178,7 +179,13 @@ def open_service(home: Home, settings: Settings) -> Service:
         tokens=Tokens(database),
         store=store,
         audit=audit,
-        retention=Retention(home=home, database=database, audit=audit, keep_s=settings.keep_s),
+        retention=Retention(
+            home=home,
+            database=database,
+            audit=audit,
+            elapsed=Elapsed(database=database),
+            keep_s=settings.keep_s,
+        ),
         leases=Leases(
             home=home, database=database, store=store, audit=audit, is_foreign=is_foreign
         ),

@@ -102,6 +102,19 @@ AUDIT = sa.Table(
     *_columns(sa.String, "who", "address", "action", "subject", "said"),
     *_columns(sa.Integer, "status"),
 )
+ELAPSED = sa.Table(  # one row: how long the service has existed, see `submissions.elapsed`
+    "elapsed",
+    _METADATA,
+    sa.Column("number", sa.Integer, primary_key=True),
+    *_columns(sa.String, "boot"),
+    *_columns(sa.Double, "steady_s", "day_s", "elapsed_s"),
+)
+SEEN = sa.Table(  # since when things that are removed one day have been as they are
+    "seen",
+    _METADATA,
+    *_columns(sa.String, "kind", "name", primary_key=True),
+    *_columns(sa.Double, "stamp", "at_s"),
+)
 _APPEND_ONLY = tuple(
     f"CREATE TRIGGER IF NOT EXISTS audit_{name} BEFORE {name} ON audit "
     "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
