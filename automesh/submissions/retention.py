@@ -58,16 +58,16 @@ class Retention:
         drafts = {
             str(one): one for one in (*bundles.glob("*.draft"), *self.home.jobs.glob("*/*.draft"))
         }
-        for name in self._left("draft", drafts):
+        for name in self._unchanged("draft", drafts, limits.ABANDONED_DRAFT_S):
             _remove(drafts[name])
         if self.keep_s is not None:
             self._remove_submissions(self.keep_s)
         self._remove_bundles()
 
-    def _left(self, kind: str, places: Mapping[str, Path]) -> set[str]:
-        """Names of files and folders that nobody has changed for an hour."""
+    def _unchanged(self, kind: str, places: Mapping[str, Path], age_s: float) -> set[str]:
+        """Names of files and folders that nobody has changed for so long."""
         stamps = {name: _changed_s(place) for name, place in places.items()}
-        return self.elapsed.unchanged(kind, stamps, limits.ABANDONED_DRAFT_S)
+        return self.elapsed.unchanged(kind, stamps, age_s)
 
     def _remove_submissions(self, keep_s: float) -> None:
         table = SUBMISSIONS.c
@@ -90,14 +90,15 @@ class Retention:
                     connection.execute(sa.delete(of_it).where(of_it.c.number == number))
             self.audit.note("removed", who=ended[number].owner, subject=number, said="old")
             shutil.rmtree(self.home.job(number), ignore_errors=True)
-        self._remove_folders()
+        self._remove_folders(keep_s)
 
-    def _remove_folders(self) -> None:
-        """Removes folders whose submissions are gone: their removal was cut short."""
+    def _remove_folders(self, keep_s: float) -> None:
+        """Removes folders whose submissions are gone: their removal was cut short, or the database
+        is from a backup, whose owner may yet miss them."""
         with self.database.read() as connection:
             known = set(connection.execute(sa.select(SUBMISSIONS.c.number)).scalars())
         lost = {one.name: one for one in self.home.jobs.iterdir() if one.name not in known}
-        for name in self._left("folder", lost):
+        for name in self._unchanged("folder", lost, keep_s):
             shutil.rmtree(lost[name])
 
     def _remove_bundles(self) -> None:
