@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 
 from automesh import limits
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
 from automesh.foreign.own import files_of, has_journal, look, schema_of, why_of_others
 from automesh.foreign.sqlite import harden, journal_of
 
@@ -122,6 +122,22 @@ _APPEND_ONLY = tuple(
 )
 
 
+_NOT_WRITTEN = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+)
+
+
+class Unwritable(AutomeshError):
+    """The disk of the service takes nothing now: it is full, read-only, or locked by others."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(
+            f"the service cannot write to its disk: {reason}",
+            hint="send it again once there is room: what is done already is not done twice",
+        )
+
+
 class Database:
     """The open database of a service; may be used by several threads and processes at once."""
 
@@ -146,21 +162,32 @@ class Database:
                 connection.execute(sa.text("PRAGMA journal_mode=WAL"))
             with self.change() as connection:
                 _create(connection)
-        except sa_errors.SQLAlchemyError as error:
+        except (sa_errors.SQLAlchemyError, Unwritable) as error:
             self._engine.dispose()
             raise _unusable(path, getattr(error, "orig", None) or error) from None
 
     @contextmanager
     def change(self) -> Generator[sa.Connection]:
-        """A transaction that nobody else's comes in between of; all of it is done, or nothing."""
-        with self._writing.connect() as connection:
-            connection.execute(sa.text("BEGIN IMMEDIATE"))
-            try:
-                yield connection
-            except BaseException:
-                connection.execute(sa.text("ROLLBACK"))
-                raise
-            connection.execute(sa.text("COMMIT"))
+        """A transaction that nobody else's comes in between of; all of it is done, or nothing.
+
+        Raises:
+          Unwritable: the disk is full.
+        """
+        try:
+            with self._writing.connect() as connection:
+                connection.execute(sa.text("BEGIN IMMEDIATE"))
+                try:
+                    yield connection
+                    connection.execute(sa.text("COMMIT"))
+                except BaseException:
+                    # SQLite may have done so itself, as it does where the disk is full.
+                    with suppress(sa_errors.OperationalError):
+                        connection.execute(sa.text("ROLLBACK"))
+                    raise
+        except sa_errors.OperationalError as error:
+            if (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) in _NOT_WRITTEN:
+                raise Unwritable(error.orig) from None
+            raise
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
