@@ -214,12 +214,6 @@ def _failure(storage: Storage, error: BaseException) -> UsageError:
     if isinstance(cause, Timeout) or is_busy(cause):
         return _in_use(storage, limits.LOCK_S)
     reason = _one_line(storage, cause) or type(cause).__name__
-    if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
-        return UsageError(
-            f"{storage.text} holds no whole study, and is only read here",
-            hint="whose it is must run its search again, with the installed Optuna "
-            f"{optuna.__version__} or a newer one",
-        )
     return UsageError(
         f"the study's storage {storage.text} failed: {reason}",
         hint="what was finished is kept: mend it and run the same command again",
@@ -309,9 +303,17 @@ def _read_sqlite(storage: Storage, *, in_place: bool) -> Backend:
     file = copy_of(path, storage.text)
     try:
         return _open_rdb(storage, "sqlite://", {"creator": file.connect}, copy=file.folder)
-    except BaseException:
+    except BaseException as error:
         file.folder.cleanup()
-        raise
+        cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        # Optuna makes what is missing, and a copy is never written.
+        raise UsageError(
+            f"{storage.text} holds no whole study, and is only read here",
+            hint="whose it is must run its search again, with the installed Optuna "
+            f"{optuna.__version__} or a newer one",
+        ) from None
 
 
 def _check_writable(path: Path, storage: Storage) -> None:
