@@ -1,5 +1,5 @@
 """The command line: a module for each command, registered in `app`."""
 
-from automesh.worker.allowed import spare_threads
+from automesh.platforms.allowed import spare_threads
 
 spare_threads()  # Before any of them imports numpy.

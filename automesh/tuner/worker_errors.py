@@ -8,10 +8,10 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import is_users_file
+from automesh.platforms.allowed import limits_hint
 from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.units import format_wait
-from automesh.worker.allowed import limits_hint
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
 _CODE = "    "  # how tracebacks indent code

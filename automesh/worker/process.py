@@ -20,10 +20,10 @@ from automesh.errors import AutomeshError
 from automesh.files import open_log
 from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.platforms.allowed import check_files
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import clean_lines
 from automesh.worker import blame, protocol
-from automesh.worker.allowed import check_files
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.protocol import Answer

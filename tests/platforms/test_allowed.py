@@ -13,9 +13,10 @@ import pytest
 
 from automesh.errors import UsageError, of_system
 from automesh.outcomes import Failed, OutOfMemory
+from automesh.platforms import allowed
 from automesh.program.nouns import Entry
 from automesh.tuner.worker_errors import inspection_error, machine_error
-from automesh.worker import allowed, blame
+from automesh.worker import blame
 from automesh.worker.process import Guarded
 
 ENTRY = Entry(kind="script", location="/x/train.py", function="build")
