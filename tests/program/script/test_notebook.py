@@ -26,5 +26,5 @@ def test_code_cells_in_their_order() -> None:
 )  # fmt: skip
 def test_what_is_no_notebook_is_one_sentence(content: bytes) -> None:
     """Before, a worker was started for it, and the message had the class of an exception."""
-    with pytest.raises(UsageError, match="`x.ipynb` is no notebook that can be read"):
+    with pytest.raises(UsageError, match=r"`x\.ipynb` is no notebook that can be read"):
         code_of(content, "x.ipynb")
