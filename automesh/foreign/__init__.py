@@ -1,1 +1,1 @@
-"""Whether a file may hold what another account has written, and how such a database is read."""
+"""Whether a file may hold what another account has written, and how such databases are opened."""

@@ -8,6 +8,7 @@ with them than is meant, and what was changed or refused is audited.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -20,14 +21,16 @@ from starlette.datastructures import MutableHeaders
 
 from automesh import limits
 from automesh.serve import access
-from automesh.serve.problems import Problem, answer
+from automesh.serve.problems import Problem, answer, not_written
 from automesh.serve.service import Service
+from automesh.submissions.database import Unwritable
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+_LOG = logging.getLogger("automesh.serve")
 _ONCE = ("host", "authorization", "origin", "content-length", "transfer-encoding")
 """Headers of which a proxy and we might each take another one for the right one."""
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -63,16 +66,27 @@ class Guard:
             return
         request = Request(scope)
         began_s = time.monotonic()
-        status = 500
+        status, is_lost = 500, False
+
+        async def answering(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._add_headers(scope, message)
+            await send(message)
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_lost
+            if is_lost:
+                return
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                self._add_headers(scope, message)
                 # Before the answer is sent: nobody is told of a change that is not in the audit.
-                await self._audit(request, status)
-            await send(message)
+                try:
+                    await self._audit(request, status)
+                except Unwritable as error:
+                    status, is_lost = 503, True
+                    await not_written(request, error)(scope, receive, answering)
+                    return
+            await answering(message)
 
         try:
             refused = self._refused(request)
@@ -184,7 +198,13 @@ class Guard:
             status=status,
             said=state.get("said", ""),
         )
-        await to_thread.run_sync(note)
+        try:
+            await to_thread.run_sync(note)
+        except Unwritable:
+            if is_change:
+                raise
+            # Who was refused is told so all the same.
+            _LOG.warning("a refusal could not be noted in the audit")
 
     def _count(
         self, scope: MutableMapping[str, Any], method: str, status: int, seconds: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -15,6 +17,7 @@ from automesh.jsonio import dumps
 from automesh.serve.limiter import TooManyWatchers
 from automesh.serve.pages import Busy
 from automesh.serve.reading.reader import Away, ReadingFailed
+from automesh.submissions.database import Unwritable
 from automesh.submissions.leases import Replayed
 from automesh.submissions.store import Conflict, Missing, TooMany
 from automesh.texts.storage_url import masked
@@ -22,6 +25,8 @@ from automesh.texts.terminal import clean, shortened
 
 _CHARS = 500
 _SOON_S, _LATER_S = 5, 60
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+_LOG = logging.getLogger("automesh.serve")
 _STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
     (Replayed, 412),
     (Conflict, 409),
@@ -29,6 +34,7 @@ _STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
     (TooMany, 429),
     (Busy, 503),
     (Away, 503),
+    (Unwritable, 503),
     (AutomeshError, 422),
 )
 
@@ -68,6 +74,13 @@ def answer(
     )
 
 
+def not_written(request: Request, error: Unwritable) -> Response:
+    """The answer to a request for which the disk has no room; whoever runs the service is told."""
+    _LOG.warning("%s", error.message)
+    after = {"Retry-After": str(_LATER_S)}
+    return answer(request, 503, error.message, error.hint, after)
+
+
 def handle_problems(app: FastAPI) -> None:
     """Lets everything that can be raised become an answer without a traceback."""
 
@@ -82,6 +95,17 @@ def handle_problems(app: FastAPI) -> None:
         after_s = _SOON_S if isinstance(error, Away) else _LATER_S
         headers = {"Retry-After": str(after_s)} if status in (429, 503) else None
         return answer(request, status, error.message, error.hint, headers)
+
+    def on_unwritable(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Unwritable)
+        return not_written(request, error)
+
+    def on_system(request: Request, error: Exception) -> Response:
+        assert isinstance(error, OSError)
+        if error.errno not in _OF_DISK:
+            raise error
+        # Not its path: whose file it is, is nothing to who asks.
+        return not_written(request, Unwritable((error.strerror or "").lower()))
 
     def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -102,6 +126,8 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(ReadingFailed, on_unread)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(AutomeshError, on_ours)
+    app.add_exception_handler(Unwritable, on_unwritable)
+    app.add_exception_handler(OSError, on_system)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(TooManyWatchers, on_watchers)
 

@@ -35,6 +35,7 @@ from automesh.serve.net.addresses import (
 from automesh.serve.net.descriptors import connections_for, raise_limit
 from automesh.serve.net.http_server import make_server, run_server
 from automesh.serve.service import Service, Settings, open_service
+from automesh.submissions.database import Unwritable
 from automesh.submissions.home import open_home
 from automesh.submissions.runner import start_runner, tell_to_stop
 from automesh.submissions.tokens import Holder
@@ -209,7 +210,8 @@ class RunnerOfService:
     def stop(self, say: Callable[[str], None]) -> None:
         """Ends the runner with its searches, which are queued for the next service."""
         service, mine = self.service, self.process
-        tell_to_stop(service.database)
+        with suppress(Unwritable):  # Then the signal alone tells it.
+            tell_to_stop(service.database)
         if mine is not None and mine.poll() is None:
             mine.terminate()  # It may not have begun to listen to the database.
         lock, end_s = service.home.lock("runner"), time.monotonic() + _STOP_S

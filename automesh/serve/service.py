@@ -23,7 +23,8 @@ from automesh.serve.net.connections import Connections
 from automesh.serve.pages import Pages
 from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
-from automesh.submissions.database import Database
+from automesh.submissions.database import Database, Unwritable
+from automesh.submissions.elapsed import Elapsed
 from automesh.submissions.home import Home
 from automesh.submissions.leases import Leases
 from automesh.submissions.retention import Retention
@@ -116,6 +117,8 @@ class Service:
         while not self.closing.is_set():
             try:
                 self.retention.remove_old()
+            except (Unwritable, OSError) as error:
+                _LOG.warning("what is old could not be removed: %s", reason_of(error))
             except Exception:  # noqa: BLE001  The disk may have room again soon.
                 _LOG.exception("what is old could not be removed")
             self.closing.wait(limits.HOUSEKEEPING_S)
@@ -125,6 +128,8 @@ class Service:
         while not self.closing.wait(LEASES_S):
             try:
                 self.leases.end_lost()
+            except Unwritable as error:
+                _LOG.warning("leases could not be ended: %s", error.message)
             except Exception:  # noqa: BLE001  The database may be free again soon.
                 _LOG.exception("leases could not be looked at")
 
@@ -178,7 +183,13 @@ def open_service(home: Home, settings: Settings) -> Service:
         tokens=Tokens(database),
         store=store,
         audit=audit,
-        retention=Retention(home=home, database=database, audit=audit, keep_s=settings.keep_s),
+        retention=Retention(
+            home=home,
+            database=database,
+            audit=audit,
+            elapsed=Elapsed(database=database),
+            keep_s=settings.keep_s,
+        ),
         leases=Leases(
             home=home, database=database, store=store, audit=audit, is_foreign=is_foreign
         ),

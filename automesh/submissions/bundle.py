@@ -33,6 +33,7 @@ LEFT_OUT = ("__pycache__", "node_modules", "results", "automesh-service")
 """Folders that are not packed, beside those whose names begin with a dot."""
 RULES = "mesh_rules.toml"
 """The file that is not packed: a search writes it, and must not become another one by that."""
+_SHOWN_CHARS = 200
 _GZIP = b"\x1f\x8b"
 _FOLDER_MODE, _FILE_MODE, _PROGRAM_MODE = 0o700, 0o600, 0o700
 
@@ -246,8 +247,8 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise BadBundle(f"the bundle has more than {limits.BUNDLE_MEMBERS} members")
         if not (member.isdir() or member.isreg()) or member.issparse():
             raise BadBundle(
-                f"`{member.name}` in the bundle is {_kind(member)}, and only files and folders are "
-                "taken"
+                f"`{shown(member.name)}` in the bundle is {_kind(member)}, and only files and "
+                "folders are taken"
             )
         member.name = check_name(member.name)
         left -= member.size if member.isreg() else 0
@@ -255,7 +256,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise BadBundle(_too_large())
         above = {str(one) for one in PurePosixPath(member.name).parents} - {"."}
         if member.name in files or above & files or (member.isreg() and member.name in folders):
-            raise BadBundle(f"`{member.name}` is twice in the bundle")
+            raise BadBundle(f"`{shown(member.name)}` is twice in the bundle")
         folders |= above
         (files if member.isreg() else folders).add(member.name)
         yield member
@@ -271,6 +272,12 @@ def _kind(member: tarfile.TarInfo) -> str:
     return "a sparse file" if member.issparse() else "something else"
 
 
+def shown(name: str) -> str:
+    """A name for a sentence: on one line, whatever is in it, and not longer than the rest."""
+    found = name if name.isprintable() else ascii(name)[1:-1]
+    return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}..."
+
+
 def check_name(name: str) -> str:
     """The name of a member without needless parts.
 
@@ -279,10 +286,10 @@ def check_name(name: str) -> str:
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:
-        raise BadBundle(f"`{name}` in the bundle leads out of its folder")
+        raise BadBundle(f"`{shown(name)}` in the bundle leads out of its folder")
     is_bad = "\0" in name or "\\" in name or not is_unicode(name) or not name.isprintable()
     if is_bad or any(len(part.encode()) > 255 for part in parts):
-        raise BadBundle(f"`{name}` in the bundle is no name of a file")
+        raise BadBundle(f"`{shown(name)}` in the bundle is no name of a file")
     if len(name) > limits.BUNDLE_PATH_CHARS or len(parts) > limits.BUNDLE_DEPTH:
-        raise BadBundle(f"`{name[:40]}...` in the bundle is too long or too deep for a path")
+        raise BadBundle(f"`{shown(name[:40])}...` in the bundle is too long or too deep for a path")
     return "/".join(parts)

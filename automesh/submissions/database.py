@@ -6,11 +6,9 @@ is killed at any moment has either done a change and remembers its answer, or ha
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import stat
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 
 from automesh import limits
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
+from automesh.foreign.own import files_of, has_journal, look, schema_of, why_of_others
+from automesh.foreign.sqlite import harden, journal_of
 
 _METADATA = sa.MetaData()
 
@@ -102,13 +102,40 @@ AUDIT = sa.Table(
     *_columns(sa.String, "who", "address", "action", "subject", "said"),
     *_columns(sa.Integer, "status"),
 )
+ELAPSED = sa.Table(  # one row: how long the service has existed, see `submissions.elapsed`
+    "elapsed",
+    _METADATA,
+    sa.Column("number", sa.Integer, primary_key=True),
+    *_columns(sa.String, "boot"),
+    *_columns(sa.Double, "steady_s", "day_s", "elapsed_s"),
+)
+SEEN = sa.Table(  # since when things that are removed one day have been as they are
+    "seen",
+    _METADATA,
+    *_columns(sa.String, "kind", "name", primary_key=True),
+    *_columns(sa.Double, "stamp", "at_s"),
+)
 _APPEND_ONLY = tuple(
     f"CREATE TRIGGER IF NOT EXISTS audit_{name} BEFORE {name} ON audit "
     "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
     for name in ("UPDATE", "DELETE")
 )
-_MOST_NAMES, _MOST_CHARS = 100, 10_000
-"""Of what is in a database, and of the words that made each: ours has twenty of some hundred."""
+
+
+_NOT_WRITTEN = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+)
+
+
+class Unwritable(AutomeshError):
+    """The disk of the service takes nothing now: it is full, read-only, or locked by others."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(
+            f"the service cannot write to its disk: {reason}",
+            hint="send it again once there is room: what is done already is not done twice",
+        )
 
 
 class Database:
@@ -120,6 +147,7 @@ class Database:
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
+            harden(connection)
             # FULL: what was answered is on the disk. These are a few changes a minute.
             connection.execute("PRAGMA synchronous=FULL")
             return connection
@@ -134,21 +162,32 @@ class Database:
                 connection.execute(sa.text("PRAGMA journal_mode=WAL"))
             with self.change() as connection:
                 _create(connection)
-        except sa_errors.SQLAlchemyError as error:
+        except (sa_errors.SQLAlchemyError, Unwritable) as error:
             self._engine.dispose()
             raise _unusable(path, getattr(error, "orig", None) or error) from None
 
     @contextmanager
     def change(self) -> Generator[sa.Connection]:
-        """A transaction that nobody else's comes in between of; all of it is done, or nothing."""
-        with self._writing.connect() as connection:
-            connection.execute(sa.text("BEGIN IMMEDIATE"))
-            try:
-                yield connection
-            except BaseException:
-                connection.execute(sa.text("ROLLBACK"))
-                raise
-            connection.execute(sa.text("COMMIT"))
+        """A transaction that nobody else's comes in between of; all of it is done, or nothing.
+
+        Raises:
+          Unwritable: the disk is full.
+        """
+        try:
+            with self._writing.connect() as connection:
+                connection.execute(sa.text("BEGIN IMMEDIATE"))
+                try:
+                    yield connection
+                    connection.execute(sa.text("COMMIT"))
+                except BaseException:
+                    # SQLite may have done so itself, as it does where the disk is full.
+                    with suppress(sa_errors.OperationalError):
+                        connection.execute(sa.text("ROLLBACK"))
+                    raise
+        except sa_errors.OperationalError as error:
+            if (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) in _NOT_WRITTEN:
+                raise Unwritable(error.orig) from None
+            raise
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
@@ -169,22 +208,21 @@ def check_ours(path: Path) -> None:
     Raises:
       UsageError: it is something else, or belongs to somebody else.
     """
-    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        try:
-            status = one.lstat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise _unusable(path, error.strerror) from None
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise _foreign(path, f"`{one.name}` is no file of this account")
-    if os.path.lexists(f"{path}-journal"):
-        raise _foreign(path, f"`{path.name}-journal` is there, which the service never writes")
+    try:
+        # Its folder is the account's alone: who else may write into the file does not matter.
+        reason = next((one for one in map(why_of_others, files_of(path)) if one), "")
+    except OSError as error:
+        raise _unusable(path, error.strerror) from None
+    if reason:
+        raise _foreign(path, reason)
+    if has_journal(path):
+        raise _foreign(path, f"`{journal_of(path).name}` is there, which the service never writes")
     if not path.exists() or not path.stat().st_size:
         return
     try:
-        kept = _schema_of(path)
-    except sqlite3.Error as error:
+        with closing(look(path, wait_s=limits.LOCK_S)) as connection:
+            kept = _schema_of(connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _unusable(path, error) from None
     ours = _our_schema()
     odd = next((name for name, made in kept.items() if ours.get(name) != made), None)
@@ -192,21 +230,14 @@ def check_ours(path: Path) -> None:
         raise _foreign(path, f"its `{odd}` is not of this version")
 
 
-def _schema_of(path: Path) -> dict[str, str]:
+def _schema_of(connection: sqlite3.Connection) -> dict[str, str]:
     """How everything in a database was made, by its name.
 
     Raises:
-      sqlite3.Error: it is none, or cannot be read.
+      sqlite3.Error: it cannot be read.
     """
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=limits.LOCK_S)) as connection:
-        connection.execute("PRAGMA trusted_schema=OFF")
-        rows = connection.execute(
-            "SELECT name, substr(sql, 1, ?) FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?",
-            (_MOST_CHARS, _MOST_NAMES),
-        )
-        # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
-        made = {str(name): _normal(str(sql)) for name, sql in rows}
+    # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
+    made = {one.name: _normal(one.sql) for one in schema_of(connection) if one.sql is not None}
     made.pop("sqlite_sequence", None)
     return made
 
@@ -214,15 +245,11 @@ def _schema_of(path: Path) -> dict[str, str]:
 @cache
 def _our_schema() -> dict[str, str]:
     """As `_schema_of`, of this version's tables."""
-    engine = sa.create_engine("sqlite://")
-    with engine.begin() as connection:
-        _create(connection)
-        rows = connection.execute(
-            sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-        )
-        made = {str(name): _normal(str(sql)) for name, sql in rows}
-    engine.dispose()
-    return made
+    with closing(sqlite3.connect(":memory:")) as plain:
+        engine = sa.create_engine("sqlite://", creator=lambda: plain, poolclass=sa.StaticPool)
+        with engine.begin() as connection:
+            _create(connection)
+        return _schema_of(plain)
 
 
 def _create(connection: sa.Connection) -> None:

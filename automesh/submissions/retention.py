@@ -7,8 +7,7 @@ The audit keeps what was done. Each step can be cut short at any moment: the nex
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from automesh.submissions.database import (
     SUBMISSIONS,
     Database,
 )
+from automesh.submissions.elapsed import Elapsed
 from automesh.submissions.home import Home
 from automesh.submissions.process import find_search
 from automesh.submissions.store import ENDED
@@ -37,15 +37,15 @@ class Retention:
     """Removes what is old.
 
     Attributes:
-      keep_s: age from which on submissions that have ended are removed, with their studies; None
-        to keep all.
+      elapsed: counts for how long things have been as they are; no time of day counts.
+      keep_s: for so long submissions stay that have ended, with their studies; None to keep all.
     """
 
     home: Home
     database: Database
     audit: Audit
+    elapsed: Elapsed
     keep_s: float | None
-    clock: Callable[[], float] = time.time
 
     def remove_old(self) -> None:
         """Removes what is old enough now.
@@ -53,52 +53,74 @@ class Retention:
         Raises:
           OSError: the disk refuses.
         """
-        now_s = self.clock()
         bundles = self.home.folder / "bundles"
         # Of servers that were killed: bundles that had not arrived, states that were put in place.
-        for draft in (*bundles.glob("*.draft"), *self.home.jobs.glob("*/*.draft")):
-            if _changed_s(draft) < now_s - limits.ABANDONED_DRAFT_S:
-                _remove(draft)
+        drafts = {
+            str(one): one for one in (*bundles.glob("*.draft"), *self.home.jobs.glob("*/*.draft"))
+        }
+        for name in self._unchanged("draft", drafts, limits.ABANDONED_DRAFT_S):
+            _remove(drafts[name])
         if self.keep_s is not None:
-            self._remove_submissions(now_s - self.keep_s)
-        self._remove_bundles(now_s - limits.BUNDLE_UNUSED_S)
+            self._remove_submissions(self.keep_s)
+        self._remove_bundles()
 
-    def _remove_submissions(self, before_s: float) -> None:
-        is_old = sa.and_(SUBMISSIONS.c.state.in_(ENDED), SUBMISSIONS.c.changed_s < before_s)
+    def _unchanged(self, kind: str, places: Mapping[str, Path], age_s: float) -> set[str]:
+        """Names of files and folders that nobody has changed for so long."""
+        stamps = {name: _changed_s(place) for name, place in places.items()}
+        return self.elapsed.unchanged(kind, stamps, age_s)
+
+    def _remove_submissions(self, keep_s: float) -> None:
+        table = SUBMISSIONS.c
+        has_ended = table.state.in_(ENDED)
         with self.database.read() as connection:
-            old = connection.execute(sa.select(SUBMISSIONS).where(is_old).limit(_AT_ONCE)).all()
-        for row in old:
-            if find_search(self.home.job(row.number)) is not None:
+            query = sa.select(table.number, table.owner, table.changed_s).where(has_ended)
+            ended = {row.number: row for row in connection.execute(query)}
+        stamps = {number: row.changed_s for number, row in ended.items()}
+        old = sorted(self.elapsed.unchanged("submission", stamps, keep_s))
+        for number in old[:_AT_ONCE]:
+            if find_search(self.home.job(number)) is not None:
                 continue  # Its process has not ended, whatever was said of it.
-            mine = SUBMISSIONS.c.number == row.number
+            # Its owner may have queued it again since.
+            is_same = sa.and_(table.number == number, has_ended, table.changed_s == stamps[number])
             with self.database.change() as connection:
-                # Its owner may have queued it again since.
-                if not connection.execute(sa.delete(SUBMISSIONS).where(mine, is_old)).rowcount:
+                if not connection.execute(sa.delete(SUBMISSIONS).where(is_same)).rowcount:
                     continue
-                connection.execute(sa.delete(ANSWERS).where(ANSWERS.c.submission == row.number))
-                for table in (CUTS, STATES):
-                    connection.execute(sa.delete(table).where(table.c.number == row.number))
-            self.audit.note("removed", who=row.owner, subject=row.number, said="old")
-        self._remove_folders(before_s)
+                connection.execute(sa.delete(ANSWERS).where(ANSWERS.c.submission == number))
+                for of_it in (CUTS, STATES):
+                    connection.execute(sa.delete(of_it).where(of_it.c.number == number))
+            self.audit.note("removed", who=ended[number].owner, subject=number, said="old")
+            shutil.rmtree(self.home.job(number), ignore_errors=True)
+        self._remove_folders(keep_s)
 
-    def _remove_folders(self, before_s: float) -> None:
-        """Removes folders whose submissions are gone, also of a removal that was cut short."""
+    def _remove_folders(self, keep_s: float) -> None:
+        """Removes folders whose submissions are gone: their removal was cut short, or the database
+        is from a backup, whose owner may yet miss them."""
         with self.database.read() as connection:
             known = set(connection.execute(sa.select(SUBMISSIONS.c.number)).scalars())
-        for job in self.home.jobs.iterdir():
-            # Which were made in the meantime are younger.
-            if job.name not in known and _changed_s(job / "process.json") < before_s:
-                shutil.rmtree(job)
+        lost = {one.name: one for one in self.home.jobs.iterdir() if one.name not in known}
+        for name in self._unchanged("folder", lost, keep_s):
+            shutil.rmtree(lost[name])
 
-    def _remove_bundles(self, before_s: float) -> None:
+    def _remove_bundles(self) -> None:
+        table = BUNDLES.c
         used = sa.select(SUBMISSIONS.c.digest).where(
-            SUBMISSIONS.c.owner == BUNDLES.c.owner, SUBMISSIONS.c.digest == BUNDLES.c.digest
+            SUBMISSIONS.c.owner == table.owner, SUBMISSIONS.c.digest == table.digest
         )
-        unused = sa.and_(BUNDLES.c.made_s < before_s, ~used.exists())
+        with self.database.read() as connection:
+            query = sa.select(table.owner, table.digest, table.made_s).where(~used.exists())
+            unused = {f"{row.digest} {row.owner}": row for row in connection.execute(query)}
+        stamps = {name: row.made_s for name, row in unused.items()}
+        old = self.elapsed.unchanged("bundle", stamps, limits.BUNDLE_UNUSED_S)
+        if not old:
+            return
         with self.database.change() as connection:
-            gone = set(connection.execute(sa.select(BUNDLES.c.digest).where(unused)).scalars())
-            connection.execute(sa.delete(BUNDLES).where(unused))
-            others = sa.select(BUNDLES.c.digest).where(BUNDLES.c.digest.in_(gone))
+            for row in (unused[name] for name in old):
+                # Its owner may have sent or used it again since.
+                is_same = sa.and_(table.owner == row.owner, table.digest == row.digest)
+                is_same = sa.and_(is_same, table.made_s == row.made_s, ~used.exists())
+                connection.execute(sa.delete(BUNDLES).where(is_same))
+            gone = {unused[name].digest for name in old}
+            others = sa.select(table.digest).where(table.digest.in_(gone))
             gone -= set(connection.execute(others).scalars())
             # While nobody can send them anew.
             for digest in gone:

@@ -32,7 +32,7 @@ from automesh.files import open_log
 from automesh.jsonio import dumps
 from automesh.submissions.audit import Audit
 from automesh.submissions.bundle import BadBundle, unpack
-from automesh.submissions.database import RUNNERS, Database
+from automesh.submissions.database import RUNNERS, Database, Unwritable
 from automesh.submissions.home import Home, is_held, open_home
 from automesh.submissions.order import words_of
 from automesh.submissions.process import SearchProcess, code_of, find_search, start_search
@@ -43,6 +43,8 @@ TICK_S = 0.25
 _BEAT_S = 2.0
 _ALONE_S = 10.0
 """Without a server and without work: then there is nobody to wait for."""
+_TROUBLE_S = 2.0
+"""Before a disk that is full is tried again."""
 
 
 @dataclass(kw_only=True)
@@ -72,16 +74,32 @@ class Runner:
 
     def serve(self) -> None:
         """Works until it is told to stop, or until there is neither a server nor work."""
-        self.beat(is_new=True)
-        for left in self.store.left_running():
-            self.adopt(left)
+        is_new, said = True, ""
+        while True:
+            try:
+                self.beat(is_new=is_new)
+                is_new = False
+                for left in self.store.left_running():
+                    if left.number not in self.running:
+                        self.adopt(left)
+                self._work()
+                break
+            except Unwritable as error:  # The disk may have room again soon; searches go on.
+                if error.message != said:
+                    with suppress(OSError):  # Its log is on a full disk, too.
+                        sys.stderr.write(f"{error.message}\n")
+                said = error.message
+                time.sleep(_TROUBLE_S)
+        self._stop()
+
+    def _work(self) -> None:
+        """Raises Unwritable: the disk is full."""
         while not (self.is_stopping or self._is_alone()):
             self.beat()
             self.look_after()
             if not self.is_stopping:
                 self.start_more()
             time.sleep(TICK_S)
-        self._stop()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """A signal that is to end it."""
@@ -172,8 +190,8 @@ class Runner:
         for number, one in list(self.running.items()):
             now = self.store.get(number, None)
             if one.has_ended():
-                del self.running[number]
                 self._end(now, one.code)
+                del self.running[number]
             elif now.is_cancelled:
                 one.tell_to_end()
 
@@ -206,7 +224,12 @@ class Runner:
             for one in self.running.values():
                 one.tell_to_end()
             time.sleep(TICK_S)
-            self.look_after()
+            try:
+                self.look_after()
+            except Unwritable:  # The next runner finds how they ended.
+                ended = [name for name, one in self.running.items() if one.has_ended()]
+                for name in ended:
+                    del self.running[name]
         self.database.close()
 
 
@@ -243,4 +266,7 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except AutomeshError as error:
+        sys.exit(f"error: {error.message}")

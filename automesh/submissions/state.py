@@ -25,7 +25,7 @@ from automesh import limits
 from automesh.errors import AutomeshError
 from automesh.foreign.sqlite import HEADER_BYTES, as_wal, copied, is_wal
 from automesh.reading import open_regular, read_bytes
-from automesh.submissions.bundle import BadBundle, members_of
+from automesh.submissions.bundle import BadBundle, members_of, shown
 from automesh.tuner.study.stored.sqlite import check_copy
 
 RESULTS, RULES = "results", "mesh_rules.toml"
@@ -167,7 +167,7 @@ def _is_of_study(rest: list[str], *, is_file: bool) -> bool:
 
 
 def _no_part(name: str) -> BadBundle:
-    return BadBundle(f"`{name}` is no part of what a search has found")
+    return BadBundle(f"`{shown(name)}` is no part of what a search has found")
 
 
 def check_studies(new: Path) -> None:

@@ -20,6 +20,7 @@ from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
+from automesh.program.script.notebook import code_of
 from automesh.program.script.payload import pickle_entry
 from automesh.program.script.started import file_of, is_started
 from automesh.reading import Unreadable, kind_of_file, read_bytes
@@ -424,7 +425,7 @@ def _check_source(path: Path, location: str) -> None:
     """Whether a file can be Python source at all, before a worker is started for it.
 
     Raises:
-      UsageError: it cannot be read, is too large, an archive, or holds NUL bytes.
+      UsageError: it cannot be read, is too large, an archive, holds NUL bytes, or is no notebook.
     """
     try:
         content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
@@ -447,6 +448,8 @@ def _check_source(path: Path, location: str) -> None:
             f"{path.resolve()}: source code string cannot contain null bytes",
             hint="mend the syntax error",
         )
+    if path.suffix == ".ipynb":
+        code_of(content, location)
 
 
 def defines(path: Path, name: str) -> bool:

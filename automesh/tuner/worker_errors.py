@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.hardware.process_limits import limits_hint
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import is_users_file
+from automesh.platforms.allowed import limits_hint
 from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.units import format_wait

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from automesh.errors import AutomeshError
 from automesh.files import open_log
-from automesh.hardware.process_limits import check_files
 from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.platforms.allowed import check_files
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import clean_lines
 from automesh.worker import blame, protocol

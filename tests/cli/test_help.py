@@ -103,10 +103,11 @@ def test_dry_run(width: int, tmp_path: Path) -> None:
     command = "search train.py --target cpu:4 --dry-run"
     ran = bad_inputs_run.run(command, tmp_path, {"COLUMNS": str(width)})
     assert ran.code == 0
-    # Who is first after each set of active axes: in which order they end differs from run to run.
-    leaders = re.findall(r"^.* first of \d plans? so far, .* estimated\n", ran.stderr, re.MULTILINE)
-    assert leaders
-    assert re.sub("|".join(map(re.escape, leaders)), "", ran.stderr) == (
+    # Who is first is told while the estimates are made; how often is a matter of time.
+    told = ran.stderr.splitlines(keepends=True)
+    leaders = [line for line in told if " so far, " in line]
+    assert leaders and all(line.endswith(" estimated\n") for line in leaders)
+    assert "".join(line for line in told if line not in leaders) == (
         "note: knob `microbatches` left out: `build` does not take it\n"
         "note: the mesh that `build` gets also has the axes fsdp, ep, sp of size 1: they are in "
         "the space `auto`, and the step never uses them\n"

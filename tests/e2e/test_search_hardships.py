@@ -144,6 +144,7 @@ def test_a_folder_that_another_account_may_only_read(open_folder: Path, account:
     [
         ("ulimit -n 64", "`ulimit -n 1024`"),
         ("ulimit -u 3", "`ulimit -u 4096`"),
+        ("ulimit -u 1", "`ulimit -u 4096`"),
         ("ulimit -v 500000", "`ulimit -v unlimited`"),
         ("ulimit -v 300000", "`ulimit -v unlimited`"),
     ],

@@ -255,7 +255,7 @@ ENDLESS: dict[str, Send] = {
 def test_an_answer_without_an_end_ends(
     evil: Evil, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(limits, "REMOTE_WAIT_S", 0.7)
+    monkeypatch.setattr(limits, "REMOTE_WAIT_S", 0.2)
     evil.send = ENDLESS[name]
     server = server_of(evil)
     assert "127.0.0.1" in refused(lambda: server.ask("GET", "/v1/me")).message
@@ -404,8 +404,8 @@ def test_words_come_within_two_seconds(
     evil: Evil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Before, nothing was said for five minutes."""
-    monkeypatch.setattr(limits, "REMOTE_FIRST_S", 2.2)
-    monkeypatch.setattr(limits, "REMOTE_CONNECT_S", 2.2)
+    monkeypatch.setattr(limits, "REMOTE_FIRST_S", 0.8)
+    monkeypatch.setattr(limits, "REMOTE_CONNECT_S", 0.3)
     url, expected = {
         "nobody": (f"http://127.0.0.1:{free_ports(1)}", "nobody listens there"),
         "dropped": (evil.url, "not even a refusal"),
@@ -429,11 +429,12 @@ def test_words_come_within_two_seconds(
     (project / "train.py").write_text("")
     server, _ = open_server(url, say)
     error = refused(lambda: submit.submit(server, ORDER, project))
-    took_s = time.monotonic() - began_s
     assert expected in error.message and url in error.message
-    assert took_s < 8.0
     # It ends at once, or says for whom it waits, and for how long.
-    assert took_s < 2.0 or (said[0][0] < 2.0 and url in said[0][1] and " s" in said[0][1])
+    if what in ("nobody", "dropped"):
+        assert said[0][0] < 2.0 and url in said[0][1] and " s" in said[0][1]
+    else:
+        assert time.monotonic() - began_s < 2.0
 
 
 def _never(address: object, timeout: float, *_: object) -> socket.socket:

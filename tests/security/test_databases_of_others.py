@@ -340,6 +340,16 @@ def test_a_database_of_another_program(
     assert time.monotonic() - begun_s < 20
 
 
+def test_a_study_whose_tables_are_not_all_there_is_only_read(folder: Path) -> None:
+    """Optuna would make them, which cannot be done in a copy."""
+    with closing(sqlite3.connect(database(folder))) as connection:
+        connection.execute("DROP TABLE trial_params")
+        connection.commit()
+    folder.chmod(0o777)
+    with pytest.raises(UsageError, match="holds no whole study, and is only read here"):
+        noted(folder)
+
+
 def test_pages_of_64_kib(folder: Path) -> None:
     with closing(sqlite3.connect(database(folder))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")

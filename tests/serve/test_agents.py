@@ -558,3 +558,21 @@ def test_hosts(running: Running) -> None:
         one for one in running.ask("GET", "/v1/hosts").json() if one["name"] == "agent-7/gpu-7"
     ]
     assert mine["running"] == []
+
+
+@pytest.mark.parametrize("change", [{"of_a_later_version": True}, {"takes": {"*": 1}}])
+def test_an_agent_of_another_version_is_told_in_one_sentence(
+    running: Running, change: dict[str, Any]
+) -> None:
+    """It says something that this service does not know, and gets nothing that it could lose."""
+    number = queue(running)
+    reply = take(running, **change)
+    assert reply.status == 422
+    said = reply.json()["detail"]
+    assert next(iter(change)) in said and "\n" not in said
+    assert running.service.store.get(number, None).state == "queued"
+    # A former version said less of itself.
+    former = running.ask(
+        "POST", "/v1/agent/leases", token="agent", body={"name": "a", "takes": ["*"]}
+    )
+    assert former.status == 200 and former.json()["number"] == number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,6 +16,7 @@ import pytest
 from automesh.serve.catalogue import Catalogue
 from automesh.submissions.database import Database
 from automesh.submissions.tokens import Holder, Refused, Tokens
+from tests.support.serve_process import ServeProcess
 from tests.support.service import make_measured, read_all
 
 NAME = "train-gpu-h100-16-0"
@@ -71,3 +73,52 @@ def test_a_clock_that_jumps_by_a_day_ends_no_token_for_good(tmp_path: Path, jump
     now_s -= jump_s
     assert isinstance(tokens.check(short), Holder)
     database.close()
+
+
+@pytest.mark.slow
+def test_two_services_on_one_storage_show_the_same(tmp_path: Path) -> None:
+    """Each reads it for itself; a study that one of them shows is the other one's as well."""
+    storage, results = str(tmp_path / "all.db"), tmp_path / "results"
+    make_measured(results / NAME, storage=storage)
+    with (
+        closing(Catalogue(lambda: [results], storage)) as one,
+        closing(Catalogue(lambda: [results], storage)) as other,
+    ):
+        read_all(one)
+        read_all(other)
+        for step_s in (0.5, 0.125):
+            make_measured(results / NAME, storage=storage, step_s=step_s)
+            for each in (one, other):
+                until(
+                    lambda each=each, step_s=step_s: (
+                        each.refresh() or each.known()[NAME].summary.step_s == step_s
+                    )
+                )
+        assert one.known()[NAME].summary == other.known()[NAME].summary
+
+
+@pytest.mark.slow
+def test_a_server_and_a_runner_that_are_stopped_go_on(tmp_path: Path) -> None:
+    """SIGSTOP and SIGCONT of each: what was sent meanwhile is answered, and is done once."""
+    served = ServeProcess(folder=tmp_path)
+    files = {"train.py": b"a = '\0'\n"}
+    try:
+        served.start()
+        assert served.process is not None
+        runners = [
+            one
+            for one in psutil.Process(served.process.pid).children()
+            if "automesh.submissions.runner" in one.cmdline()
+        ]
+        for number, one in enumerate([psutil.Process(served.process.pid), *runners]):
+            one.send_signal(signal.SIGSTOP)
+            threading.Timer(3.0, one.send_signal, (signal.SIGCONT,)).start()
+            sent = served.send(f"while-stopped-{number}", files)
+            assert served.send(f"while-stopped-{number}", files) == sent
+            until(lambda sent=sent: served.submission(sent)["submission"]["state"] == "failed")
+            assert served.submission(sent)["submission"]["runs"] == 1
+        assert len(runners) == 1
+        assert served.stop() == 0
+        assert "Traceback" not in served.said()
+    finally:
+        served.end()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from automesh.errors import UsageError
 from automesh.submissions.database import AUDIT, CUTS, TOKENS, Database
@@ -124,7 +125,7 @@ def test_a_former_version_had_fewer_tables(tmp_path: Path) -> None:
     assert isinstance(Tokens(again).check(token), Holder)
     with again.read() as connection:
         assert connection.execute(sa.select(CUTS)).all() == []
-    with pytest.raises(sa.exc.IntegrityError), again.change() as connection:
+    with pytest.raises(IntegrityError), again.change() as connection:
         row = {"at_s": 0.0, "who": "", "address": "", "action": "", "subject": "", "said": ""}
         connection.execute(sa.insert(AUDIT).values(**row, status=0))
         connection.execute(sa.delete(AUDIT))

@@ -14,6 +14,7 @@ from automesh import limits
 from automesh.submissions.audit import Audit
 from automesh.submissions.bundle import check
 from automesh.submissions.database import Database
+from automesh.submissions.elapsed import Elapsed
 from automesh.submissions.home import Home, open_home
 from automesh.submissions.order import Order
 from automesh.submissions.retention import Retention
@@ -33,7 +34,14 @@ class Kept:
     now_s: float
 
     def __post_init__(self) -> None:
-        self.store = Store(self.home, self.database, lambda: self.now_s)
+        self.day_s = self.now_s
+        self.store = Store(self.home, self.database, lambda: self.day_s)
+        self.boot = "first"
+
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.now_s += seconds
+        self.day_s += seconds
 
     def bundle(self, owner: str, content: bytes = b"x") -> str:
         draft = self.home.folder / "draft"
@@ -52,8 +60,13 @@ class Kept:
             home=self.home,
             database=self.database,
             audit=Audit(self.database),
+            elapsed=Elapsed(
+                database=self.database,
+                steady=lambda: self.now_s,
+                boot=lambda: self.boot,
+                clock=lambda: self.day_s,
+            ),
             keep_s=keep_s,
-            clock=lambda: self.now_s,
         ).remove_old()
 
 
@@ -72,10 +85,11 @@ def test_submissions_that_ended_long_ago(kept: Kept) -> None:
         kept.store.end(number, "found", "a rule was found")
     lock = os.open(kept.home.job(alive) / "search.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    kept.now_s += 29 * DAY_S
+    kept.remove(30 * DAY_S)
+    kept.wait(29 * DAY_S)
     kept.remove(30 * DAY_S)
     assert kept.store.listed()[1] == 3
-    kept.now_s += 2 * DAY_S
+    kept.wait(2 * DAY_S)
     kept.remove()  # Nobody has asked for it.
     assert kept.store.listed()[1] == 3
     young = kept.submit(digest, "n" * 8)
@@ -92,6 +106,8 @@ def test_submissions_that_ended_long_ago(kept: Kept) -> None:
     assert kept.store.submit(ORDER, digest, owner="ann", key="k" * 8)[1]
     kept.home.job("0" * 16).mkdir()
     kept.remove(30 * DAY_S)
+    kept.wait(30 * DAY_S)
+    kept.remove(30 * DAY_S)
     assert not kept.home.job("0" * 16).exists()
 
 
@@ -107,7 +123,7 @@ def test_bundles_that_nobody_uses_and_drafts(kept: Kept) -> None:
     link.symlink_to(job / "results")
     kept.remove()
     assert draft.exists() and state.exists()
-    kept.now_s += limits.BUNDLE_UNUSED_S + 1.0
+    kept.wait(limits.BUNDLE_UNUSED_S + 1.0)
     assert kept.bundle("ann", b"3") == again
     kept.bundle("bob", b"4")
     kept.remove()
@@ -132,3 +148,58 @@ def test_one_user_cannot_fill_the_disk_with_bundles(
     with pytest.raises(TooMany, match="bundles of yours"):
         kept.bundle("ann", b"3")
     kept.bundle("bob", b"3")
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 400 * DAY_S])
+def test_a_clock_that_jumps_removes_nothing_early(kept: Kept, jump_s: float) -> None:
+    """Before, what was kept for an hour was gone as soon as somebody set the clock a day ahead."""
+    digest = kept.bundle("ann")
+    number = kept.submit(digest)
+    kept.store.end(number, "found", "a rule was found")
+    spare = kept.bundle("ann", b"spare")
+    draft = kept.home.bundle("x").with_name("tmp.draft")
+    draft.write_bytes(b"")
+    kept.remove(3600.0)
+    kept.day_s += jump_s
+    for _ in range(3):  # A service that is started again knows what the former one has seen.
+        kept.remove(3600.0)
+        assert kept.store.get(number, None).state == "found"
+        assert kept.home.job(number).exists() and draft.exists()
+        assert kept.store.bundle(spare, "ann")
+    kept.wait(3601.0)
+    kept.day_s -= jump_s
+    kept.remove(3600.0)
+    with pytest.raises(Missing):
+        kept.store.get(number, None)
+    assert not kept.home.job(number).exists() and not draft.exists()
+    assert kept.store.bundle(spare, "ann")
+
+
+def test_the_time_between_two_boots_counts(kept: Kept) -> None:
+    number = kept.submit(kept.bundle("ann"))
+    kept.store.end(number, "found", "a rule was found")
+    kept.remove(DAY_S)
+    kept.boot, kept.now_s = "second", 5.0
+    kept.day_s += DAY_S / 2
+    kept.remove(DAY_S)
+    kept.boot = "third"
+    kept.day_s -= DAY_S  # The host has lost its clock: it is not older by that.
+    kept.remove(DAY_S)
+    kept.wait(DAY_S / 2 - 1.0)
+    kept.remove(DAY_S)
+    assert kept.store.get(number, None).state == "found"
+    kept.wait(1.0)
+    kept.remove(DAY_S)
+    with pytest.raises(Missing):
+        kept.store.get(number, None)
+
+
+def test_one_that_is_queued_again_is_as_young_as_its_next_end(kept: Kept) -> None:
+    number = kept.submit(kept.bundle("ann"))
+    kept.store.end(number, "failed", "")
+    kept.remove(DAY_S)
+    kept.wait(DAY_S)
+    kept.store.resume(number, owner=None)
+    kept.store.end(number, "found", "a rule was found")
+    kept.remove(DAY_S)
+    assert kept.store.get(number, None).state == "found"

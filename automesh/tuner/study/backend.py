@@ -303,9 +303,17 @@ def _read_sqlite(storage: Storage, *, in_place: bool) -> Backend:
     file = copy_of(path, storage.text)
     try:
         return _open_rdb(storage, "sqlite://", {"creator": file.connect}, copy=file.folder)
-    except BaseException:
+    except BaseException as error:
         file.folder.cleanup()
-        raise
+        cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        # Optuna makes what is missing, and a copy is never written.
+        raise UsageError(
+            f"{storage.text} holds no whole study, and is only read here",
+            hint="whose it is must run its search again, with the installed Optuna "
+            f"{optuna.__version__} or a newer one",
+        ) from None
 
 
 def _check_writable(path: Path, storage: Storage) -> None:

@@ -288,6 +288,8 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--split": SPLITS,
         "--baseline": NO_TEXT,
         "--timeout": DURATIONS,
+        "--module": ("x.y", "a b", NUL),
+        "--entry": ("nobody-has-this", "a b", NUL),
     },
     "show": {
         "--results": (NUL, BYTE, HUGE, LONG, "pipe", "loop", "device", "note", "missing"),

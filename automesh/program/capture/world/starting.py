@@ -5,7 +5,6 @@ jax).
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import linecache
 import os
 import re
@@ -16,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from automesh.errors import UsageError
+from automesh.limits import SCRIPT_BYTES
 from automesh.package import INSTALLED, count_as_users
 from automesh.program.capture.world.told import tell
 from automesh.program.nouns import Entry
+from automesh.program.script.notebook import code_of
 from automesh.program.script.started import ENTRY, MODULE
+from automesh.reading import read_bytes
 
 # What a notebook says to IPython: a magic or a shell command, help, or the result of one of these.
 _LINE_MAGIC = re.compile(r"\s*(%|!|\?)|.*[^#\s]\?{1,2}\s*$")
@@ -102,14 +104,7 @@ def code_cells(path: Path) -> list[str]:
     Raises:
       UsageError: the file is no notebook.
     """
-    try:
-        cells: Any = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"`{path.name}` is no notebook that can be read ({type(error).__name__})",
-            hint="save it as a notebook of version 4, as Jupyter does",
-        ) from error
+    texts = code_of(read_bytes(path, limit_bytes=SCRIPT_BYTES), path.name)
     return [_python(text) for text in texts]
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from automesh import limits
 from automesh.errors import UsageError
+from automesh.foreign.own import Made, schema_of
 
 _ATTRIBUTES = {"key", "value_json"}
 TABLES: Mapping[str, frozenset[str]] = {
@@ -83,15 +83,6 @@ class ForeignSchema(UsageError):
     name of the database."""
 
 
-class _Made(NamedTuple):
-    """One row of `sqlite_master`."""
-
-    kind: str
-    name: str
-    table: str
-    sql: str | None
-
-
 def check_schema(connection: sqlite3.Connection) -> bool:
     """Compares a database's schema with a study's, before any other statement looks at it.
 
@@ -102,8 +93,7 @@ def check_schema(connection: sqlite3.Connection) -> bool:
       ForeignSchema: it has something that no study has; names it.
       sqlite3.Error: the file is damaged.
     """
-    query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT ?"
-    rows = [_Made(*row) for row in connection.execute(query, (limits.FOREIGN_TABLES + 1,))]
+    rows = schema_of(connection)
     if len(rows) > limits.FOREIGN_TABLES:
         raise ForeignSchema(
             f"has more than {limits.FOREIGN_TABLES} tables and indexes: it is a database of "
@@ -135,7 +125,7 @@ def _tables_of_installed() -> Mapping[str, frozenset[str]]:
     }
 
 
-def _check(made: _Made, known: Mapping[str, frozenset[str]]) -> None:
+def _check(made: Made, known: Mapping[str, frozenset[str]]) -> None:
     """Raises ForeignSchema unless a row of the schema is one of a study's."""
     kind = str(made.kind)
     if kind == "index" and made.sql is None and made.table in known:

@@ -24,7 +24,8 @@ from pathlib import Path
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.files import write_whole
-from automesh.foreign.ownership import is_only_open, why_file_is_foreign, why_others_may_write
+from automesh.foreign.own import has_journal, why_foreign, why_of_others
+from automesh.foreign.ownership import why_others_may_write
 from automesh.foreign.sqlite import (
     HEADER_BYTES,
     Bounded,
@@ -37,7 +38,6 @@ from automesh.foreign.sqlite import (
     is_busy,
     is_wal,
     journal_of,
-    log_of,
 )
 from automesh.reading import read_bytes
 from automesh.tuner.study.stored.schema import ForeignSchema, check_schema
@@ -64,11 +64,6 @@ class Copy:
 # Whose a database is
 
 
-def shared_memory_of(path: Path) -> Path:
-    """The shared memory of those who have a database open."""
-    return path.with_name(f"{path.name}-shm")
-
-
 def refuse_writing(path: Path) -> None:
     """Refuses a study that no search may write.
 
@@ -77,10 +72,10 @@ def refuse_writing(path: Path) -> None:
         to do.
       OSError: it cannot be looked at.
     """
-    reason = why_file_is_foreign(path)
+    reason = why_of_others(path)
     hint = f"copy the study to a folder of your own, {_ELSEWHERE}"
-    if not reason or is_only_open(path):
-        if not os.path.lexists(journal_of(path)):
+    if not reason:
+        if not has_journal(path):
             return
         reason = (
             f"`{journal_of(path)}` lies beside it, which no study has: to play it back could "
@@ -97,9 +92,7 @@ def why_not_in_place(path: Path) -> str:
     Raises:
       OSError: it cannot be looked at.
     """
-    files = (path, log_of(path), shared_memory_of(path))
-    found = (why_file_is_foreign(one) for one in files)
-    return next((one for one in found if one), "") or why_others_may_write(path.parent)
+    return why_foreign(path) or why_others_may_write(path.parent)
 
 
 # One's own
@@ -210,7 +203,7 @@ def is_read_in_place(path: Path) -> bool:
     """Whether a database is one's own, has a log, and may be written: so a search may be at work on
     it, and who reads sees it as it is at every moment."""
     try:
-        if os.path.lexists(journal_of(path)) or why_not_in_place(path):
+        if has_journal(path) or why_not_in_place(path):
             return False
         if not os.access(path.parent, os.W_OK):
             return False

@@ -28,12 +28,13 @@ from filelock import FileLock
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.files import write_whole
+from automesh.foreign.own import files_of, shared_memory_of
 from automesh.foreign.ownership import why_file_is_foreign, why_others_may_write
 from automesh.foreign.sqlite import as_wal, log_of
 from automesh.hlo.store import FOLDER_VARIABLE, cache_root
 from automesh.jsonio import dumps, read_json
 from automesh.reading import open_regular, read_bytes
-from automesh.tuner.study.stored.sqlite import check_copy, copied_to, shared_memory_of
+from automesh.tuner.study.stored.sqlite import check_copy, copied_to
 
 _FOLDER = "studies"
 _NAME = "study.db"
@@ -81,7 +82,7 @@ class WorkingCopy:
         if self.database.exists():
             if not self._is_alone():
                 raise self._changed(shown)
-            for path in (self.database, log_of(self.database), shared_memory_of(self.database)):
+            for path in files_of(self.database):
                 path.unlink(missing_ok=True)
         if not digest:
             self._note("")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from automesh.errors import UsageError, of_system
 from automesh.hardware import process_limits as allowed
 from automesh.outcomes import Failed, OutOfMemory
+from automesh.platforms import allowed
 from automesh.program.nouns import Entry
 from automesh.tuner.worker_errors import inspection_error, machine_error
 from automesh.worker import blame
@@ -73,10 +77,16 @@ def test_a_worker_that_ends_under_a_low_limit_blames_no_script(
 
 def test_a_fault_of_the_script_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, AS=10**9)
+<<<<<<<< HEAD:tests/hardware/test_process_limits.py
     reason = "`build` raised ValueError: no"
     error = inspection_error(Failed(stage="build", reason=reason, where="train.py:3"), ENTRY)
     assert error.message == f"train.py:3: {reason}"
     assert "ulimit" not in error.hint
+========
+    failure = Failed(stage="build", reason="`build` raised ValueError: no")
+    error = inspection_error(failure, ENTRY)
+    assert (error.message, "ulimit" in error.hint) == (failure.reason, False)
+>>>>>>>> hard:tests/platforms/test_allowed.py
 
 
 @pytest.mark.parametrize(
@@ -98,3 +108,22 @@ def test_where_builtins_are_replaced_a_refusal_says_so_first() -> None:
     hint = blame.hint_where_replaced(("len",), refused)
     assert hint.startswith("the script replaces the builtin `len`")
     assert hint.endswith("if it was not that: give it a default")
+
+
+@pytest.mark.parametrize(("processes", "threads"), [(2, "1"), (511, "1"), (512, None)])
+def test_numpy_starts_no_threads_where_few_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, processes: int, threads: str | None
+) -> None:
+    """Before, `ulimit -u 1` was a traceback of KeyboardInterrupt in the middle of an import."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    limit(monkeypatch, NPROC=processes)
+    allowed.spare_threads()
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == threads
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+    allowed.spare_threads()
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "8"
+
+
+def test_the_command_line_asks_for_it_before_numpy_is_there() -> None:
+    words = "import sys, automesh.cli; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0

@@ -49,6 +49,14 @@ def low_limits() -> tuple[Limit, ...]:
     return tuple(found)
 
 
+def spare_threads() -> None:
+    """Keeps numpy from starting a thread for each core where only a few are allowed: its OpenBLAS
+    ends a process that cannot have them as Ctrl-C does, in the middle of an import. To be called
+    before numpy is imported; workers inherit it."""
+    if any("processes" in one.said for one in low_limits()):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def check_files() -> None:
     """Makes sure that a worker can be started at all.
 
