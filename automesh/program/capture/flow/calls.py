@@ -243,6 +243,23 @@ class CallLog:
             if variant.origins[place] is None and not variant.unchanged[place]
         ]
 
+    def takes_back(self, function: Function) -> bool:
+        """Whether a function that was called once trains: a gradient of arguments makes outputs
+        that look like them. These are noted down as what would come back to it."""
+        variant = function.usual
+        facts, call = variant.facts, variant.described
+        if function.calls != 1 or facts is None or not facts.has_gradient or call is None:
+            return False
+        arguments, outputs = mirrored(variant), mirroring(variant)
+        pairs = list(zip(arguments, outputs, strict=True))
+        if not any(facts.trained_by[output] >> argument & 1 for argument, output in pairs):
+            return False
+        for argument, output in pairs:
+            variant.origins[argument] = Origin(
+                function=function.number, variant=variant.number, output=output
+            )
+        return True
+
     def ran(self, noted: Noted, outputs: Any) -> None:
         """Notes down what a call has made."""
         made = jax.tree.leaves(outputs)
@@ -295,14 +312,23 @@ def _own_pairs(
 def mirrored(variant: Variant) -> range:
     """Leaves of the arguments that have the shapes and types of outputs, one after the other, in a
     function that takes gradients: most likely those of which it takes them."""
+    return _mirror(variant)[0]
+
+
+def mirroring(variant: Variant) -> range:
+    """Outputs that look like the `mirrored` leaves, in their order."""
+    return _mirror(variant)[1]
+
+
+def _mirror(variant: Variant) -> tuple[range, range]:
     facts, call = variant.facts, variant.described
     if facts is None or not facts.has_gradient or call is None:
-        return range(0)
+        return range(0), range(0)
     mine = [form_of(leaf) for leaf in call.leaves]
-    outputs = [(tuple(out.shape), str(out.dtype)) for out in avals_out(call)]
+    outputs = output_forms(variant)
     matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
     found = matcher.find_longest_match()
-    return range(found.a, found.a + found.size)
+    return range(found.a, found.a + found.size), range(found.b, found.b + found.size)
 
 
 def parameters_in(variant: Variant, function: int) -> set[int]:
@@ -316,6 +342,13 @@ def parameters_in(variant: Variant, function: int) -> set[int]:
 def avals_out(call: TracedCall) -> list[Any]:
     """Shapes and types of what a call gives."""
     return [variable.aval for variable in opened_jaxpr(call.traced.jaxpr).outvars]
+
+
+def output_forms(variant: Variant) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and types of what a variant gives; empty if it could not be traced."""
+    if variant.described is None:
+        return []
+    return [(tuple(one.shape), str(one.dtype)) for one in avals_out(variant.described)]
 
 
 def form_of(leaf: Any) -> tuple[tuple[int, ...], str]:
