@@ -54,11 +54,12 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True)
 class Variant:
-    """Calls of a function with arguments of the same shapes, types and static values: one program.
+    """Calls of a function with arguments of the same shapes, types and static values, or with other
+    static values that make no difference: one program.
 
     Attributes:
       number: its place among the variants of its function.
-      key: what they have in common.
+      key: what they have in common; of several, that of the last call.
       first: of the function's calls, counted from 0, the first of this variant.
       facts: of its program; None if it cannot be traced apart from its call.
       refusal: why it cannot be.
@@ -176,6 +177,7 @@ class CallLog:
         split = static_of_jit(call.jitted, Workload(call.jitted, call.args, call.kwargs)) or Split()
         key, leaves = _key(call, split)
         variant = next((one for one in function.variants if _equal(one.key, key)), None)
+        variant = variant or _same_program(function, key, call)
         if variant is None:
             variant = Variant(number=len(function.variants), key=key, first=function.calls)
             variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
@@ -295,6 +297,29 @@ class CallLog:
         first of them; only this function if there was none."""
         places = [place for place, called in enumerate(self.order) if called == number]
         return self.order[places[-2] : places[-1]] if len(places) > 1 else [number]
+
+
+def _same_program(function: Function, key: Any, call: Call) -> Variant | None:
+    """The variant whose program a call has, though a static value is another one, as a counter in
+    the structure of a state that jax compiles anew at every call. It gets the key of the call."""
+    alike = [
+        one
+        for one in function.variants
+        if one.described is not None
+        and len(one.key[2]) == len(key[2])
+        and all(map(_alike, one.key[2], key[2]))
+    ]
+    if not alike:
+        return None
+    try:
+        program = str(trace(call).traced.jaxpr)
+    except UsageError:
+        return None  # Its own variant says why.
+    for one in alike:
+        if one.described is not None and str(one.described.traced.jaxpr) == program:
+            one.key = key
+            return one
+    return None
 
 
 def _own_pairs(

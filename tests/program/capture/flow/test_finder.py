@@ -61,6 +61,24 @@ SCRIPTS = {
         params, moments, loss = train_step(params, zeros, batch(0))
         print([float(evaluate(params, batch(step, rows=512))) for step in range(3)])
     """,
+    "counts_in_its_structure": """
+        import dataclasses
+        @functools.partial(
+            jax.tree_util.register_dataclass, data_fields=["w", "m"], meta_fields=["step"]
+        )
+        @dataclasses.dataclass
+        class State:
+            w: dict
+            m: dict
+            step: int
+        @functools.partial(jax.jit, donate_argnums=0)
+        def train_step(state, x):
+            w, m, loss = train(state.w, state.m, x)
+            return State(w, m, state.step + 1), loss
+        state = State(params, zeros, 0)
+        for step in range(6):
+            state, loss = train_step(state, batch(step))
+    """,
     "clipped_between": """
         grad_fn = jax.jit(jax.value_and_grad(loss_fn))
         apply_fn = jax.jit(momentum)
@@ -354,6 +372,7 @@ STEPS = {
     "grad_then_apply": ("loss_fn+momentum", 4, 3),
     "two_iterations": ("loss_fn+momentum", 4, 2),
     "called_once": ("train_step", 4, 1),
+    "counts_in_its_structure": ("train_step", 4, 3),
     "clipped_between": ("loss_fn+momentum", 4, 3),
     "two_players": ("first_step+second_step", 4, 3),
     "evaluated_first": ("train_step", 4, 3),
