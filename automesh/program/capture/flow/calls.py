@@ -54,11 +54,12 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True)
 class Variant:
-    """Calls of a function with arguments of the same shapes, types and static values: one program.
+    """Calls of a function with arguments of the same shapes, types and static values, or with other
+    static values that make no difference: one program.
 
     Attributes:
       number: its place among the variants of its function.
-      key: what they have in common.
+      key: what they have in common; of several, that of the last call.
       first: of the function's calls, counted from 0, the first of this variant.
       facts: of its program; None if it cannot be traced apart from its call.
       refusal: why it cannot be.
@@ -176,6 +177,7 @@ class CallLog:
         split = static_of_jit(call.jitted, Workload(call.jitted, call.args, call.kwargs)) or Split()
         key, leaves = _key(call, split)
         variant = next((one for one in function.variants if _equal(one.key, key)), None)
+        variant = variant or _same_program(function, key, call)
         if variant is None:
             variant = Variant(number=len(function.variants), key=key, first=function.calls)
             variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
@@ -244,6 +246,23 @@ class CallLog:
             if variant.origins[place] is None and not variant.unchanged[place]
         ]
 
+    def takes_back(self, function: Function) -> bool:
+        """Whether a function that was called once trains: a gradient of arguments makes outputs
+        that look like them. These are noted down as what would come back to it."""
+        variant = function.usual
+        facts, call = variant.facts, variant.described
+        if function.calls != 1 or facts is None or not facts.has_gradient or call is None:
+            return False
+        arguments, outputs = mirrored(variant), mirroring(variant)
+        pairs = list(zip(arguments, outputs, strict=True))
+        if not any(facts.trained_by[output] >> argument & 1 for argument, output in pairs):
+            return False
+        for argument, output in pairs:
+            variant.origins[argument] = Origin(
+                function=function.number, variant=variant.number, output=output
+            )
+        return True
+
     def ran(self, noted: Noted, outputs: Any) -> None:
         """Notes down what a call has made."""
         made = jax.tree.leaves(outputs)
@@ -281,6 +300,29 @@ class CallLog:
         return self.order[places[-2] : places[-1]] if len(places) > 1 else [number]
 
 
+def _same_program(function: Function, key: Any, call: Call) -> Variant | None:
+    """The variant whose program a call has, though a static value is another one, as a counter in
+    the structure of a state that jax compiles anew at every call. It gets the key of the call."""
+    alike = [
+        one
+        for one in function.variants
+        if one.described is not None
+        and len(one.key[2]) == len(key[2])
+        and all(map(_alike, one.key[2], key[2]))
+    ]
+    if not alike:
+        return None
+    try:
+        program = str(trace(call).traced.jaxpr)
+    except UsageError:
+        return None  # Its own variant says why.
+    for one in alike:
+        if one.described is not None and str(one.described.traced.jaxpr) == program:
+            one.key = key
+            return one
+    return None
+
+
 def _own_pairs(
     origins: Sequence[Origin | None], function: int, variant: int
 ) -> list[tuple[int, int]]:
@@ -296,14 +338,23 @@ def _own_pairs(
 def mirrored(variant: Variant) -> range:
     """Leaves of the arguments that have the shapes and types of outputs, one after the other, in a
     function that takes gradients: most likely those of which it takes them."""
+    return _mirror(variant)[0]
+
+
+def mirroring(variant: Variant) -> range:
+    """Outputs that look like the `mirrored` leaves, in their order."""
+    return _mirror(variant)[1]
+
+
+def _mirror(variant: Variant) -> tuple[range, range]:
     facts, call = variant.facts, variant.described
     if facts is None or not facts.has_gradient or call is None:
-        return range(0)
+        return range(0), range(0)
     mine = [form_of(leaf) for leaf in call.leaves]
-    outputs = [(tuple(out.shape), str(out.dtype)) for out in avals_out(call)]
+    outputs = output_forms(variant)
     matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
     found = matcher.find_longest_match()
-    return range(found.a, found.a + found.size)
+    return range(found.a, found.a + found.size), range(found.b, found.b + found.size)
 
 
 def parameters_in(variant: Variant, function: int) -> set[int]:
@@ -317,6 +368,13 @@ def parameters_in(variant: Variant, function: int) -> set[int]:
 def avals_out(call: TracedCall) -> list[Any]:
     """Shapes and types of what a call gives."""
     return [variable.aval for variable in opened_jaxpr(call.traced.jaxpr).outvars]
+
+
+def output_forms(variant: Variant) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and types of what a variant gives; empty if it could not be traced."""
+    if variant.described is None:
+        return []
+    return [(tuple(one.shape), str(one.dtype)) for one in avals_out(variant.described)]
 
 
 def form_of(leaf: Any) -> tuple[tuple[int, ...], str]:

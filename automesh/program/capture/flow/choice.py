@@ -26,6 +26,7 @@ class Doubt(IntEnum):
     NOTHING_TRAINED = 1
     NO_GRADIENT = 2
     LITTLE_STATE = 3
+    CALLED_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

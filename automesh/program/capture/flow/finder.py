@@ -15,9 +15,9 @@ from automesh.program.capture.flow.calls import (
     CallLog,
     Function,
     Variant,
-    avals_out,
     form_of,
     leaf_bytes,
+    output_forms,
     parameters_in,
 )
 from automesh.program.capture.flow.choice import (
@@ -44,6 +44,7 @@ _DOUBTS = {
     Doubt.NONE: "",
     Doubt.NOTHING_TRAINED: "what comes back to it is no parameter that it trains",
     Doubt.NO_GRADIENT: "no gradient is taken in it",
+    Doubt.CALLED_ONCE: "it is called once, and what comes back to it was told by its shapes",
     Doubt.LITTLE_STATE: "hardly anything of what it makes comes back to it",
 }
 
@@ -143,6 +144,8 @@ class StepFinder:
         loop = self._longest_loop()
         if loop is not None and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
             return self._found_loop(*loop)
+        if choice is None or choice.doubt >= Doubt.NO_GRADIENT:
+            choice = self._called_once() or choice
         if choice is None:
             return None
         # A circle begins where the script does.
@@ -159,6 +162,18 @@ class StepFinder:
             return None
         self._choice = choice
         return self._found_single(functions[0], variant.described, choice)
+
+    def _called_once(self) -> Choice | None:
+        """Of the functions that were called once, the one with most bytes that trains."""
+        once = [
+            function
+            for function in self.log.functions
+            if self._is_wanted(function.number) and self.log.takes_back(function)
+        ]
+        if not once:
+            return None
+        largest = max(once, key=lambda function: function.usual.bytes)
+        return Choice(numbers=(largest.number,), doubt=Doubt.CALLED_ONCE, is_carried=True)
 
     def names(self) -> list[str]:
         """Of the jitted functions that were called."""
@@ -321,7 +336,7 @@ class StepFinder:
             form
             for other in functions[: functions.index(function)]
             if (facts := other.usual.facts) is not None and facts.has_gradient
-            for form in _output_forms(other.usual)
+            for form in output_forms(other.usual)
         }
         if variant.described is None or not earlier:
             return []
@@ -469,15 +484,9 @@ def _is_long(variant: Variant) -> bool:
     return facts.flops > _LONG_FLOPS or not facts.loop.turns
 
 
-def _output_forms(variant: Variant) -> list[tuple[tuple[int, ...], str]]:
-    if variant.described is None:
-        return []
-    return [(tuple(one.shape), str(one.dtype)) for one in avals_out(variant.described)]
-
-
 def _fitting(variant: Variant, number: int) -> list[tuple[int, int]]:
     """What comes back in the same shape and type, each output once."""
-    outputs = _output_forms(variant)
+    outputs = output_forms(variant)
     leaves = variant.described.leaves if variant.described is not None else []
     return [
         (argument, output)

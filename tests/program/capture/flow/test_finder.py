@@ -56,6 +56,29 @@ SCRIPTS = {
             loss, grads = grad_fn(params, batch(step))
             params, moments = apply_fn(params, moments, grads)
     """,
+    "called_once": """
+        train_step, evaluate = jax.jit(train, donate_argnums=(0, 1)), jax.jit(loss_fn)
+        params, moments, loss = train_step(params, zeros, batch(0))
+        print([float(evaluate(params, batch(step, rows=512))) for step in range(3)])
+    """,
+    "counts_in_its_structure": """
+        import dataclasses
+        @functools.partial(
+            jax.tree_util.register_dataclass, data_fields=["w", "m"], meta_fields=["step"]
+        )
+        @dataclasses.dataclass
+        class State:
+            w: dict
+            m: dict
+            step: int
+        @functools.partial(jax.jit, donate_argnums=0)
+        def train_step(state, x):
+            w, m, loss = train(state.w, state.m, x)
+            return State(w, m, state.step + 1), loss
+        state = State(params, zeros, 0)
+        for step in range(6):
+            state, loss = train_step(state, batch(step))
+    """,
     "clipped_between": """
         grad_fn = jax.jit(jax.value_and_grad(loss_fn))
         apply_fn = jax.jit(momentum)
@@ -370,6 +393,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 STEPS = {
     "grad_then_apply": ("loss_fn+momentum", 4, 3),
     "two_iterations": ("loss_fn+momentum", 4, 2),
+    "called_once": ("train_step", 4, 1),
+    "counts_in_its_structure": ("train_step", 4, 3),
     "clipped_between": ("loss_fn+momentum", 4, 3),
     "two_players": ("first_step+second_step", 4, 3),
     "evaluated_first": ("train_step", 4, 3),
@@ -405,7 +430,7 @@ def test_the_step_is_what_state_flows_through(
     assert "error" not in seen, seen
     names = {"train": "train_step"}.get(seen["name"], seen["name"])
     assert (names, seen["num_carried"], seen["calls"]) == (name, carried, calls)
-    assert bool(seen["doubt"]) == (script == "sums_of_gradients")
+    assert bool(seen["doubt"]) == (script in ("sums_of_gradients", "called_once"))
 
 
 @pytest.mark.slow
