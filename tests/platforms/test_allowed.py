@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError, of_system
-from automesh.hardware import process_limits as allowed
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.platforms import allowed
 from automesh.program.nouns import Entry
@@ -77,16 +76,10 @@ def test_a_worker_that_ends_under_a_low_limit_blames_no_script(
 
 def test_a_fault_of_the_script_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, AS=10**9)
-<<<<<<<< HEAD:tests/hardware/test_process_limits.py
     reason = "`build` raised ValueError: no"
     error = inspection_error(Failed(stage="build", reason=reason, where="train.py:3"), ENTRY)
     assert error.message == f"train.py:3: {reason}"
     assert "ulimit" not in error.hint
-========
-    failure = Failed(stage="build", reason="`build` raised ValueError: no")
-    error = inspection_error(failure, ENTRY)
-    assert (error.message, "ulimit" in error.hint) == (failure.reason, False)
->>>>>>>> hard:tests/platforms/test_allowed.py
 
 
 @pytest.mark.parametrize(
