@@ -25,6 +25,7 @@ from automesh.program.capture.abstract_arrays import (
 from automesh.program.capture.flow.names import leaf_names
 from automesh.program.capture.hooks import Call, Settings, settings_of
 from automesh.program.capture.nouns import Capture, Carried
+from automesh.program.capture.shown import without_shown
 from automesh.program.capture.split_axes import state_shardings
 from automesh.program.lower.static_args import is_concrete, is_ref, split_of
 from automesh.program.script.workload import NamedWorkload, Workload
@@ -35,10 +36,18 @@ _HELD = "~held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Stands for a `jax.stages.Traced`: all that is asked of one here is its program."""
+
+    jaxpr: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
     """A call with its trace.
 
     Attributes:
+      traced: without what only shows something on the host, see `shown`.
       args: without the static ones; those that are given by keyword come last, in the order of
         their names, which is the order in which jax takes their leaves.
       settings: what the function was jitted with.
@@ -47,7 +56,7 @@ class TracedCall:
       source: the call itself; None for what is made of several.
     """
 
-    traced: jax.stages.Traced
+    traced: jax.stages.Traced | Program
     args: tuple[Any, ...]
     settings: Settings
     names: tuple[str, ...] = ()
@@ -73,8 +82,9 @@ def trace(call: Call, *, with_names: bool = False) -> TracedCall:
     traced = call.jitted.trace(*stated, **keywords)
     split = split_of(workload, call.jitted, traced)
     args, kwargs = split.dynamic(call.args, call.kwargs)
+    program = without_shown(traced.jaxpr)
     return TracedCall(
-        traced=traced,
+        traced=traced if program is traced.jaxpr else Program(jaxpr=program),
         args=(*args, *(kwargs[name] for name in sorted(kwargs))),
         settings=settings_of(traced),
         names=leaf_names(call, split) if with_names else (),

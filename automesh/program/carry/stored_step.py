@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from automesh.program.capture.hooks import Settings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
-from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.capture.step_call import Program, TracedCall, trace
 from automesh.program.carry.function_file import read_function, write_function
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
@@ -184,13 +184,6 @@ def read_step(folder: Path) -> StoredStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """Stands for the `jax.stages.Traced` of a call: all that is asked of it is its program."""
-
-    jaxpr: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedCall:
     """A call on another mesh.
 
@@ -228,7 +221,7 @@ def carried_call(
     described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     if by == "trace":
         program, constants = read_trace(step.trace, binding, arrays)
-        traced: Any = _Program(jaxpr=program)
+        traced: Any = Program(jaxpr=program)
         settings = Settings(
             constants=tuple(constants),
             in_shardings=tuple(in_shardings),

@@ -45,6 +45,7 @@ from jax.sharding import (
 )
 
 from automesh.package import is_users_file
+from automesh.program.capture.shown import line_of
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 
 _CORE: Any = importlib.import_module("jax._src.core")
@@ -209,7 +210,7 @@ class _Writer(pickle.Pickler):
     def _equation(self, equation: Any) -> Any:
         name = equation.primitive.name
         if "callback" in name:
-            raise CannotCarry(f"its step calls Python by `{name}` at {_line(equation)}")
+            raise CannotCarry(f"its step calls Python by `{name}` at {line_of(equation)}")
         sizes = None
         if name == "shard_map":
             sizes = _manual_sizes(equation.params)
@@ -266,11 +267,6 @@ class _Writer(pickle.Pickler):
 
 
 _JAXPR_HAS_CONSTS = "consts" in inspect.signature(_CORE.Jaxpr.__init__).parameters
-
-
-def _line(equation: Any) -> str:
-    frame = _SOURCE.user_frame(equation.source_info.traceback)
-    return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else "?"
 
 
 def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -417,19 +413,15 @@ def _equation(
     sizes: Any,
 ) -> Any:
     binding = _READING.get().binding
-    if sizes is not None:
-        binding.check_manual(*sizes, place=_place(source_info))
     if binding.splits:
         params = {
             name: binding.axes(value) if name in _AXIS_PARAMETERS else value
             for name, value in params.items()
         }
-    return _CORE.JaxprEqn(invars, outvars, primitive, params, effects, source_info, context)
-
-
-def _place(source_info: Any) -> str:
-    frame = _SOURCE.user_frame(source_info.traceback)
-    return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else "?"
+    made = _CORE.JaxprEqn(invars, outvars, primitive, params, effects, source_info, context)
+    if sizes is not None:
+        binding.check_manual(*sizes, place=line_of(made))
+    return made
 
 
 def _jaxpr(
