@@ -37,7 +37,7 @@ from automesh.units import parse_bytes
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
 LIMIT_VARIABLE = "AUTOMESH_CACHE_LIMIT"
 DEFAULT_LIMIT_BYTES = 4 * 2**30
-_FORMAT = 2  # to be raised when an unchanged key shall not find what was kept before
+_FORMAT = 3  # to be raised when an unchanged key shall not find what was kept before
 _MAGIC = b"automesh-module\n"
 _HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
 _SUFFIX = ".module"

@@ -188,7 +188,7 @@ def test_plans_are_the_programs_that_their_strategies_make(
     """The optimizer's state is where the compiler puts it, unless it is told."""
     monkeypatch.setattr(sys, "argv", ["kauldron", config])
     on = parse_mesh("devices:8", ("devices",))
-    program, compiled = compile_program(
+    program, compiled, _ = compile_program(
         lower(build_on(adapter.build, on, knobs=tuple(knobs.items()))), ()
     )
     placed: Any = compiled.input_shardings[0][0]

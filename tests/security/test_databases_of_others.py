@@ -346,7 +346,9 @@ def test_a_study_whose_tables_are_not_all_there_is_only_read(folder: Path) -> No
         connection.execute("DROP TABLE trial_params")
         connection.commit()
     folder.chmod(0o777)
-    with pytest.raises(UsageError, match="holds no whole study, and is only read here"):
+    with pytest.raises(
+        UsageError, match="it lacks what a search writes first, and it is only read here"
+    ):
         noted(folder)
 
 

@@ -57,7 +57,9 @@ def build_by_running(entry: Entry) -> Any:
         if key in known:
             return known[key].workload()
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
-        note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in mesh.shape.items()))
+        # `mesh.shape` is not asked: a mesh keeps its first answer, and `meaning` gives another one.
+        sizes = zip(mesh.axis_names, mesh.devices.shape, strict=True)
+        note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in sizes))
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
             ended = run_script(entry, run)
         if run.workload is None:
@@ -107,7 +109,7 @@ class _UpToStep:
 
     def call(self, call: Call) -> Any:
         """Stops the script at the step's call; all others do what they do."""
-        whole = self.collector.offer(_on_one_mesh(call, self._mesh))
+        whole = self.collector.offer(_on_one_mesh(call, self._mesh, self.capture.mesh.num_devices))
         if whole is None:
             outputs = call.run()
             self.collector.ran(outputs)
@@ -121,30 +123,31 @@ class _UpToStep:
 
 def _other(devices: Any, count: int, plan: Mesh) -> Any:
     """The devices of a mesh beside the script's own: those of the plan, if it has all of them in
-    jax's order, as jit lets arrays of both meet; else those that are here.
+    jax's order, as jit lets arrays of both meet; else those that are here. With a plan of another
+    size it stays as it is: the script may make its own mesh of the devices of this one.
 
     Args:
       count: devices of the script's own mesh.
     """
     array = np.asarray(devices, dtype=object)
     ids = [device.id for device in array.flat]
-    if array.size != count or ids != sorted(ids):
+    if array.size != count or array.size != plan.size or ids != sorted(ids):
         return on_attached(devices)
-    if array.size == plan.size:
-        return plan.devices.reshape(array.shape)
-    if max(array.shape, default=1) != array.size:
-        return on_attached(devices)
-    return plan.devices.reshape([plan.size if size == count else 1 for size in array.shape])
+    return plan.devices.reshape(array.shape)
 
 
-def _on_one_mesh(call: Call, own: Mesh | None) -> Call:
+def _on_one_mesh(call: Call, own: Mesh | None, count: int) -> Call:
     """A call whose arguments on another mesh of the same devices, of one axis, are on the script's
-    own: that axis is all axes of the own one together."""
+    own: that axis is all axes of the own one together.
+
+    Args:
+      count: devices of the mesh that the script asked for.
+    """
     if own is None or AxisType.Explicit in own.axis_types:
         return call
 
     def moved(leaf: Any) -> Any:
-        to = same_on(getattr(leaf, "sharding", None), own)
+        to = same_on(getattr(leaf, "sharding", None), own, count=count)
         return leaf if to is None else jax.device_put(leaf, to)
 
     args, kwargs = jax.tree.map(moved, (call.args, call.kwargs))

@@ -255,7 +255,7 @@ class Discovery:
     other_steps: tuple[ScriptStep, ...] = ()
     other_meshes: tuple[ScriptMesh, ...] = ()
     notices: tuple[str, ...] = ()
-    took_s: float = 0.0
+    took_s: float = field(default=0.0, compare=False)
     not_carried: str = ""
     asked_devices: int = 0
 

@@ -73,7 +73,6 @@ NEEDED = {
     "an-integer": "best = int(loss)",
     "a-numpy-array": "kept = np.asarray(w)",
     "a-list": "kept = w.tolist()",
-    "its-shards": "kept = w.addressable_shards",
     "an-index": "kept = [1, 2, 3][jnp.argmax(w[0])]",
 }
 STEP = """

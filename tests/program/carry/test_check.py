@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, str]] = {
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
         "weights": "P()",
     },
+    "asks_its_mesh": {"loss": "jnp.mean((x @ w) ** 2) * mesh.shape['data']"},
     "calls_python": {
         "loss": "jnp.mean((x @ w) ** 2) + jax.lax.stop_gradient(jax.pure_callback(np.asarray, "
         "jax.ShapeDtypeStruct((), np.float32), x[0, 0]))",
@@ -101,6 +102,7 @@ SAID = {
     "no_mesh": "48",
     # The trace has other shapes there; the function is traced again.
     "in_parts": "",
+    "asks_its_mesh": "",
     # What only shows something is left out of the step.
     "prints": "",
 }

@@ -7,11 +7,15 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def same_on(sharding: Any, own: Mesh) -> NamedSharding | None:
+def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None:
     """What a sharding on another mesh is on `own`.
 
     Only for a mesh of one axis (besides those of size 1) over the same devices in the same order:
     that axis is all axes of the own mesh together.
+
+    Args:
+      count: devices of the mesh for which `own` stands, where that may have others: a mesh of as
+        many, in jax's order, counts as one of the same devices.
 
     Returns:
       None if it is on `own` already, or cannot be said there.
@@ -19,10 +23,13 @@ def same_on(sharding: Any, own: Mesh) -> NamedSharding | None:
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None
     other = sharding.mesh
-    if other.axis_names == own.axis_names or other.size != own.size:
+    if other.axis_names == own.axis_names or other.size not in (own.size, count):
         return None
     wide = {name for name, size in other.shape.items() if size > 1}
-    same = [one.id for one in other.devices.flat] == [one.id for one in own.devices.flat]
+    ids = [one.id for one in other.devices.flat]
+    same = ids == [one.id for one in own.devices.flat]
+    if other.size != own.size:
+        same = ids == sorted(ids)
     if len(wide) > 1 or not same:
         return None
     spec = [own.axis_names if _names(part) & wide else None for part in sharding.spec]
