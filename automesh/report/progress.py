@@ -282,6 +282,7 @@ class PlainProgress(_Display):
         super().__init__(clock)
         self._stream = stream
         self._printed_s = -math.inf
+        self._leader = ""
 
     def _show(self, before: Phase | None, phase: Phase) -> None:
         now_s = self._clock()
@@ -291,7 +292,11 @@ class PlainProgress(_Display):
             self._print(phase_text(phase, self._state, now_s))
 
     def leader(self, text: str) -> None:
-        self._print(clean(text))
+        # A line for each plan that takes the lead, not for each step that leaves it there.
+        name = text.partition(" first of ")[0]
+        if name != self._leader:
+            self._leader = name
+            self._print(clean(text))
 
     def notice(self, text: str) -> None:
         self._print(f"note: {clean(text)}")

@@ -319,3 +319,11 @@ def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
         progress.log("x")
         progress.tick()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_plan_that_stays_first_is_told_once() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    for text in ("dp:4 first of 1 plan", "dp:4 first of 2 plans", "dp:2 first of 3 plans"):
+        progress.leader(f"{text} so far, 1 ms estimated")
+    assert [line.partition(" ")[0] for line in stream.getvalue().splitlines()] == ["dp:4", "dp:2"]
