@@ -1,6 +1,7 @@
 """The progress of a search: remaining time, plain lines, and a live display that nothing tears."""
 
 import doctest
+import io
 import itertools
 import os
 import re
