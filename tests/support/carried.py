@@ -78,7 +78,7 @@ class Case:
         *,
         without_arrays: bool = True,
         splits: tuple[AxisSplit, ...] = (),
-        location: str = "/work/train.py",
+        location: str = "/home/me/train.py",
     ) -> Entry:
         """A script whose step is in the folder."""
         line = SourceLine(file=location, line=1)

@@ -17,10 +17,10 @@ from automesh.program.capture.nouns import (
 from automesh.space.space import SearchSpace
 from automesh.tuner.script.capture import _notices  # pyright: ignore[reportPrivateUsage]
 
-LINE = SourceLine(file="/work/train.py", line=7)
+LINE = SourceLine(file="/home/me/train.py", line=7)
 STEP = ScriptStep(
     name="train_step",
-    defined_at=SourceLine(file="/work/train.py", line=3),
+    defined_at=SourceLine(file="/home/me/train.py", line=3),
     called_at=LINE,
     argument_bytes=2048,
     carried=(Carried(output=0, argument=0, count=1),),
