@@ -273,8 +273,8 @@ class Terms:
       first: what the first step keeps, where it is another program: its state comes back split
         otherwise than it went in, and all that is said here is of the second step. None: the same.
       findings: what costs memory or time and was not asked for.
-      memory_spread: what the compiler needs at least and at most, as parts of the estimate, in nine
-        of ten programs; a most of 0: nobody knows.
+      memory_spread: what the compiler needs at least and at most, as parts of the estimate, see
+        `automesh.ir.memory.spread`; a most of 0: nobody knows.
       guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
       limits: axes for which the terms hold up to some size only, and that size.

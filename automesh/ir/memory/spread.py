@@ -1,8 +1,8 @@
 """How far the memory of an estimate may be off, by what stands in the program (no jax).
 
-Where compiled programs were compared with their estimates, nine in ten lay in these intervals: 394
-plans of two language models for v5e and v5p, 130 CPU meshes of thirteen steps, forty plans that ran
-on GPUs. What the estimate has no model of has no upper end.
+The ends are set by hand, after earlier comparisons of estimates with compiled programs
+(docs/accuracy.md); how many programs lie between them has not been measured. What the estimate has
+no model of has no upper end.
 """
 
 from __future__ import annotations
