@@ -142,7 +142,7 @@ class Estimated:
       bound_s: no step can be faster: the only figure that may rule a plan out; 0 if nothing sound
         is known.
       memory_bytes: peak on one device: to order and to rule out with a margin, never to say `fits`.
-      memory_interval: bytes that hold what the compiler needs in nine of ten programs; a high end
+      memory_interval: bytes between which the compiler's need is expected; a high end
         of 0: something has an unknown size, and `memory_bytes` is a lower bound. Empty in estimates
         of earlier versions.
       causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,

@@ -166,7 +166,7 @@ def _memory(one: Explained) -> str:
 
 
 def _interval(one: Explained) -> str:
-    """Where the compiler's figure lies in nine of ten programs."""
+    """Where the compiler's figure is expected to lie."""
     if not one.estimated.memory_interval:
         return ""
     least, most = one.estimated.memory_interval
