@@ -254,11 +254,13 @@ def _status(path: Path) -> os.stat_result | None:
         `/dev/null` is replaced.
     """
     try:
-        _check_kind(path.stat().st_mode)
+        # Looks at a file once: another process may remove it at any instant.
+        there = path.lstat()
+        is_link = stat.S_ISLNK(there.st_mode)
+        _check_kind(path.stat().st_mode if is_link else there.st_mode)
     except FileNotFoundError:  # Not there, or a link to what is not.
         return None
-    there = path.lstat()
-    return None if stat.S_ISLNK(there.st_mode) else there
+    return None if is_link else there
 
 
 def _check_kind(mode: int) -> None:

@@ -289,3 +289,30 @@ def test_the_place_of_the_lock_is_looked_at_too(tmp_path: Path) -> None:
     lock.unlink()
     with files.lock_beside(path, timeout_s=1):
         check_place(path)  # That another one has it now is no reason to refuse.
+
+
+def test_a_file_that_vanishes_meanwhile_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes room in a cache between any two looks at a file."""
+    path = tmp_path / "kept"
+    look = Path.lstat
+
+    def vanishing(self: Path) -> os.stat_result:
+        try:
+            return look(self)
+        finally:
+            self.unlink(missing_ok=True)
+
+    def stat_then_gone(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        try:
+            return os.stat(self, follow_symlinks=follow_symlinks)
+        finally:
+            self.unlink(missing_ok=True)
+
+    for name, looks in (("lstat", vanishing), ("stat", stat_then_gone)):
+        path.write_text("old")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, looks)
+            write_whole(path, "new")
+        assert path.read_text() == "new"

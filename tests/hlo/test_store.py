@@ -225,9 +225,10 @@ def test_killed_writers_leave_nothing_half_done(tmp_path: Path) -> None:
         assert writer.stdout.readline() == b"ready\n"
     for delay_s, writer in zip((0.1, 0.05, 0.02), writers, strict=True):
         time.sleep(delay_s)
-        assert writer.poll() is None, writer.stderr
+        failed = writer.poll()
         writer.kill()
-        writer.communicate()
+        _, words = writer.communicate()
+        assert failed is None, words.decode()
     entries = {entry.key for entry in store.entries()}
     assert entries
     for number in range(8):
