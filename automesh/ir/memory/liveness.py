@@ -13,6 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from automesh.collectives import KINDS
 from automesh.cost.terms import Footprint, MemoryPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
@@ -325,19 +328,65 @@ def _external(buffer: _Buffer, is_writable: bool) -> _Buffer:
 # Which points of a program can be the peak on some mesh.
 
 Powers = tuple[tuple[str, int], ...]
+_ROUNDING_BYTES = 0.5
+_FEW = 16  # points that are compared as fast one by one
 
 
 def undominated(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
     """Leaves out every point that another one reaches on every mesh, whatever its sizes."""
     distinct = {point.bytes: point for point in points if point.bytes}
-    axes = {axis for total in distinct for one in total for axis, _ in one.powers}
-    small = dict.fromkeys(axes, 2)
-    kept: list[MemoryPoint] = []
+    powers = sorted({one.powers for total in distinct for one in total})
+    small = {axis: 2 for one in powers for axis, _ in one}
+    kept = _Kept(powers)
     # Who reaches another everywhere does so on the mesh of twos as well.
     for point in sorted(distinct.values(), key=lambda p: -value_of(p.bytes, small)):
-        if not any(_reaches(one.bytes, point.bytes) for one in kept):
-            kept.append(point)
-    return tuple(kept)
+        if not any(_reaches(other.bytes, point.bytes) for other in kept.candidates(point)):
+            kept.points.append(point)
+    return tuple(kept.points)
+
+
+class _Kept:
+    """Points that none reaches, and what says quickly of most that they do not reach another one.
+
+    `_reaches` lets terms cover only terms that grow no faster. So, for any powers, the terms
+    that grow at least as fast as these must be worth as much in the larger sum as in the smaller.
+
+    Args:
+      powers: of all terms of all points.
+    """
+
+    def __init__(self, powers: Sequence[Powers]) -> None:
+        self.points: list[MemoryPoint] = []
+        self._columns = {one: number for number, one in enumerate(powers)}
+        self._grow: NDArray[np.float64] | None = None
+        self._rows = np.empty((_FEW, len(powers)))
+        self._filled = 0
+
+    def candidates(self, point: MemoryPoint) -> Sequence[MemoryPoint]:
+        """All kept points that may reach this one."""
+        if len(self.points) <= _FEW:
+            return self.points
+        for kept in self.points[self._filled :]:
+            if self._filled == len(self._rows):
+                self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+            self._rows[self._filled] = self._worth(kept.bytes)
+            self._filled += 1
+        # Every term may lack a rounding.
+        least = self._worth(point.bytes) * (1 - 1e-9) - _ROUNDING_BYTES * (len(point.bytes) + 1)
+        above = (self._rows[: self._filled] >= least).all(axis=1)
+        return [self.points[number] for number in np.flatnonzero(above)]
+
+    def _worth(self, total: Sum) -> NDArray[np.float64]:
+        """For each powers, the coefficients of the terms that grow at least as fast."""
+        if self._grow is None:
+            columns = list(self._columns)
+            self._grow = np.array(
+                [[_grows_faster(one, other) for other in columns] for one in columns], float
+            )
+        worth = np.zeros(len(self._columns))
+        for one in total:
+            worth += one.coefficient * self._grow[self._columns[one.powers]]
+        return worth
 
 
 def _reaches(larger: Sum, smaller: Sum) -> bool:
@@ -360,7 +409,7 @@ def _reaches(larger: Sum, smaller: Sum) -> bool:
             left[one] -= used
             missing -= used
         # Sums of the same floats in another order differ in the last digits.
-        if missing > 0.5:
+        if missing > _ROUNDING_BYTES:
             return False
     return True
 

@@ -70,16 +70,21 @@ def reduce_first_what_is_sliced(graph: Graph) -> None:
     returned = returned_values(graph)
     sizes = dict(graph.mesh)
     for block in blocks(graph):
-        for operation in list(block.operations):
+        here = set(block.operations)
+        changed: dict[Operation, list[Operation]] = {}
+        for operation in block.operations:
             if operation.name != "all_reduce" or is_manual(operation):
                 continue
             sliced = only_user(operation.results[0], returned)
-            if sliced is None or sliced.name != "all_slice" or sliced not in block.operations:
+            if sliced is None or sliced.name != "all_slice" or sliced not in here:
                 continue
             first = sliced.attributes["axes"]
             rest = tuple(axis for axis in operation.attributes["axes"] if axis not in first)
             if first and rest and set(first) <= _split_of_result(operation.operands[0].producer):
-                _reduce_around(block, operation, sliced, rest, sizes)
+                changed |= _reduced_around(operation, sliced, rest, sizes)
+        block.operations = [
+            new for operation in block.operations for new in changed.get(operation, [operation])
+        ]
 
 
 def _split_of_result(product: Operation | None) -> set[str]:
@@ -88,25 +93,24 @@ def _split_of_result(product: Operation | None) -> set[str]:
     return set(declared[2] or ()) if declared else set()
 
 
-def _reduce_around(
-    block: Block,
+def _reduced_around(
     reduction: Operation,
     sliced: Operation,
     rest: tuple[str, ...],
     sizes: dict[str, int],
-) -> None:
+) -> dict[Operation, list[Operation]]:
+    """What takes the places of a reduction and of the slice behind it."""
     whole, end = reduction.results[0], sliced.results[0]
     first = _over(
         reduction, sliced.attributes["axes"], sizes, operands=reduction.operands, results=[]
     )
     take_result(first, whole)
     set_operands(reduction, ())
-    block.operations[block.operations.index(reduction)] = first
     part = like(end)
     take_result(sliced, part)
     last = _over(reduction, rest, sizes, operands=[part], results=[])
     take_result(last, end)
-    block.operations.insert(block.operations.index(sliced) + 1, last)
+    return {reduction: [first], sliced: [sliced, last]}
 
 
 def reduce_by_dimension(graph: Graph) -> None:

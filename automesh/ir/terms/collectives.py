@@ -254,38 +254,50 @@ def combined(
     backend = scheduling_of(platform)
     if not backend.combined_bytes:
         return [term for _, term in found]
-    after = _Dependence(block)
-    groups: list[list[tuple[Operation, CollectiveTerm]]] = []
+    needs = _Needs(block)
+    groups: list[_Group] = []
+    alike: dict[object, list[_Group]] = {}
     for operation, term in found:
-        for group in groups:
-            if _fits(group, operation, term, backend, after, sizes):
-                group.append((operation, term))
+        added_bytes = value_of(term.payload_bytes, sizes)
+        can_join = term.kind in backend.combined_kinds and not term.windowed
+        key = (term.kind, term.axes, term.hides) if can_join else operation
+        for group in alike.setdefault(key, []):
+            if group.takes(operation, added_bytes, backend, needs):
                 break
         else:
-            groups.append([(operation, term)])
-    return [_one([term for _, term in group], sizes) for group in groups]
+            group = _Group()
+            groups.append(group)
+            alike[key].append(group)
+        group.add(operation, term, added_bytes, needs)
+    return [_one(group.terms, sizes) for group in groups]
 
 
-def _fits(
-    group: list[tuple[Operation, CollectiveTerm]],
-    operation: Operation,
-    term: CollectiveTerm,
-    backend: Scheduling,
-    after: _Dependence,
-    sizes: dict[str, int],
-) -> bool:
-    first = group[0][1]
-    if term.kind not in backend.combined_kinds or term.windowed or first.windowed:
-        return False
-    if (first.kind, first.axes, first.hides) != (term.kind, term.axes, term.hides):
-        return False
-    dtypes = {one.operands[0].dtype for one, _ in (*group, (operation, term))}
-    if len(dtypes) > 1 and not backend.widens:
-        return False
-    total = sum(value_of(one.payload_bytes, sizes) for _, one in group)
-    if total + value_of(term.payload_bytes, sizes) > backend.combined_bytes:
-        return False
-    return not any(after.depends(operation, one) for one, _ in group)
+class _Group:
+    """Collectives of one kind, over the same axes, that become one."""
+
+    def __init__(self) -> None:
+        self.terms: list[CollectiveTerm] = []
+        self._dtypes: set[str] = set()
+        self._bytes = 0.0
+        self._bits = 0
+
+    def takes(
+        self, operation: Operation, added_bytes: float, backend: Scheduling, needs: _Needs
+    ) -> bool:
+        """Whether one more collective of the kind may join."""
+        if needs.of(operation) & self._bits:
+            return False
+        if not backend.widens and {operation.operands[0].dtype} != self._dtypes:
+            return False
+        return self._bytes + added_bytes <= backend.combined_bytes
+
+    def add(
+        self, operation: Operation, term: CollectiveTerm, added_bytes: float, needs: _Needs
+    ) -> None:
+        self.terms.append(term)
+        self._dtypes.add(operation.operands[0].dtype)
+        self._bytes += added_bytes
+        self._bits |= needs.bit(operation)
 
 
 def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
@@ -300,21 +312,28 @@ def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTe
     )
 
 
-class _Dependence:
-    """Which operations of a block need the results of which collectives."""
+class _Needs:
+    """Which operations of a block need the results of which collectives: a bit for each, so that a
+    block of thousands is walked once."""
 
     def __init__(self, block: Block) -> None:
-        self._needs: dict[Operation, set[Operation]] = {}
+        self._bits: dict[Operation, int] = {}
+        self._of: dict[Operation, int] = {}
         made = {result: one for one in block.operations for result in one.results}
         for operation in block.operations:
-            needs: set[Operation] = set()
+            needed = 0
             for value in (*operation.operands, *used_in(operation.bodies)):
                 before = made.get(value)
                 if before is not None:
-                    needs |= self._needs.get(before, set())
-                    if before.name in STABLEHLO:
-                        needs.add(before)
-            self._needs[operation] = needs
+                    needed |= self._of.get(before, 0) | self._bits.get(before, 0)
+            self._of[operation] = needed
+            if operation.name in STABLEHLO:
+                self._bits[operation] = 1 << len(self._bits)
 
-    def depends(self, later: Operation, earlier: Operation) -> bool:
-        return earlier in self._needs.get(later, ())
+    def bit(self, operation: Operation) -> int:
+        """That of a collective; 0 if no operation can need it."""
+        return self._bits.get(operation, 0)
+
+    def of(self, operation: Operation) -> int:
+        """The bits of all collectives that an operation needs, directly or not."""
+        return self._of.get(operation, 0)
