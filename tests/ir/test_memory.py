@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from automesh.cost.terms import MemoryPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.memory import liveness
 from automesh.ir.memory.liveness import Footprint, memory_points, undominated
 from automesh.ir.memory.order import Compiler
 
@@ -323,6 +324,36 @@ def test_dropping_points_never_changes_the_peak(sums, sizes):
     before = max(value_of(one.bytes, sizes) for one in points)
     after = max(value_of(one.bytes, sizes) for one in kept)
     assert after == pytest.approx(before, abs=1.0)
+
+
+@given(st.lists(SUMS, min_size=20, max_size=60))
+def test_of_many_points_those_are_kept_that_no_other_reaches(sums):
+    points = [MemoryPoint(bytes=one) for one in sums]
+    twos = dict.fromkeys("xyz", 2)
+    kept: list[MemoryPoint] = []
+    for point in sorted(dict.fromkeys(points), key=lambda one: -value_of(one.bytes, twos)):
+        if not any(liveness._reaches(one.bytes, point.bytes) for one in kept):
+            kept.append(point)
+    assert undominated(points) == tuple(kept)
+
+
+def test_thousands_of_points_are_not_compared_with_each_other(monkeypatch):
+    """Layers that are split otherwise than what they leave behind: every point may be the peak."""
+    compared = []
+    reaches = liveness._reaches
+    monkeypatch.setattr(liveness, "_reaches", lambda *sums: compared.append(sums) or reaches(*sums))
+    split, whole = (("x", -1),), (("y", -1),)
+    points = [
+        MemoryPoint(
+            bytes=(
+                Monomial(coefficient=4096.0 * layer, powers=split),
+                Monomial(coefficient=4096.0 * (1000 - layer), powers=whole),
+            )
+        )
+        for layer in range(1000)
+    ]
+    assert len(undominated(points)) == 1000
+    assert len(compared) < 2000
 
 
 @given(

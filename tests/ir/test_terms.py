@@ -66,6 +66,40 @@ def test_a_combined_collective_is_named_after_its_largest_part():
     assert term.operand == "f32[32,32] and 1 more"
 
 
+@given(st.lists(st.lists(st.integers(0, 11), max_size=3), min_size=2, max_size=12))
+def test_collectives_that_need_each_other_are_not_combined(reads):
+    """Each joins the first group of which none has to run before it."""
+    program = Program()
+    made, before, groups = [], [], []
+    for number, read in enumerate(reads):
+        places = sorted({place % number for place in read}) if number else []
+        needed = set().union(*(before[place] for place in places))
+        value = program.argument((64, 32), ((), ()))  # so that no two are the same
+        for place in places:
+            value = program("add", value, made[place], split=value.axes)
+        made.append(
+            program(
+                "all_reduce",
+                value,
+                split=value.axes,
+                axes=("tp",),
+                group=2,
+                exact=True,
+                manual=True,
+            )
+        )
+        before.append(needed | {number})
+        for group in groups:
+            if not needed & group:
+                group.add(number)
+                break
+        else:
+            groups.append({number})
+    terms = terms_of(program, *made, platform="gpu").collectives
+    sizes = [value_of(one.payload_bytes, SIZES) / (64 * 32 * 4) for one in terms]
+    assert sizes == [len(group) for group in groups]
+
+
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [

@@ -9,6 +9,7 @@ Shardy to choose but to reduce where the operation adds up parts.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -146,7 +147,7 @@ class _Inserter:
             # A window that slides over a dilated image cannot be cut.
             factor = known[1].factors[dimension]
             known = [one.having(factor, ()) for one in known]
-        wanted = _wanted(operation.name, known, result, devices)
+        wanted = _wanted(operation.name, tuple(known), result, devices)
         if wanted is None:
             return
         moved = _moved((*known, result), wanted)
@@ -267,8 +268,9 @@ class _Inserter:
         )
 
 
+@functools.lru_cache(maxsize=1 << 12)  # Layers that are alike ask the same.
 def _wanted(
-    name: str, operands: Sequence[Split], result: Split, devices: Parts
+    name: str, operands: tuple[Split, ...], result: Split, devices: Parts
 ) -> tuple[tuple[Parts, ...], ...] | None:
     """The parts of each operand and of the result; None if it is not an operation of these."""
     if name in _PRODUCTS and len(operands) == 2:
