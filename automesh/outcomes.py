@@ -368,7 +368,7 @@ class OutOfMemory:
     Attributes:
       reserve_bytes: of `limit_bytes`, kept free for what lives beside the program.
       is_host: the memory is this machine's, of which a worker may take no more than `limit_bytes`.
-      where: of a gang, the process that it befell: `rank 3 on host-b`; else empty.
+      where: the rank that failed, if the worker is a gang: `rank 3 on host-b`; else empty.
     """
 
     stage: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import automesh
 from automesh import api
 from automesh.tuner import run
@@ -16,3 +18,8 @@ def test_no_subpackage_takes_the_place_of_a_function() -> None:
 def test_every_public_name_can_be_had() -> None:
     assert all(getattr(automesh, name) is not None for name in automesh.__all__)
     assert set(automesh.__all__) == set(dir(automesh))
+
+
+def test_type_checkers_of_users_read_the_types() -> None:
+    """PEP 561: without this file the overloads of `automesh.search` are invisible to them."""
+    assert resources.files("automesh").joinpath("py.typed").is_file()

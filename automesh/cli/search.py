@@ -431,7 +431,7 @@ def search(
 
 
 def check_jobset_options(launch: str, given: Mapping[str, object]) -> None:
-    """Checks that a JobSet is wanted where it is said how, and that it is said where it goes.
+    """Checks that options of a JobSet come with `--launch kubernetes`, and that `--write` is given.
 
     Raises:
       UsageError: names the option.

@@ -535,7 +535,7 @@ def _trainer(kind: str, arguments: Any, model: Any, mesh: Mesh) -> Any:
 
 
 def _steps(arguments: Any) -> int:
-    """Of the whole training, for which a schedule is made."""
+    """Training steps in total: the schedule of the learning rate needs them."""
     per_epoch = arguments.per_epoch_training_steps
     by_epochs = per_epoch * arguments.num_train_epochs if per_epoch else _STEPS
     return int(arguments.max_training_steps or by_epochs)

@@ -49,7 +49,7 @@ class Report:
 
     @property
     def named(self) -> Failure:
-        """The failure with the process that it befell."""
+        """The failure with the rank that failed."""
         return replace(self.failure, where=self.where)
 
 

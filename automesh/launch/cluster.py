@@ -271,7 +271,7 @@ def hosts_for(target: Target, cluster: Cluster) -> int:
 
 
 class Tells(Protocol):
-    """Whom the user is told by; `automesh.report.progress.Progress` fits."""
+    """Shows messages to the user, as `automesh.report.progress.Progress` does."""
 
     def notice(self, text: str) -> None: ...
     def now(self, text: str) -> None: ...

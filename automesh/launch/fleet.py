@@ -279,7 +279,7 @@ class Fleet:
         self._tell()
         gang = Gang(log)
         members = [_Process(self, f"process-{next(self._names)}") for _ in range(self.processes)]
-        gang.man(members)
+        gang.set_members(members)
         order = {"handler": handler, "memory_bytes": self._memory_limit_bytes}
         # Agents may have to come back, and the pool has others to look after meanwhile.
         threading.Thread(
@@ -373,7 +373,7 @@ class Fleet:
         if agent is None:
             raise OSError("its host was lost")
         member = _Process(self, f"process-{next(self._names)}")
-        gang.man([member])
+        gang.set_members([member])
         order: Message = {
             "surroundings": self._as_there(around, agent),
             "place": None,

@@ -77,29 +77,29 @@ class _Rank:
     is_stopped: bool = False
 
 
-class _Bell:
-    """A descriptor that can be waited for, rung from any thread."""
+class _WakeupPipe:
+    """A descriptor on which a thread waits until another one wakes it."""
 
     def __init__(self) -> None:
-        self._ear, self._button = socket.socketpair()
-        for end in (self._ear, self._button):
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
             end.setblocking(False)
 
     def fileno(self) -> int:
-        return self._ear.fileno()
+        return self._reader.fileno()
 
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # Rung often enough, or closed.
-            self._button.send(b"!")
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # It is awake already, or closed.
+            self._writer.send(b"!")
 
-    def quiet(self) -> None:
+    def drain(self) -> None:
         with contextlib.suppress(OSError):
-            while self._ear.recv(4096):
+            while self._reader.recv(4096):
                 pass
 
     def close(self) -> None:
-        self._ear.close()
-        self._button.close()
+        self._reader.close()
+        self._writer.close()
 
     def __del__(self) -> None:
         self.close()  # Of a gang whose end nobody has waited for.
@@ -118,7 +118,7 @@ class Gang:
     def __init__(self, log: Path, on_end: Callable[[Gang], object] | None = None) -> None:
         self.log = log
         self._on_end = on_end
-        self.leash = _Bell()
+        self.leash = _WakeupPipe()
         self.channel = GangChannel(self)
         self._ranks: list[_Rank] = []
         self._heard: deque[tuple[int, Message, bool]] = deque()
@@ -130,16 +130,16 @@ class Gang:
         self._cause: Report | None = None
         self._served = 0
         self._killed_at_s = float("inf")
-        self._hopeless = ""
+        self._start_error = ""
 
-    def man(self, members: Sequence[Member]) -> None:
-        """Says who the processes are, in the order of their ranks."""
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Sets the processes, in the order of their ranks."""
         self._ranks = [_Rank(member=member) for member in members]
 
     def deliver(self, rank: int, message: Message) -> None:
         """Takes a message of a process; from any thread."""
         self._heard.append((rank, message, False))
-        self.channel.bell.ring()
+        self.channel.wakeup.wake()
 
     def end(self, rank: int, message: Message) -> None:
         """Takes what an agent, or the loss of one, says of the end of a process; from any thread.
@@ -148,14 +148,14 @@ class Gang:
           message: `ended` is an `Ending`, or why; see `automesh.launch.agent`.
         """
         self._heard.append((rank, message, True))
-        self.channel.bell.ring()
-        self.leash.ring()
+        self.channel.wakeup.wake()
+        self.leash.wake()
 
     def give_up(self, why: str) -> None:
         """Says that it can never start; from any thread."""
-        self._hopeless = why
-        for bell in (self.channel.bell, self.leash):
-            bell.ring()
+        self._start_error = why
+        for pipe in (self.channel.wakeup, self.leash):
+            pipe.wake()
 
     # What a pool does with a worker; see `automesh.worker.process.Running`.
 
@@ -166,7 +166,7 @@ class Gang:
         self._killed_at_s = time.monotonic()
         for rank in self._living():
             rank.member.kill(force=False)
-        self.leash.ring()
+        self.leash.wake()
 
     def kill_deputy(self) -> None:
         """Tries harder; gives up agents that do not obey."""
@@ -176,11 +176,11 @@ class Gang:
             if is_deaf:
                 rank.ended = True
                 rank.member.abandon()
-        self.leash.ring()
+        self.leash.wake()
 
     def has_ended(self) -> bool:
         """True once no process is left."""
-        self.leash.quiet()
+        self.leash.drain()
         self.hear()
         return not self._living()
 
@@ -191,7 +191,7 @@ class Gang:
     def bury(self) -> Ending:
         """Frees what is held. How single processes ended was said on the channel."""
         self.leash.close()
-        self.channel.bell.close()
+        self.channel.wakeup.close()
         if self._on_end is not None:
             self._on_end(self)
         return Ending(code=None)
@@ -243,12 +243,12 @@ class Gang:
     def hear(self) -> list[Message]:
         """Works through what was delivered; gives what the gang as a whole has to say."""
         said = self.channel.unread
-        if self._hopeless:
+        if self._start_error:
             for rank in self._ranks:
                 rank.ended = True
-            if not self._is_deaf:
+            if not self._ignores_messages:
                 self._job = None
-                failed = Failed(stage="start", reason=self._hopeless)
+                failed = Failed(stage="start", reason=self._start_error)
                 said.append(protocol.failure_message(failed, retire=True))
         while self._heard:
             number, message, is_end = self._heard.popleft()
@@ -257,12 +257,12 @@ class Gang:
             else:
                 self._take(number, self._ranks[number], message, said)
             self._conclude(said)
-        if not self._is_deaf and time.monotonic() >= self._decide_at_s:
+        if not self._ignores_messages and time.monotonic() >= self._decide_at_s:
             self._decide(said)
         return said
 
     def _take(self, number: int, rank: _Rank, message: Message, said: list[Message]) -> None:
-        if self._is_deaf:
+        if self._ignores_messages:
             return
         try:
             self._listen(number, rank, message, said)
@@ -287,13 +287,13 @@ class Gang:
 
     def _conclude(self, said: list[Message]) -> None:
         """Says how the job went once all have said it, or ended."""
-        if self._is_deaf:
+        if self._ignores_messages:
             return
         if all(one.result is not None or one.ended for one in self._ranks):
             self._decide(said) if self._reports else self._answer(said)
 
     @property
-    def _is_deaf(self) -> bool:
+    def _ignores_messages(self) -> bool:
         """Nothing that is said now counts: there is no job, or it is decided how it ended."""
         return self._job is None or self._cause is not None or self._killed_at_s < float("inf")
 
@@ -418,7 +418,7 @@ class Gang:
         )
         if self._decide_at_s == float("inf"):
             self._decide_at_s = now_s + GRACE_S
-            timer = threading.Timer(GRACE_S, self.channel.bell.ring)
+            timer = threading.Timer(GRACE_S, self.channel.wakeup.ring)
             timer.daemon = True
             timer.start()
 
@@ -478,13 +478,13 @@ class GangChannel:
     """The conversation of a pool with a gang; see `automesh.worker.process.Channel`."""
 
     def __init__(self, gang: Gang) -> None:
-        self.bell = _Bell()
+        self.wakeup = _WakeupPipe()
         self.ended = False
         self.unread: list[Message] = []
         self._gang = gang
 
     def fileno(self) -> int:
-        return self.bell.fileno()
+        return self.wakeup.fileno()
 
     @property
     def has_unsent(self) -> bool:
@@ -500,7 +500,7 @@ class GangChannel:
 
     def receive(self) -> list[Message]:
         """What the gang as a whole has said since."""
-        self.bell.quiet()
+        self.wakeup.quiet()
         said = self._gang.hear()
         self.unread = []
         return said

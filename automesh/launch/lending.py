@@ -1,9 +1,8 @@
 """Compiles on every host of a search: workers that are single processes under its agents.
 
-A pool starts and ends them as it does its own. Here is decided on which host one starts: there
-where the most room is left, by cores and memory. Which job it gets the search decides, and so each
-program is compiled once in the whole cluster (`automesh.tuner.compile.rung`). When an agent is
-lost, its jobs are given to others.
+A pool starts and ends them as it does its own. This module picks the host with the most free cores
+and memory. The search picks the job, so that each program is compiled once in the whole cluster
+(`automesh.tuner.compile.rung`). When an agent is lost, other agents get its jobs.
 """
 
 from __future__ import annotations

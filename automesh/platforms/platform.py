@@ -58,7 +58,7 @@ class Platform:
 
     Attributes:
       name: as jax has it, and as specs and stored figures have it.
-      devices: what people call several of them.
+      devices: plural noun for messages: `TPUs`.
       one_device: what one is, and how it is linked to others.
       backends: names that user code may know it by (`jax.jit(backend=)`, Pallas).
       lowered_for: `lowering_platforms` of jax.
@@ -68,7 +68,7 @@ class Platform:
       low_effort_options: that give a verdict on memory in a fraction of the time; empty where the
         compiler is quick at its default effort.
       plugins: that compile without devices; none: nothing does.
-      compiler: what people call these.
+      compiler: its name for messages.
       jax_extra: the extra of jax that names the versions of the plugins.
       package_prefix: with which the names of all packages begin that only it needs.
       worker_variables: environment of a worker that compiles without devices.

@@ -1,6 +1,6 @@
 """Which token a command or a script shows to a service: never an argument, which others can read.
 
-A service that listens on this machine alone leaves word of its token in a folder of its account, so
+A service that listens on this machine alone writes its token to a private file of its account, so
 that whoever started it need not copy one.
 """
 

@@ -372,9 +372,9 @@ def main(arguments: list[str]) -> NoReturn:
     # Not buffered: what is written is there when this process is killed.
     log = BoundedLog(os.fdopen(os.dup(1), "r+b", buffering=0))
     memory = Memory(limit_bytes)
-    self = Guardian(deputy=deputy, leash=leash, log=log, memory=memory, report=report)
-    self.start(arguments[5:], control)
-    self.end(over_limit=self.watch(alarm))
+    guardian = Guardian(deputy=deputy, leash=leash, log=log, memory=memory, report=report)
+    guardian.start(arguments[5:], control)
+    guardian.end(over_limit=guardian.watch(alarm))
     os._exit(0)
 
 

@@ -274,7 +274,7 @@ def test_what_is_no_part_of_a_study(folder: Path, name: str, is_in_place: bool) 
         connection.commit()
     folder.chmod(0o755 if is_in_place else 0o777)
     for read in (lambda: noted(folder), lambda: opened(storage(folder))):
-        with pytest.raises(UsageError, match="which is none of a study's") as caught:
+        with pytest.raises(UsageError, match="which automesh did not create") as caught:
             read()
         assert "\n" not in caught.value.message
 

@@ -119,7 +119,7 @@ def _measured_pair(one: Explained, other: Explained) -> tuple[Measured, Measured
 
 
 def _measured_sentence(sides: Sequence[Explained], measured: tuple[Measured, Measured]) -> str:
-    """What the clock says; and, where the estimate says otherwise, that it does not explain it."""
+    """The measured comparison, with a warning if the estimate contradicts it."""
     order = 0 if measured[0].step_s <= measured[1].step_s else 1
     fast, slow = measured[order], measured[1 - order]
     if fast.interval_s[1] >= slow.interval_s[0]:

@@ -106,7 +106,7 @@ class MemoryBelief:
             return False  # Something in it has a size that nobody knows.
         return 0 < self.device_memory.free_bytes < self.expected_bytes(plan) / _TOO_LARGE
 
-    def hopeful(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
+    def may_fit(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
         """The plans of an order that are not believed to be too large."""
         return tuple(plan for plan in order if not self.is_hopeless(plan))
 
@@ -153,7 +153,7 @@ def large_last(
     return tuple(sorted(order, key=belief.is_large))
 
 
-def said_of_hopeless(number: int) -> str:
+def too_large_notice(number: int) -> str:
     """What a result says of plans that were left out."""
     what = count(number, "plan that is", "plans that are")
     return f"left out {what} not expected to fit a device"

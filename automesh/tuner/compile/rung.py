@@ -196,7 +196,7 @@ class CompileRung:
 
     def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
         if fingerprint in self._known:
-            return  # Or every trial's program were looked for in the store at every turn.
+            return  # Saves a look into the store for each trial at every turn.
         # A program that does not fit the device never will; one whose worker was killed, for the
         # memory of the host too, may have had bad luck.
         too_large = isinstance(
@@ -290,7 +290,7 @@ class CompileRung:
             if result.fingerprint in self._known:
                 self._take_over(trial, result.fingerprint)
             elif result.fingerprint not in self._programs:
-                # Who compiled it has failed since, in a way that need not befall another.
+                # Its compile has failed for a reason that a retry may not meet.
                 self._retries.append(trial)
             else:
                 self._waiting.setdefault(result.fingerprint, []).append(trial)

@@ -39,7 +39,7 @@ _OWN_AXES = "auto"
 
 
 def check_capture_options(request: SearchRequest) -> None:
-    """Sees to it that what only scripts without `build` need is said of no other.
+    """Refuses options that only scripts without `build` need, such as `--step`, for any other.
 
     Raises:
       UsageError: it is.

@@ -24,7 +24,7 @@ from automesh.tuner.choose.ahead_of_time import (
     to_compile,
     to_screen,
 )
-from automesh.tuner.choose.memory_belief import MemoryBelief, large_last, said_of_hopeless
+from automesh.tuner.choose.memory_belief import MemoryBelief, large_last, too_large_notice
 from automesh.tuner.choose.prior_rule import measured_rule
 from automesh.tuner.choose.state import SearchState, state_of
 from automesh.tuner.compile.jobs import CompilingAhead
@@ -172,7 +172,7 @@ class AbsentStrategy(Strategy):
 
     def _may_fit(self) -> tuple[Plan, ...]:
         """The plans that are not compiled and may fit."""
-        return self._belief_with(self._screened | self._compiled).hopeful(self._left())
+        return self._belief_with(self._screened | self._compiled).may_fit(self._left())
 
     def _belief_with(self, known: Mapping[Plan, Outcome]) -> MemoryBelief:
         memory = self.search.preparation.device_memory
@@ -308,7 +308,7 @@ class AbsentStrategy(Strategy):
         said = state.belief(state.best_s(), may_fit, how="replayed")
         left_out = len(self._left()) - len(may_fit)
         if left_out:
-            said += f"; {said_of_hopeless(left_out)}" if said else said_of_hopeless(left_out)
+            said += f"; {too_large_notice(left_out)}" if said else too_large_notice(left_out)
         right, total = pairs_in_order(state.estimates, self._compiled)
         if not said or not total:
             return said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
-from automesh.tuner.choose.memory_belief import MemoryBelief, large_last, said_of_hopeless
+from automesh.tuner.choose.memory_belief import MemoryBelief, large_last, too_large_notice
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from tests.support.paths import DATA
 from tests.support.samples.results_samples import plan as made_up
@@ -41,7 +41,7 @@ def left_out(
     room: DeviceMemory = ROOM,
 ) -> set[Plan]:
     belief = MemoryBelief.of(outcomes, estimates, room)
-    return set(plans) - set(belief.hopeful(plans))
+    return set(plans) - set(belief.may_fit(plans))
 
 
 def test_plans_that_seem_too_large_come_last_in_their_order() -> None:
@@ -75,8 +75,8 @@ def test_plans_far_above_what_compilers_needed_are_left_out(of_others: bool) -> 
 
 
 def test_what_is_said_of_plans_that_are_left_out() -> None:
-    assert said_of_hopeless(1) == "left out 1 plan that is not expected to fit a device"
-    assert said_of_hopeless(2).startswith("left out 2 plans that are not")
+    assert too_large_notice(1) == "left out 1 plan that is not expected to fit a device"
+    assert too_large_notice(2).startswith("left out 2 plans that are not")
 
 
 def test_one_answer_says_enough_once_it_is_known_how_neighbours_scatter() -> None:

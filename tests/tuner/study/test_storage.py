@@ -82,7 +82,7 @@ def test_a_database_of_another_program(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE version_info (y)")
     connection.commit()
     connection.close()
-    words = "has `x` in the table `trials`, which is none of a study's"
+    words = "has `x` in the table `trials`, which automesh did not create"
     assert words in refusal(parse_storage("", tmp_path)).message
 
 

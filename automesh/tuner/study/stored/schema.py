@@ -75,7 +75,7 @@ _KEY = re.compile(
 )
 _TABLE = re.compile(r"CREATE TABLE (\w+) \( (.*) \)")
 _INDEX = re.compile(rf"CREATE (?:UNIQUE )?INDEX (\w+) ON (\w+) ({_LIST})")
-_NOT_OURS = "which is none of a study's"
+_NOT_OURS = "which automesh did not create"
 
 
 class ForeignSchema(UsageError):

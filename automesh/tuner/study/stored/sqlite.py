@@ -99,7 +99,7 @@ def why_not_in_place(path: Path) -> str:
 
 
 def check_own(path: Path, shown: str, wait_s: float) -> None:
-    """Refuses a database that is opened where it lies, and is none of a study.
+    """Refuses a database that is opened where it lies, and that automesh did not create.
 
     Args:
       shown: the database, for messages.

@@ -187,7 +187,7 @@ def test_what_would_run_when_it_is_read_is_refused(storage: Storage, kind: str) 
         if kind == "view"
         else "CREATE TRIGGER odd AFTER INSERT ON trials BEGIN DELETE FROM studies; END",
     )
-    with pytest.raises(UsageError, match=f"has the {kind} `odd`, which is none of a study's"):
+    with pytest.raises(UsageError, match=f"has the {kind} `odd`, which automesh did not create"):
         opened(storage)
 
 
