@@ -418,7 +418,7 @@ class Gang:
         )
         if self._decide_at_s == float("inf"):
             self._decide_at_s = now_s + GRACE_S
-            timer = threading.Timer(GRACE_S, self.channel.wakeup.ring)
+            timer = threading.Timer(GRACE_S, self.channel.wakeup.wake)
             timer.daemon = True
             timer.start()
 
@@ -500,7 +500,7 @@ class GangChannel:
 
     def receive(self) -> list[Message]:
         """What the gang as a whole has said since."""
-        self.wakeup.quiet()
+        self.wakeup.drain()
         said = self._gang.hear()
         self.unread = []
         return said
