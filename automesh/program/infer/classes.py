@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from automesh.program.capture.flow.program import opened_jaxpr, training_loop
+from automesh.program.capture.nouns import Carried
+from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
@@ -23,6 +25,33 @@ from automesh.program.infer.roles import Roles, roles_of
 from automesh.program.infer.walk import shape_of, walk
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """A program whose constants are its first inputs; the numbers of its equations are the same."""
+
+    invars: list[Any]
+    constvars: tuple[Any, ...]
+    eqns: list[Any]
+    outvars: list[Any]
+
+
+def step_classes(call: TracedCall, carried: Sequence[Carried]) -> StepClasses:
+    """The classes of a step that was taken out of its script.
+
+    Args:
+      carried: leaves of its results that are leaves of its arguments in the next call.
+    """
+    pairs = {
+        run.argument + offset: run.output + offset for run in carried for offset in range(run.count)
+    }
+    return classes_of(
+        call.traced.jaxpr,
+        num_held=len(call.settings.constants),
+        carried=pairs,
+        names=call.names,
+    )
 
 
 def classes_of(
@@ -37,18 +66,25 @@ def classes_of(
 
     Args:
       jaxpr: the step, traced.
-      num_held: leading inputs that are arrays of its own, no arguments.
+      num_held: leading inputs that are arrays of its own, no arguments; its constants are, too.
       carried: by leaf of the arguments, the leaf of the results that replaces it in the next
         iteration.
       names: what the user calls the arguments.
       turns: steps of training in a call; 0 where only a run tells. Default: what its loops tell.
     """
-    opened = opened_jaxpr(jaxpr)
+    given = opened_jaxpr(jaxpr)
     if turns is None:
-        loop = training_loop(opened)
+        loop = training_loop(given)
         turns = 1 if loop is None else loop.turns
-    roles = roles_of(jaxpr, {place + num_held: result for place, result in carried.items()})
-    walked = walk(jaxpr, roles.made(), num_held=num_held)
+    num_held += len(given.constvars)
+    opened = _Program(
+        invars=[*given.constvars, *given.invars],
+        constvars=(),
+        eqns=given.eqns,
+        outvars=given.outvars,
+    )
+    roles = roles_of(opened, {place + num_held: result for place, result in carried.items()})
+    walked = walk(opened, roles.made(), num_held=num_held)
     every, events = walked.all, walked.events
     for place, result in roles.state_of.items():
         every.join_all(walked.inputs[place], walked.outputs[result])

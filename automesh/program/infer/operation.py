@@ -13,7 +13,7 @@ from automesh.program.infer.dimensions import Dim, Dimensions, Dims
 Shape = tuple[int, ...]
 Source = tuple[int, ...]
 """From which integers of the data an array of indices comes, a number for each of its columns, 0
-for others; empty if it comes from none: dimensions in which the same integers look up are one class."""
+for others; empty if it comes from none. What the same integers look up in is one class."""
 
 
 def primitives(names: str) -> frozenset[str]:
