@@ -1,1 +1,1 @@
-"""Classes of dimensions of a step that nobody has annotated: which dimensions must be split alike."""
+"""Which dimensions of a step that nobody has annotated must be split alike."""

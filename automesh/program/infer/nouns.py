@@ -90,8 +90,8 @@ class DimensionClass:
         columns of `heads`.
       parts: into how many equal parts it may be split so that operations stay local: n devices are
         legal if n divides this. 1 where it stays whole.
-      stored: into how many equal parts an argument may be kept that is gathered before it is used
-        (fsdp): larger than `parts` where 3136 = 7 * 7 * 64 is taken apart, 1 for keys.
+      stored: into how many equal parts state of this class may be kept that is gathered before it
+        is used (fsdp): larger than `parts` where 3136 = 7 * 7 * 64 is taken apart.
       whole: why it is never split; empty if it may be.
       cure: what to do about that, or empty.
       pieces: of classes that lie end to end in it, (name or empty, size); empty where there is one.
