@@ -249,22 +249,21 @@ class _Chosen:
 
     def kept_dimensions(self) -> dict[int, int]:
         """Of each leaf of the state that is large enough, the dimension that fsdp splits: the one
-        that most devices divide, of those as good one that is not split over tp, then the largest.
-        What belongs to a parameter is split as it is."""
+        that most devices divide, of those as good the one whose class is in most parameters (as
+        `embed` is, which leaves the others to tp), then the largest. What belongs to a parameter is
+        split as it is."""
         found: dict[int, int] = {}
-        shared = {one.name for one in self.over_tp}
-        if self.expert is not None:
-            shared.add(self.expert.name)
+        weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
             if array.role not in (*_WEIGHTS, *_CHANGED):
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
-            best: tuple[int, bool, int] | None = None
+            best: tuple[int, int, int] | None = None
             for place, (name, size) in enumerate(zip(array.dims, array.shape, strict=True)):
                 parts = math.gcd(self._stored(name, size), self.num_devices)
-                rank = (parts, name not in shared, size)
+                rank = (parts, weights[name], size)
                 if parts > 1 and (best is None or rank > best):
                     best, found[number] = rank, place
         for number, array in enumerate(arrays):
@@ -315,7 +314,7 @@ class _Chosen:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
         is_state = array.role in (*_WEIGHTS, *_CHANGED)
-        if array.role in (Role.KEY, Role.COUNTER, Role.DEAD):
+        if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
         if not is_state:
             rows = {one.name for one in self.batches}
