@@ -7,6 +7,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
+from automesh.program.infer.layout import NamedSplit
 
 Verdict = Literal[
     "kept",
@@ -166,6 +167,7 @@ class SearchResult:
       best_command: the command that runs the best plan; empty without a template or a best plan.
       details: how the estimates were made, for those who ask.
       made_up: arguments of the step that nobody gives values for, by name.
+      arguments: of a step whose shardings are inferred, how logical axes split them.
     """
 
     workload: str
@@ -202,3 +204,4 @@ class SearchResult:
     best_command: str = ""
     details: tuple[str, ...] = ()
     made_up: tuple[str, ...] = ()
+    arguments: tuple[NamedSplit, ...] = ()

@@ -47,6 +47,7 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
         device_memory_bytes=header.device_memory.limit_bytes,
         reserve_bytes=header.device_memory.reserve_bytes,
         template=header.template,
+        arguments=header.arguments,
     )
 
 
