@@ -179,7 +179,8 @@ def _all_columns(
 
 def mesh_cell(row: Candidate) -> str:
     """The mesh, and whether it is the script's own."""
-    return row.plan.mesh + (" (script)" if row.is_baseline else "")
+    whose = "script" if row.is_scripts else "baseline"
+    return row.plan.mesh + (f" ({whose})" if row.is_baseline else "")
 
 
 def knob_cells(plan: Plan, knobs: tuple[str, ...]) -> list[str]:

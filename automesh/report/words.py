@@ -342,7 +342,7 @@ def best_sentence(result: SearchResult) -> str:
     time = _time_and_evidence(best, result.verifications)
     gain = _gain(best, baseline_of(result), result.verifications)
     if best.standing.verdict == "kept":
-        return clean(f"{best.plan}, the script's own mesh, {time}: {_most_faster(result)}")
+        return clean(f"{best.plan}, {_own(best)}, {time}: {_most_faster(result)}")
     if gain and _is_shown_faster(result):
         return clean(f"{best.plan} is {gain}: {time}")
     return clean(", ".join(part for part in (str(best.plan), time, gain) if part))
@@ -427,16 +427,21 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
             return ""
 
 
+def _own(best: Candidate) -> str:
+    """What the exported plan is where it is the baseline."""
+    return "the script's own mesh" if best.is_scripts else "the baseline"
+
+
 def _gain(
     best: Candidate, baseline: Candidate | None, verifications: Sequence[Verification]
 ) -> str:
     if baseline is None:
         return ""
     if best.is_baseline:
-        return "the script's own mesh"
-    whose = f"the script's {baseline.plan.mesh}"
-    if baseline.plan.mesh == best.plan.mesh:
-        whose = f"the script's {baseline.plan}"
+        return _own(best)
+    is_told = baseline.plan.mesh == best.plan.mesh
+    whose = "the script's" if baseline.is_scripts else "the baseline"
+    whose += f" {baseline.plan if is_told else baseline.plan.mesh}"
     if not is_ranked(baseline):
         return f"while {whose} gives no time ({reason(baseline)})"
     # A decision of a search with another baseline, or with none, says nothing about this one.

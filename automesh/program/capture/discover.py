@@ -41,7 +41,7 @@ from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.infer.build import classes_of_call
+from automesh.program.infer.classes import step_classes
 from automesh.program.nouns import Entry
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
@@ -304,7 +304,7 @@ def _without_mesh(found: FoundStep) -> Discovery:
         batch_axes=(),
         num_devices=jax.device_count(),
         other_steps=found.others,
-        classes=classes_of_call(found.whole, found.step.carried),
+        classes=step_classes(found.whole, found.step.carried),
     )
 
 

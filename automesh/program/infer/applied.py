@@ -22,7 +22,8 @@ from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall, trace
-from automesh.program.infer.build import classes_of_call, constraints_of
+from automesh.program.infer.build import constraints_of
+from automesh.program.infer.classes import step_classes
 from automesh.program.infer.constrain import constrained
 from automesh.program.infer.layout import inner_splits
 from automesh.program.lower.static_args import is_jitted, leaf_shape
@@ -119,7 +120,7 @@ class AppliedStep:
         for run in carried:
             for offset in range(run.count):
                 after[run.output + offset] = before[run.argument + offset]
-        classes = classes_of_call(call, carried)
+        classes = step_classes(call, carried)
         inner = inner_splits(classes, frozenset(self.mapping))
         program = constrained(call.traced.jaxpr, constraints_of(inner, self.mapping, self.mesh))
         function = jaxpr_as_fun(program)

@@ -16,13 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.mesh.mapping import LogicalMapping, MappedAxes
-from automesh.program.capture.nouns import Capture, Carried
+from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
 from automesh.program.carry.stored_step import placed_call, read_step, set_config
-from automesh.program.infer.classes import classes_of
 from automesh.program.infer.constrain import Place, constrained
 from automesh.program.infer.layout import InnerSplit, Layout, Split
-from automesh.program.infer.nouns import StepClasses
 from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
@@ -67,23 +65,6 @@ def on_mesh(
     settings = replace(call.settings, in_shardings=tuple(before), out_shardings=tuple(after))
     program = constrained(call.traced.jaxpr, constraints_of(layout.inner, axes, mesh))
     return replace(call, traced=Program(jaxpr=program), settings=settings, context=None)
-
-
-def classes_of_call(call: TracedCall, carried: Sequence[Carried]) -> StepClasses:
-    """The classes of the dimensions of a step.
-
-    Args:
-      carried: its results that replace arguments in the next iteration.
-    """
-    pairs = {
-        run.argument + offset: run.output + offset for run in carried for offset in range(run.count)
-    }
-    return classes_of(
-        call.traced.jaxpr,
-        num_held=len(call.settings.constants),
-        carried=pairs,
-        names=call.names,
-    )
 
 
 def constraints_of(
