@@ -14,6 +14,7 @@ fsdp splits best. So ZeRO-1 is `params:none moments:fsdp`, and full fsdp `params
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,9 @@ LEAST_ELEMENTS = 1024
 # the mappings double with each of them.
 MOST_CLASSES = 5
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.002
 _EXPERT = "expert"
+_NUMBERED = re.compile(r"d\d+")  # Classes for which nobody has a name.
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
@@ -80,12 +82,12 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
         names: list[str] = []
         for name in one.split[place]:
             over = tuple(axis for axis in mapping.get(name, ()) if plan.sizes.get(axis, 1) > 1)
-            names += over if name in (PARAMS, MOMENTS) else (name,)
-        if names or not one.classes:
-            return tuple(names)
-        said = one.classes[place]
-        # What the mapping splits elsewhere is no name for what is whole here.
-        return (said,) if said and not mapping.get(said) else ()
+            names += over if name in (PARAMS, MOMENTS) else (name,) if mapping.get(name) else ()
+        said = one.classes[place] if one.classes else ""
+        # What the mapping splits elsewhere is no name for what is whole here; and names that say
+        # nothing would tell arrays apart that are split alike.
+        is_telling = said and not mapping.get(said) and not _NUMBERED.fullmatch(said)
+        return (said, *names) if is_telling else tuple(names)
 
     return fewest_patterns(
         [
