@@ -93,7 +93,7 @@ def classes_of(
     weights = [
         (name, dims)
         for name, dims, role in zip(called, walked.inputs, after, strict=True)
-        if role in _WEIGHTS
+        if role in _WEIGHTS and names  # Numbers that we have given tell nothing.
     ]
     join_parallel(every, facts, weights)
     join_kernels(every, facts)

@@ -21,8 +21,10 @@ class _Signs:
     vocab: set[int] = field(default_factory=set[int])
     embed: Counter[int] = field(default_factory=Counter[int])
     heads: set[int] = field(default_factory=set[int])
+    groups: set[int] = field(default_factory=set[int])
     along_heads: set[int] = field(default_factory=set[int])
     head_dim: set[int] = field(default_factory=set[int])
+    group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
     hidden: set[int] = field(default_factory=set[int])
@@ -55,7 +57,8 @@ def names_of(
     wanted = list(wanted)
     # Pieces first: what holds them is called after them.
     for root in sorted(wanted, key=lambda root: bool(every.packed(root))):
-        base = _of_packed(every, named, root) or _base(every, facts, signs, root)
+        packed = "" if root in signs.head_dim else _of_packed(every, named, root)
+        base = packed or _base(every, facts, signs, root)
         if not base:
             plain.append(root)
             continue
@@ -99,7 +102,8 @@ def _signs(
     for dims, role in arrays:
         own = roots(every, dims) if role in _WEIGHTS else set[int]()
         if own & signs.heads:  # Both are parts of the same weights; a sequence is not.
-            signs.head_dim |= own & signs.along_heads
+            signs.head_dim |= own & signs.along_heads - signs.groups
+            signs.group |= own & signs.groups - signs.along_heads
     return signs
 
 
@@ -133,7 +137,12 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             signs.experts |= batch
         elif batch & facts.weights and batch - facts.weights:
             signs.heads |= batch & facts.weights
-            signs.along_heads |= (summed | left | right) & facts.weights
+            sides = (left | right) & facts.weights
+            if summed <= facts.weights:  # Queries with keys.
+                signs.along_heads |= summed
+                signs.groups |= sides
+            else:  # What is looked up with values.
+                signs.along_heads |= (summed | sides) & facts.weights
         if batch | summed <= facts.weights and is_of_weights:
             signs.features |= summed
 
@@ -198,6 +207,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("expert", signs.experts),
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
+            ("group", signs.group),
             ("sequence", signs.along_heads | signs.with_batch - signs.features - signs.chosen),
             ("channels", signs.channels),
             ("features", signs.in_data & signs.features - signs.chosen),

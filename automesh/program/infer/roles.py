@@ -95,6 +95,7 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         for place, flow in flows.items()
         if arrays[place].is_float and flow.through >> place & 1 and place not in unchanged
     ]
+    parameters = _without_copies(parameters, arrays, flows)
     into_parameters = 0
     for place in parameters:
         into_parameters |= flows[place].direct & ~(1 << place)
@@ -198,6 +199,23 @@ def _role(
     if into_parameters >> place & 1:
         return Role.MOMENT
     return Role.COPY
+
+
+def _without_copies(
+    parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
+) -> list[int]:
+    """The parameters without targets: a target is used where a gradient of others is taken, so that
+    it comes back made of that, too; but it is made of another parameter itself, which is not made
+    of it."""
+    every = _bits(parameters)
+
+    def is_copy(place: int) -> bool:
+        return any(
+            arrays[other].shape == arrays[place].shape and not flows[other].direct >> place & 1
+            for other in _places(flows[place].direct & every & ~(1 << place))
+        )
+
+    return [place for place in parameters if not is_copy(place)]
 
 
 def _owners(
