@@ -32,6 +32,7 @@ class _Signs:
     patches: list[set[int]] = field(default_factory=list[set[int]])
     chosen: set[int] = field(default_factory=set[int])
     weights: Counter[int] = field(default_factory=Counter[int])
+    matrices: Counter[int] = field(default_factory=Counter[int])
     beside: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
@@ -63,7 +64,8 @@ def names_of(
             plain.append(root)
             continue
         taken[base] += 1
-        named[root] = base if taken[base] == 1 else f"{base}{taken[base]}"
+        join = "_" if base[-1].isdigit() else ""
+        named[root] = base if taken[base] == 1 else f"{base}{join}{taken[base]}"
     for number, root in enumerate(plain):
         named[root] = f"d{number}"
     return named
@@ -154,6 +156,8 @@ def _read_arrays(
         own = {root for dim in dims if (root := outer(every, dim)) is not None}
         if role in _WEIGHTS:
             signs.weights.update(own)
+            if len(own) > 1:
+                signs.matrices.update(own)
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
         elif role == Role.DATA:
@@ -210,6 +214,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("group", signs.group),
             ("sequence", signs.along_heads | signs.with_batch - signs.features - signs.chosen),
             ("channels", signs.channels),
+            ("space", {one for patch in signs.patches for one in patch}),
             ("features", signs.in_data & signs.features - signs.chosen),
             ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),
@@ -226,14 +231,14 @@ def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
 
 
 def _residual(signs: _Signs) -> set[int]:
-    """What flows from layer to layer: what a table gives, or else what most weights have."""
+    """What flows from layer to layer: what a table gives, or else what most matrices have."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
     if named:
         return named
     known = signs.vocab | signs.heads | signs.experts | signs.hidden
     counts = {
         root: count
-        for root, count in signs.weights.items()
+        for root, count in signs.matrices.items()
         if root not in known and root in signs.features and count >= 4
     }
     best = max(counts.values(), default=0)
