@@ -113,6 +113,8 @@ def _of_packed(
             root = outer(every, dim)
             if root is None or not every.packed(root):
                 continue
+            if names.get(root, "").startswith("head_dim"):
+                continue  # Halves that are turned against each other; no head is split inside.
             pieces = [size for (_, size), _ in every.packed(root)]
             if len(set(pieces)) == 1:
                 what = f"{len(pieces)} pieces of {pieces[0]:,} lie end to end"

@@ -20,7 +20,7 @@ from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
-from automesh.program.infer.parallel import join_parallel
+from automesh.program.infer.parallel import join_kernels, join_parallel
 from automesh.program.infer.roles import Roles, roles_of
 from automesh.program.infer.walk import shape_of, walk
 
@@ -93,9 +93,10 @@ def classes_of(
     weights = [
         (name, dims)
         for name, dims, role in zip(called, walked.inputs, after, strict=True)
-        if role in _WEIGHTS
+        if role in _WEIGHTS and names  # Numbers that we have given tell nothing.
     ]
     join_parallel(every, facts, weights)
+    join_kernels(every, facts)
     facts = _found_again(every, facts)
     wanted = _ranked(every, facts, walked.inputs, walked.outputs)
     arrays = list(zip(walked.inputs, after, strict=True))
@@ -142,6 +143,7 @@ def _found_again(every: Dimensions, facts: Facts) -> Facts:
         pooled=again(facts.pooled),
         mixed=again(facts.mixed),
         data=facts.data,
+        is_trained=facts.is_trained,
     )
 
 

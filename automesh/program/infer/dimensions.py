@@ -255,8 +255,8 @@ class Dimensions:
         """What a slice takes out of a dimension."""
         factors = self.factors(dim)
         total = self.size_of(factors)
-        if size == total:
-            return factors
+        if size == total or not size:
+            return factors if size else ()
         if len(factors) == 1:
             known = self._pieces.setdefault(factors[0], {})
             if (begin, size) not in known:
@@ -289,4 +289,5 @@ class Dimensions:
 
     def is_cut(self, factor: int) -> bool:
         """Whether parts of it are taken that do not lie end to end: its neighbours meet."""
-        return bool(self._pieces.get(factor)) and not self.is_packed(factor)
+        pieces = self._pieces.get(factor, {})
+        return any(size > 1 for _, size in pieces) and not self.is_packed(factor)

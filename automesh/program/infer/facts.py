@@ -34,6 +34,7 @@ class Facts:
       pooled: that are summed up before a batch is.
       mixed: that a forward pass sums products over.
       data: of arguments that are data.
+      is_trained: whether there are parameters; else all that comes back counts for weights.
     """
 
     weights: set[int] = field(default_factory=set[int])
@@ -46,6 +47,7 @@ class Facts:
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
     data: Counter[int] = field(default_factory=Counter[int])
+    is_trained: bool = True
 
 
 def facts_of(
@@ -66,8 +68,8 @@ def facts_of(
     Returns:
       The facts; the roles, where weights that nobody changes are told from data.
     """
-    found = Facts()
     has_weights = any(role in _WEIGHTS for role in roles)
+    found = Facts(is_trained=has_weights)
     for dims, role in zip(inputs, roles, strict=True):
         if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
             found.weights |= roots(every, dims)
@@ -81,7 +83,7 @@ def facts_of(
             found.data.update(roots(every, dims))
     _find_meeting(every, events, found)
     found.batches = _batches(every, events, inputs, roles, found)
-    after = _frozen(every, inputs, roles, floats, found)
+    after = _frozen(every, events, inputs, roles, floats, found)
     for dims, role in zip(inputs, after, strict=True):
         if role in _WEIGHTS:
             found.weights |= roots(every, dims)
@@ -294,20 +296,46 @@ def is_apart(
 
 def _frozen(
     every: Dimensions,
+    events: Events,
     inputs: Sequence[Dims],
     roles: Sequence[Role],
     floats: frozenset[int],
     found: Facts,
 ) -> tuple[Role, ...]:
     """Floats without any dimension of the data are weights that are used and not changed."""
-    of_data = found.backward - found.weights
-    of_data |= {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
+    of_data = {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
     after = list(roles)
+    left: dict[int, frozenset[int]] = {}
     for place in floats:
-        own = roots(every, inputs[place])
-        if own and not own & of_data and found.batches and roles[place] == Role.DATA:
+        own = frozenset(roots(every, inputs[place]))
+        if own and not own & of_data and roles[place] == Role.DATA:
+            left[place] = own
+    matrices = _matrices(every, events) if left else set[frozenset[int]]()
+    known = set(found.weights)
+    for place, own in left.items():
+        if own in matrices:
+            after[place] = Role.FROZEN
+            known |= own
+    for place, own in left.items():
+        if own <= known:  # A bias, or a scale, of what is of weights.
             after[place] = Role.FROZEN
     return tuple(after)
+
+
+def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
+    """Factors of what forward passes multiply with, and of tables that they look up in."""
+    found: set[frozenset[int]] = set()
+    for one in events.products:
+        if one.is_forward and one.is_product:
+            summed, batch = roots(every, one.summed), roots(every, one.batch)
+            for side in (one.left, one.right):
+                found.add(frozenset(summed | batch | roots(every, side)))
+    for one in events.lookups:
+        if one.is_forward and one.is_float:
+            found.add(frozenset(roots(every, (*one.looked_up, *one.window))))
+    for inside, out, spatial in events.kernels:
+        found.add(frozenset(roots(every, (inside, out, *spatial))))
+    return found
 
 
 def param_products(events: Events) -> Iterator[Product]:

@@ -118,6 +118,20 @@ def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Di
     )
 
 
+def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
+    """Dimensions of the operand in which each row looks up its own place, as in
+    `x[arange(len(x)), labels]`: they agree with the rows."""
+    columns = op.sources[1]
+    found: list[int] = []
+    for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
+        own = op.events.positions.get(column)
+        size = op.given[0][place]
+        if own is not None and op.all.size_of(op.all.factors(own)) == size:
+            op.all.join(own, op.ins[0][place])
+            found.append(place)
+    return frozenset(found)
+
+
 def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
     """Notes down which integers choose in which dimensions."""
     columns = op.sources[1]
@@ -149,8 +163,11 @@ def _gather(op: Operation) -> list[Dims]:
             dim = op.all.new(size)
         kept.append(dim)
         found.append(dim)
+    own_places = _join_diagonals(op, numbers.start_index_map)
     looked = tuple(
-        operand[place] for place in numbers.start_index_map if sizes[place] != op.given[0][place]
+        operand[place]
+        for place in numbers.start_index_map
+        if sizes[place] != op.given[0][place] and place not in own_places
     )
     for dim in looked:
         op.all.mark(dim, Mark.LOOKED_UP)
@@ -180,11 +197,13 @@ def _scatter(op: Operation) -> list[Dims]:
             op.all.join(dim, operand[into])
         else:
             op.all.mark(operand[into], Mark.SLICED)
-    looked = tuple(operand[place] for place in numbers.scatter_dims_to_operand_dims)
+    into = numbers.scatter_dims_to_operand_dims
+    own_places = _join_diagonals(op, into)
+    looked = tuple(operand[place] for place in into if place not in own_places)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
     for dim in looked:
         op.all.mark(dim, Mark.LOOKED_UP)
-    _note_chosen(op, looked)
+    _note_chosen(op, [operand[place] for place in into])
     if op.name == "scatter-add":
         op.events.segments.append(
             Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)

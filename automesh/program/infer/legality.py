@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from automesh.program.infer.dimensions import Dimensions, Mark
 from automesh.program.infer.facts import Facts
 
-# Dimensions below this are not worth a cure.
-_SMALLEST_PADDED = 24
-_LANES, _HALF_LANES = 128, 64
+# Numbers of which a chip computes with so many at a time, the better one first.
+_LANES = (128, 64)
+# A larger share of padding costs more than a split saves.
+_MOST_ADDED = 0.02
 _REASONS = (
     (Mark.KEY, "a key is never split"),
     (Mark.WALKED, "a loop walks over it, one of its {size:,} slices a turn"),
@@ -68,7 +69,8 @@ def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legal
             cure="keep it as dimensions of their own",
         )
     whole = f"{factors} divides by no mesh axis of an even size"
-    return Legality(parts=1, whole=whole, cure=_padded(size))
+    cure = _padded(size) if root in facts.weights else _taken_apart(every, root)
+    return Legality(parts=1, whole=whole, cure=cure)
 
 
 def _as_product(size: int) -> str:
@@ -87,9 +89,17 @@ def _as_product(size: int) -> str:
 
 
 def _padded(size: int) -> str:
-    """The next multiple of what fills a chip's lanes, or half of them, if that adds less than it
-    has."""
-    if size < _SMALLEST_PADDED:
+    """The next multiple of what fills a chip's lanes, or half of them, if that adds little."""
+    for step in _LANES:
+        padded = -(-size // step) * step
+        if padded <= size * (1 + _MOST_ADDED):
+            return f"pad it to {padded}"
+    return ""
+
+
+def _taken_apart(every: Dimensions, root: int) -> str:
+    """Of tokens and the next one, the step computes with slices, which may divide."""
+    sizes = {size for _, size in every.pieces(root) if size > 1}
+    if not every.is_cut(root) or len(sizes) != 1 or (size := next(iter(sizes))) % 2:
         return ""
-    step = _LANES if size >= 4 * _LANES else _HALF_LANES
-    return f"pad it to {-(-size // step) * step}"
+    return f"give the step its slices of {size:,} as arrays of their own"

@@ -21,7 +21,10 @@ class _Signs:
     vocab: set[int] = field(default_factory=set[int])
     embed: Counter[int] = field(default_factory=Counter[int])
     heads: set[int] = field(default_factory=set[int])
+    groups: set[int] = field(default_factory=set[int])
+    along_heads: set[int] = field(default_factory=set[int])
     head_dim: set[int] = field(default_factory=set[int])
+    group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
     hidden: set[int] = field(default_factory=set[int])
@@ -29,6 +32,7 @@ class _Signs:
     patches: list[set[int]] = field(default_factory=list[set[int]])
     chosen: set[int] = field(default_factory=set[int])
     weights: Counter[int] = field(default_factory=Counter[int])
+    matrices: Counter[int] = field(default_factory=Counter[int])
     beside: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
@@ -54,12 +58,14 @@ def names_of(
     wanted = list(wanted)
     # Pieces first: what holds them is called after them.
     for root in sorted(wanted, key=lambda root: bool(every.packed(root))):
-        base = _of_packed(every, named, root) or _base(every, facts, signs, root)
+        packed = "" if root in signs.head_dim else _of_packed(every, named, root)
+        base = packed or _base(every, facts, signs, root)
         if not base:
             plain.append(root)
             continue
         taken[base] += 1
-        named[root] = base if taken[base] == 1 else f"{base}{taken[base]}"
+        join = "_" if base[-1].isdigit() else ""
+        named[root] = base if taken[base] == 1 else f"{base}{join}{taken[base]}"
     for number, root in enumerate(plain):
         named[root] = f"d{number}"
     return named
@@ -93,6 +99,13 @@ def _signs(
     for dims in events.spatial:
         signs.patches.append(roots(every, dims))
     signs.heads -= signs.experts
+    for root in list(signs.features):  # What lies end to end in what is summed over.
+        signs.features |= {factor for _, dim in every.packed(root) for factor in every.factors(dim)}
+    for dims, role in arrays:
+        own = roots(every, dims) if role in _WEIGHTS else set[int]()
+        if own & signs.heads:  # Both are parts of the same weights; a sequence is not.
+            signs.head_dim |= own & signs.along_heads - signs.groups
+            signs.group |= own & signs.groups - signs.along_heads
     return signs
 
 
@@ -120,15 +133,20 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
         if key in seen:
             continue
         seen.add(key)
-        is_of_weights = any(side and side <= facts.weights for side in (left, right))
-        if batch and batch <= facts.weights and summed <= facts.weights and is_of_weights:
+        is_of_weights = any(side <= facts.weights for side in (left, right))
+        is_inside = any(side and side <= facts.weights for side in (left, right))
+        if batch and batch <= facts.weights and summed <= facts.weights and is_inside:
             signs.experts |= batch
         elif batch & facts.weights and batch - facts.weights:
             signs.heads |= batch & facts.weights
-            if not summed - facts.weights:
-                signs.head_dim |= summed
-        if not batch and summed and is_of_weights:
-            signs.features |= summed & facts.weights
+            sides = (left | right) & facts.weights
+            if summed <= facts.weights:  # Queries with keys.
+                signs.along_heads |= summed
+                signs.groups |= sides
+            else:  # What is looked up with values.
+                signs.along_heads |= (summed | sides) & facts.weights
+        if batch | summed <= facts.weights and is_of_weights:
+            signs.features |= summed
 
 
 def _read_arrays(
@@ -138,26 +156,31 @@ def _read_arrays(
         own = {root for dim in dims if (root := outer(every, dim)) is not None}
         if role in _WEIGHTS:
             signs.weights.update(own)
+            if len(own) > 1:
+                signs.matrices.update(own)
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
         elif role == Role.DATA:
             signs.in_data |= own
-            if own & set(facts.batches):
-                signs.with_batch |= own
+            if own & set(facts.batches[:1]):
+                signs.with_batch |= own - set(facts.batches[:1])
 
 
 def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     """What a class is called; empty where nothing tells."""
-    marks = every.marks(root)
-    for name, those in (
-        ("batch", set(facts.batches) - facts.edges),
+    batches = [one for one in facts.batches if one not in facts.edges]
+    of_data = (
+        # Rows of rows are tokens.
+        ("sequence", set(batches[1:]) & signs.with_batch),
+        ("batch", set(batches)),
         ("edges", facts.edges),
         ("nodes", facts.nodes),
         ("graphs", facts.graphs),
         ("rows", facts.data_sets),
-    ):
-        if root in those:
-            return name
+    )
+    if name := _first(of_data, root):
+        return name
+    marks = every.marks(root)
     if root in facts.weights:
         return _of_weights(every, facts, signs, root)
     if marks & Mark.WALKED:
@@ -165,54 +188,57 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     if any(root in patch for patch in signs.patches):
         return "space"
     is_of_step = root in facts.backward or root in signs.with_batch
-    if is_of_step and (marks & (Mark.SHIFTED | Mark.PICKED | Mark.ORDERED) or every.is_cut(root)
-                       or root in facts.mixed | facts.pooled):  # fmt: skip
+    meets = every.is_cut(root) or root in facts.mixed | facts.pooled
+    if is_of_step and (meets or marks & (Mark.SHIFTED | Mark.ORDERED)):
         return "sequence"
     return ""
 
 
 def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
-    marks = every.marks(root)
+    marks, main = every.marks(root), _residual(signs)
     if marks & Mark.KERNEL:
         return "kernel"
     if marks & Mark.WALKED:
         return "layers"
-    main = _residual(signs)
-    for name, those in (
-        ("vocab", signs.vocab),
-        ("embed", main),
-        ("expert", signs.experts),
-        ("heads", signs.heads),
-        ("head_dim", signs.head_dim),
-    ):
-        if root in those:
-            return name
-    is_in_data = root in signs.in_data
-    if root in signs.channels:
-        return "channels"
-    if is_in_data and root in signs.features and root not in signs.chosen:
-        return "features"
-    if is_in_data and (root in facts.mixed or every.is_cut(root)):
-        return "sequence"
-    if root in signs.hidden and marks & Mark.SUMMED:
-        return "hidden"
-    if root in signs.chosen:
-        return "vocab" if root in signs.features else "classes"
+    if not facts.is_trained:
+        return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
     beside = signs.beside.get(root, set())
-    if beside & main and root in signs.features and signs.weights[root] > 1:
-        return "mlp"
-    return ""
+    is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
+    return _first(
+        (
+            ("vocab", signs.vocab),
+            ("embed", main),
+            ("expert", signs.experts),
+            ("heads", signs.heads),
+            ("head_dim", signs.head_dim),
+            ("group", signs.group),
+            ("sequence", signs.along_heads | signs.with_batch - signs.features - signs.chosen),
+            ("channels", signs.channels),
+            ("space", {one for patch in signs.patches for one in patch}),
+            ("features", signs.in_data & signs.features - signs.chosen),
+            ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
+            ("vocab", signs.chosen & signs.features),
+            ("classes", signs.chosen),
+            ("mlp", {root} if is_between else set[int]()),
+        ),
+        root,
+    )
+
+
+def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
+    """The first name whose factors hold one; empty without."""
+    return next((name for name, those in names if root in those), "")
 
 
 def _residual(signs: _Signs) -> set[int]:
-    """What flows from layer to layer: what a table gives, or else what most weights have."""
+    """What flows from layer to layer: what a table gives, or else what most matrices have."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
     if named:
         return named
-    known = signs.vocab | signs.heads | signs.experts | signs.channels | signs.hidden
+    known = signs.vocab | signs.heads | signs.experts | signs.hidden
     counts = {
         root: count
-        for root, count in signs.weights.items()
+        for root, count in signs.matrices.items()
         if root not in known and root in signs.features and count >= 4
     }
     best = max(counts.values(), default=0)

@@ -162,6 +162,10 @@ class Events:
     spatial: list[Dims] = field(default_factory=list[Dims])
     # By source, what its integers choose in.
     chosen: dict[int, list[Dim]] = field(default_factory=dict[int, list[Dim]])
+    # By source, the dimension whose own places its integers are.
+    positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
+    # The dimension in which the integers are places that an `argmax` or `top_k` has just given.
+    places: list[Dim] = field(default_factory=list[Dim])
     equations: int = 0
 
 

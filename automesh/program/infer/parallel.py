@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from automesh.program.infer.dimensions import Dimensions, Dims
+from automesh.program.infer.dimensions import Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, outer
 
 _NUMBER = re.compile(r"\d+")
@@ -35,6 +35,14 @@ def join_parallel(every: Dimensions, found: Facts, weights: Sequence[tuple[str, 
         if not any_number:
             return
         _join_alike(every, found, weights, {root: frozenset(own) for root, own in uses.items()})
+
+
+def join_kernels(every: Dimensions, found: Facts) -> None:
+    """Joins the windows of convolutions that are equally wide: none is ever split."""
+    first: dict[int, int] = {}
+    for root in sorted(found.weights):
+        if every.find(root) == root and every.marks(root) & Mark.KERNEL:
+            every.join((first.setdefault(every.size(root), root),), (root,))
 
 
 def _without_number(name: str, position: int) -> str:

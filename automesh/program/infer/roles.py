@@ -7,7 +7,7 @@ parameter is not made of it. A statistic comes back without a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,20 +95,17 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         for place, flow in flows.items()
         if arrays[place].is_float and flow.through >> place & 1 and place not in unchanged
     ]
+    parameters = _without_copies(parameters, arrays, flows)
     into_parameters = 0
     for place in parameters:
         into_parameters |= flows[place].direct & ~(1 << place)
     used = _used(outputs, flows, opened, places)
-    roles: list[Role] = []
-    of: dict[int, int] = {}
     is_parameter = set(parameters)
-    for place, array in enumerate(arrays):
-        role = _role(place, array, flows, unchanged, keys, is_parameter, into_parameters, used)
-        roles.append(role)
-        if role in (Role.MOMENT, Role.COPY):
-            owner = _owner(place, role, arrays, flows, parameters)
-            if owner is not None:
-                of[place] = owner
+    roles = [
+        _role(place, array, flows, unchanged, keys, is_parameter, into_parameters, used)
+        for place, array in enumerate(arrays)
+    ]
+    of = _owners(roles, arrays, flows, parameters)
     results = _results(opened, roles, carried)
     floats = frozenset(
         place for place, array in enumerate(arrays) if array.is_float and place not in flows
@@ -204,21 +201,62 @@ def _role(
     return Role.COPY
 
 
-def _owner(
-    place: int,
-    role: Role,
+def _without_copies(
+    parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
+) -> list[int]:
+    """The parameters without targets: a target is used where a gradient of others is taken, so that
+    it comes back made of that, too; but it is made of another parameter itself, which is not made
+    of it."""
+    every = _bits(parameters)
+
+    def is_copy(place: int) -> bool:
+        return any(
+            arrays[other].shape == arrays[place].shape and not flows[other].direct >> place & 1
+            for other in _places(flows[place].direct & every & ~(1 << place))
+        )
+
+    return [place for place in parameters if not is_copy(place)]
+
+
+def _owners(
+    roles: Sequence[Role],
     arrays: Sequence[_Array],
     flows: Mapping[int, Flow],
     parameters: Sequence[int],
-) -> int | None:
-    """The parameter of a moment or a copy."""
-    shape = arrays[place].shape
-    own = flows[place].direct
+) -> dict[int, int]:
+    """The parameter of each moment, which is made of it, and of each copy, which is made of the
+    parameter; the first one of its shape."""
+    found: dict[int, int] = {}
+    moments = _bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
     for parameter in parameters:
-        made = flows[parameter].direct >> place & 1 if role == Role.MOMENT else own >> parameter & 1
-        if made and arrays[parameter].shape == shape:
-            return parameter
-    return None
+        for place in _places(flows[parameter].direct & moments):
+            if arrays[place].shape == arrays[parameter].shape:
+                found.setdefault(place, parameter)
+                moments &= ~(1 << place)
+    every = _bits(parameters)
+    for place, role in enumerate(roles):
+        if role != Role.COPY:
+            continue
+        for parameter in _places(flows[place].direct & every):
+            if arrays[place].shape == arrays[parameter].shape:
+                found[place] = parameter
+                break
+    return found
+
+
+def _bits(places: Iterable[int]) -> int:
+    found = 0
+    for place in places:
+        found |= 1 << place
+    return found
+
+
+def _places(bits: int) -> Iterator[int]:
+    """Numbers of the bits that are set, from the first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def _results(jaxpr: Any, roles: Sequence[Role], carried: Mapping[int, int]) -> tuple[Role, ...]:

@@ -258,6 +258,19 @@ def _reduce(op: Operation) -> list[Dims]:
     return found
 
 
+def _arg(op: Operation) -> list[Dims]:
+    """`argmax` and `argmin`: places in the dimension that is gone."""
+    found = _reduce(op)
+    _note_places(op, [op.ins[0][axis] for axis in op.params["axes"]])
+    return found
+
+
+def _note_places(op: Operation, dims: Sequence[Dim]) -> None:
+    """The integers that come out are places in a dimension: see `Events.places`."""
+    if len(dims) == 1 and dims[0]:
+        op.events.places.append(dims[0])
+
+
 def _along(op: Operation) -> list[Dims]:
     op.all.mark(op.ins[0][op.params["axis"]], Mark.ORDERED)
     return [op.ins[0]]
@@ -276,6 +289,7 @@ def _top_k(op: Operation) -> list[Dims]:
     op.all.mark(op.ins[0][place], Mark.ORDERED)
     kept = op.all.new(op.shapes[0][place])
     found = tuple(kept if i == place else dim for i, dim in enumerate(op.ins[0]))
+    _note_places(op, [op.ins[0][place]])
     return [found for _ in op.shapes]
 
 
@@ -381,6 +395,8 @@ RULES: dict[str, Rule] = {
     "squeeze": _squeeze,
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot,
+    "argmax": _arg,
+    "argmin": _arg,
     "sort": _sort,
     "top_k": _top_k,
     "approx_top_k": _top_k,

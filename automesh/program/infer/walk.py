@@ -39,11 +39,12 @@ _SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"})
 # Integers that go through these are the same ones, but for an offset.
 _SAME_INTEGERS = primitives(
     """
-    add sub select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
+    add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
     transpose squeeze slice split concatenate pad gather dynamic_slice rev stop_gradient
     sharding_constraint optimization_barrier
     """
 )
+_PLACES = frozenset({"argmax", "argmin", "top_k", "approx_top_k"})
 _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
@@ -242,7 +243,7 @@ class _Walker:
             frame.makers.update(dict.fromkeys(equation.outvars, equation))
             if len(self.events.products) > known:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
-        sources = self._sources(equation, operation)
+        sources = self._sources(equation, operation, found)
         return [
             Value(dims, made, held, source) for dims, source in zip(found, sources, strict=True)
         ]
@@ -254,9 +255,17 @@ class _Walker:
         self._sources_known += 1
         return (self._sources_known,)
 
-    def _sources(self, equation: Any, operation: Operation) -> list[Source]:
+    def _sources(self, equation: Any, operation: Operation, made: Sequence[Dims]) -> list[Source]:
         name, outvars = operation.name, equation.outvars
         none: list[Source] = [()] * len(outvars)
+        if name in _PLACES and self.events.places:
+            self._sources_known += 1
+            self.events.chosen[self._sources_known] = [self.events.places.pop()]
+            return [*none[1:], (self._sources_known,)]
+        if name == "iota" and len(operation.shapes[0]) == 1:
+            self._sources_known += 1
+            self.events.positions[self._sources_known] = made[0][0]
+            return [(self._sources_known,)]
         if name not in _SAME_INTEGERS or not _is_integer(outvars[0]):
             return none
         given = operation.sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, StepClasses
-from automesh.report.script_check.names import NUMBER, common_name
+from automesh.report.script_check.names import NUMBER, argument_end, common_name
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 
@@ -37,8 +37,8 @@ def _labelled(label: str, said: Sequence[str]) -> Lines:
 
 def _of_class(one: DimensionClass, classes: StepClasses, show_all: bool) -> str:
     members = [
-        f"{array.name}.{place}"
-        for array in (*classes.arguments, *classes.held)
+        (array.name, place)
+        for array in _owners(classes)
         for place, name in enumerate(array.dims)
         if name == one.name
     ]
@@ -52,13 +52,23 @@ def _of_class(one: DimensionClass, classes: StepClasses, show_all: bool) -> str:
     return f"{clean(one.name)} {one.size:,}{pieces}: {named}{whole}{cure}"
 
 
-def _listed(names: Iterable[str], show_all: bool) -> str:
-    """Names, those that differ in numbers alone as one."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(NUMBER.sub("#", name), []).append(name)
-    # The number of the dimension belongs to the name.
-    rows = [clean(common_name(group)) for group in groups.values()]
+def _owners(classes: StepClasses) -> list[ArrayClasses]:
+    """All arrays but moments and copies, which are as their parameters."""
+    return [one for one in (*classes.arguments, *classes.held) if one.of is None]
+
+
+def _listed(members: Iterable[tuple[str, int | None]], show_all: bool) -> str:
+    """Names of arrays, or of their dimensions, those that differ in numbers of layers as one."""
+    groups: dict[tuple[str, str, int | None], list[str]] = {}
+    for name, place in members:
+        start = argument_end(name)
+        key = (name[:start], NUMBER.sub("#", name[start:]), place)
+        groups.setdefault(key, []).append(name)
+    places = [place for _, _, place in groups]
+    rows = [
+        clean(common_name(group) + ("" if place is None else f".{place}"))
+        for group, place in zip(groups.values(), places, strict=True)
+    ]
     if show_all or len(rows) <= _MOST_NAMES:
         return ", ".join(rows)
     return ", ".join(rows[:_MOST_NAMES]) + f" and {len(rows) - _MOST_NAMES} more"
@@ -69,7 +79,7 @@ def _of_roles(classes: StepClasses, show_all: bool) -> list[str]:
     for array in (*classes.arguments, *classes.held):
         by_role.setdefault(array.role.value, []).append(array)
     return [
-        f"{role}: {_listed((array.name for array in arrays), show_all)}"
+        f"{role}: {_listed(((array.name, None) for array in arrays), show_all)}"
         for role, arrays in by_role.items()
     ]
 

@@ -6,6 +6,15 @@ import re
 from collections.abc import Sequence
 
 NUMBER = re.compile(r"\d+")
+# The argument itself: the user's name for it, or its place.
+_ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
+
+
+def argument_end(name: str) -> int:
+    """Where the name of the argument itself ends in that of an array: numbers there are no
+    layer's."""
+    found = _ARGUMENT.match(name)
+    return found.end() if found is not None else 0
 
 
 def common_name(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from automesh.program.step_summary import Argument, StepSummary
 from automesh.report.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
 from automesh.report.script_check.classes import class_lines
-from automesh.report.script_check.names import NUMBER, common_name
+from automesh.report.script_check.names import NUMBER, argument_end, common_name
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
 from automesh.report.words import count
 from automesh.texts.terminal import clean
@@ -23,8 +23,6 @@ from automesh.units import format_bytes, format_count
 _MOST_ROWS = 20
 # Before each key of a name; `norm_0..1` is one.
 _BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
-# The argument itself: the user's name for it, or its place.
-_ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 # What jax calls a leaf of a node whose class does not name its parts.
 _UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
@@ -174,7 +172,7 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
         return [_Row(name=argument.name, members=(argument,)) for argument in arguments]
     groups: dict[object, list[Argument]] = {}
     for one in arguments:
-        start = _argument_end(one.name)  # The number of the argument itself is no layer's.
+        start = argument_end(one.name)  # The number of the argument itself is no layer's.
         key = (one.name[:start], NUMBER.sub("#", one.name[start:]), one.shape, one.dtype, one.spec,
                one.is_donated, one.is_ref, one.origin, one.values)  # fmt: skip
         groups.setdefault(key, []).append(one)
@@ -185,14 +183,9 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
     return _mirrors_folded(rows)
 
 
-def _argument_end(name: str) -> int:
-    found = _ARGUMENT.match(name)
-    return found.end() if found is not None else 0
-
-
 def _parts(name: str) -> tuple[str, ...]:
     """A name as that of the argument and the keys in it."""
-    end = _argument_end(name)
+    end = argument_end(name)
     return (name[:end], *filter(None, _BOUNDARY.split(name[end:])))
 
 
