@@ -49,6 +49,11 @@ others are compared with. --step NAME chooses among several jitted functions. --
 data=dp,fsdp searches two axes in the place of its axis `data`, the second of which splits
 the parameters, too.
 
+A script that makes no mesh (--infer) is run up to its step as well. Which dimensions of its
+arrays must be split alike is told from the step, and meshes are searched together with what
+is split over them: the batch, parameters and optimizer state, layers' widths. The rule has
+the shardings, and config.apply(step) in the script uses them (docs/infer.md).
+
 A search lists all meshes, estimates the legal ones, compiles the most promising, races the
 best of them against the script's own mesh (--baseline), and runs the winner again in fresh
 processes. While others may still win and there is time, it races on. The table goes to
@@ -77,6 +82,7 @@ Examples:
   automesh search maxtext --target tpu-v5p-64 -- model_name=llama3.1-8b
   automesh search levanter -- --config_path config.yaml
   automesh search train.py --split data=dp,fsdp -- --steps 100
+  automesh search one_device.py --infer --target tpu-v5p-16
 
 maxtext, levanter, easydel, tunix, kauldron and axlearn stand for the framework's own step; behind
 -- are the arguments of its own training command (docs/frameworks.md).
@@ -234,6 +240,14 @@ def search(
         list[str] | None,
         typer.Option(metavar="AXIS=A,B", help=SPLIT_OPTION, show_default=False),
     ] = None,
+    infer: Annotated[
+        bool,
+        typer.Option(
+            "--infer",
+            help="The script makes no mesh: search how to split its arrays, too. Without this "
+            "option that is done for every such script; with it, one that makes a mesh is refused.",
+        ),
+    ] = False,
     budget: Annotated[
         str,
         typer.Option(
@@ -372,6 +386,7 @@ def search(
         space=space,
         step=step,
         split=split or [],
+        infer=infer,
         budget=budget,
         top=top,
         baseline=baseline,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axis_types import AUTO, as_axis_types
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, StaleEvidenceWarning, differences
-from automesh.mesh.lazy_jax import attached_selector, jax_half
+from automesh.mesh.lazy_jax import applied_half, attached_selector, jax_half, shardings_half
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping, check_mapped_axes
 from automesh.mesh.names import as_names, check_names
 from automesh.mesh.rules.explain import explain_mesh, explain_rules, explain_settings
 from automesh.mesh.rules.rule import MeshRule, check_selector, explain_match, first_match
+from automesh.mesh.rules.shardings import NO_SHARDINGS, Shardings
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, MeshShape, as_shape
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from automesh.mesh.layout.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
     from automesh.mesh.rules.rule import OwnRules
+    from automesh.mesh.rules.shardings import SpelledDims
 
 SEED_BATCH = ("data",)
 """Loadax's default, which a mesh without such an axis need not know: told by its identity."""
@@ -50,6 +52,7 @@ class MeshConfig:
       knobs: keyword arguments for `build`.
       compiler_options: for `compile`.
       evidence: what the choice rests on.
+      sharding_patterns: of arrays, by pattern of their paths; see `shardings`.
 
     Raises:
       WrongType: sizes that are no integers, names that are no strings, a rule that is none, a
@@ -76,6 +79,7 @@ class MeshConfig:
     compiler_options: Settings = NO_SETTINGS
     evidence: Evidence = NO_EVIDENCE
     axis_types: tuple[str, ...] = ()
+    sharding_patterns: Shardings = NO_SHARDINGS
 
     if TYPE_CHECKING:  # What may be given is more than what is kept.
 
@@ -91,6 +95,7 @@ class MeshConfig:
             compiler_options: Mapping[str, Scalar] = NO_SETTINGS,
             evidence: Evidence = NO_EVIDENCE,
             axis_types: AxisTypes = (),
+            sharding_patterns: Mapping[str, SpelledDims] = NO_SHARDINGS,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -104,6 +109,7 @@ class MeshConfig:
         object.__setattr__(self, "batch_axis_names", batch)
         object.__setattr__(self, "mesh_rules", _as_rules(self.mesh_rules))
         object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
+        object.__setattr__(self, "sharding_patterns", Shardings(self.sharding_patterns))
         object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
         options = as_settings(self.compiler_options, "compiler options")
         object.__setattr__(self, "compiler_options", options)
@@ -207,6 +213,112 @@ class MeshConfig:
             settings.append(f"axis types: {', '.join(f'{name} {kind}' for name, kind in pairs)}")
         return "\n".join((*rules, *settings, *mesh))
 
+    def shardings(self, tree: Any, *, name: str = "", mesh: Mesh | None = None) -> Any:
+        """For each array of a tree how it is split, by the patterns of the rule (imports jax).
+
+        A rule of `automesh search --infer` has them. The tree is an argument of the step, or a dict
+        of several by their names; what `jax.eval_shape` gives will do, so that a state can be made
+        where it belongs: `jax.jit(init, out_shardings=config.shardings(jax.eval_shape(init)))`.
+
+        Args:
+          tree: of arrays, or of what has shapes.
+          name: of the tree among the arguments of the step, `params`; empty to find out.
+          mesh: default: that of the config on all devices.
+
+        Returns:
+          A tree of the same structure, of `jax.sharding.NamedSharding`.
+
+        Raises:
+          UsageError: the rule has no shardings; no pattern covers an array, or it does not fit; or
+            several arguments have such arrays.
+
+        Example:
+          >>> import jax
+          >>> config = MeshConfig(
+          ...     mesh_shape=(-1,),
+          ...     mesh_axis_names=("dp",),
+          ...     mapping={"batch": "dp"},
+          ...     sharding_patterns={"x": ["batch", ""], "params/**": ["", ""]},
+          ... )
+          >>> found = config.shardings({"x": jax.ShapeDtypeStruct((8, 4), "float32")})
+          >>> found["x"].spec == jax.sharding.PartitionSpec("dp")
+          True
+        """
+        return shardings_half().shardings_of_tree(
+            tree,
+            self.sharding_patterns,
+            mapping=dict(self.mapping.axes),
+            mesh=self.create_device_mesh() if mesh is None else mesh,
+            name=name,
+        )
+
+    def explain_shardings(self, tree: Any, *, name: str = "", mesh: Mesh | None = None) -> str:
+        """Says for each array of a tree which pattern takes it and which mesh axes split it, a line
+        each (this imports jax).
+
+        Args:
+          tree, name, mesh: as in `shardings`.
+
+        Raises:
+          UsageError: as `shardings`.
+
+        Example:
+          >>> import jax
+          >>> config = MeshConfig(
+          ...     mesh_shape=(-1,), mesh_axis_names=("dp",), sharding_patterns={"**/x": ["dp", ""]}
+          ... )
+          >>> print(config.explain_shardings({"x": jax.ShapeDtypeStruct((8, 4), "float32")}))
+          x  by `**/x`: dp, -
+        """
+        return shardings_half().explain_tree(
+            tree,
+            self.sharding_patterns,
+            mapping=dict(self.mapping.axes),
+            mesh=self.create_device_mesh() if mesh is None else mesh,
+            name=name,
+        )
+
+    def apply(self, step: Any, *, mesh: Mesh | None = None, **options: Any) -> Any:
+        """A step for one device, on the mesh and with the shardings of the rule (imports jax).
+
+        It is called as before. Arguments that lie elsewhere are moved to where the rule wants them,
+        what replaces them comes back there, and arrays inside of the step are split as in the
+        search.
+
+        Args:
+          step: a function, or one that `jax.jit` has made; its arguments are called as those of the
+            searched step.
+          mesh: default: that of the config on all devices.
+          options: for `jax.jit`, of a plain function: `donate_argnums`, `donate_argnames`.
+
+        Returns:
+          A function with a method `lower`, as `jax.jit` gives one.
+
+        Raises:
+          UsageError: the rule has no shardings, or the step is jitted and there are options. At a
+            call: no pattern covers an argument, or it does not fit.
+          WrongType: `step` is no function.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> config = MeshConfig(
+          ...     mesh_shape=(-1,),
+          ...     mesh_axis_names=("dp",),
+          ...     mapping={"batch": "dp"},
+          ...     sharding_patterns={"w": ["", ""], "x": ["batch", ""]},
+          ... )
+          >>> step = config.apply(lambda w, x: w - 0.1 * (x.T @ x @ w))
+          >>> step(jnp.ones((4, 2)), jnp.ones((8, 4))).shape
+          (4, 2)
+        """
+        return applied_half().apply_to(
+            step,
+            mesh=self.create_device_mesh() if mesh is None else mesh,
+            shardings=self.sharding_patterns,
+            mapping=dict(self.mapping.axes),
+            options=options,
+        )
+
     @property
     def hosts(self) -> int:
         """Number of jax processes in the job (this imports jax)."""
@@ -225,6 +337,7 @@ class MeshConfig:
             batch_axis_names=self.batch_axis_names if rule.batch_axes is None else rule.batch_axes,
             axis_types=rule.axis_types or self.axis_types,
             mapping=rule.mapping or self.mapping,
+            sharding_patterns=rule.shardings or self.sharding_patterns,
             knobs=Settings({**self.knobs, **rule.knobs}),
             compiler_options=Settings({**self.compiler_options, **rule.compiler_options}),
             evidence=self.evidence if keeps_mesh else rule.evidence,
@@ -302,6 +415,7 @@ class Rules:
             batch_axis_names=self.batch_axes_of(rule),
             axis_types=rule.axis_types,
             mapping=rule.mapping,
+            sharding_patterns=rule.shardings,
             knobs=rule.knobs,
             compiler_options=rule.compiler_options,
             evidence=rule.evidence,

@@ -11,6 +11,16 @@ def jax_half() -> Any:
     return _beyond_the_wall("automesh.mesh.layout.devices")
 
 
+def shardings_half() -> Any:
+    """`automesh.mesh.layout.shardings`, imported when it is needed."""
+    return _beyond_the_wall("automesh.mesh.layout.shardings")
+
+
+def applied_half() -> Any:
+    """`automesh.program.infer.applied`, which traces steps and so stands above this layer."""
+    return _beyond_the_wall("automesh.program.infer.applied")
+
+
 def attached_selector() -> str:
     """The name that searches give to the devices that jax has (this imports jax).
 

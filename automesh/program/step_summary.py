@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.program.infer.nouns import StepClasses
+
 Origin = Literal["made up", "init", "build", ""]
 
 
@@ -58,6 +60,7 @@ class StepSummary:
       is_pipeline: True if the step is `pipeline.train_step`'s.
       change: how the arguments differ that a second call of `build` gives; empty if they do not.
       fingerprint: of the program.
+      classes: of its dimensions; None of a pipeline.
     """
 
     arguments: tuple[Argument, ...]
@@ -70,3 +73,4 @@ class StepSummary:
     is_pipeline: bool
     change: str
     fingerprint: str
+    classes: StepClasses | None = None

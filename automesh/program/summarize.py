@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from automesh.program.execute.prepare import (
     domains_of,
     forms_by_argument,
 )
+from automesh.program.infer.classes import classes_of
+from automesh.program.infer.nouns import StepClasses
+from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
 from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
@@ -86,7 +90,44 @@ def summarize(
         is_pipeline=isinstance(program, StagedProgram),
         change=change_of(_forms(again), _forms(built)),
         fingerprint=program.fingerprint(()),
+        classes=_classes(program, names),
     )
+
+
+def _classes(program: StepProgram, names: Sequence[str]) -> StepClasses | None:
+    """The classes of the step's dimensions; None for a pipeline, which is several programs."""
+    if isinstance(program, StagedProgram):
+        return None
+    closed: Any = program.traced.jaxpr
+    num_held = len(closed.jaxpr.invars) - len(names)
+    if num_held < 0:
+        return None
+    return classes_of(
+        closed, num_held=num_held, carried=dict(_carried_leaves(program)), names=names
+    )
+
+
+def _carried_leaves(program: SingleProgram) -> Iterator[tuple[int, int]]:
+    """(leaf of the arguments, leaf of the results that replaces it)."""
+    workload = program.built.workload
+    if isinstance(workload, NamedWorkload) and workload.advance is not None:
+        yield from workload.carried
+        return
+    outputs = program.traced.out_info
+    parts = outputs if type(outputs) in (tuple, list) else (outputs,)
+    arguments = _starts([len(jax.tree.leaves(arg)) for arg in program.args])
+    results = _starts([len(jax.tree.leaves(part)) for part in parts])
+    for position, output in program.carry.pairs:
+        place = output - program.changed_in_place
+        if place < 0:
+            continue  # A mutable array, which the step replaces itself.
+        mine, theirs = jax.tree.leaves(program.args[position]), jax.tree.leaves(parts[place])
+        for offset in range(min(len(mine), len(theirs))):
+            yield arguments[position] + offset, results[place] + offset
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)]
 
 
 def _forms(built: Built) -> Forms:

@@ -37,7 +37,7 @@ VALUED = frozenset(
     )
 )
 """The options of `automesh search` that take a value."""
-FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new", "apply"))
+FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new", "apply", "infer"))
 """Those that take none."""
 _SHORT = {"-v": "verbose", "-m": "module"}
 _PROGRAM = ("automesh", "search")

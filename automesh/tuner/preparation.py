@@ -14,6 +14,7 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failure
+from automesh.program.infer.layout import NamedSplit
 from automesh.program.nouns import Attachment, Entry, Inspection, StepRef
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
@@ -117,6 +118,14 @@ class Preparation:
         """What a script does besides its jitted step, in a sentence."""
         capture = self.entry.capture
         return capture.step.about_outside() if capture is not None else ""
+
+    @property
+    def arguments(self) -> tuple[NamedSplit, ...]:
+        """How logical axes split the arguments of a step whose shardings are inferred; nothing for
+        any other."""
+        capture = self.entry.capture
+        layout = capture.layout if capture is not None else None
+        return layout.arguments if layout is not None else ()
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -62,6 +62,7 @@ class SearchOptions(ClusterOptions, total=False):
     space: str | Path
     step: str
     split: Sequence[str]
+    infer: bool
     budget: str
     top: int | None
     baseline: str
@@ -82,8 +83,8 @@ _PATHS = ("hardware", "rules", "results", "certificate", "key", "ca")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = (
-    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts",
-    "listen", "wait", "certificate", "key", "ca",
+    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "infer", "launch",
+    "hosts", "listen", "wait", "certificate", "key", "ca",
 )  # fmt: skip
 
 
@@ -117,6 +118,7 @@ class SearchRequest:
       step: of a script without `build`, the function that is its step; empty for the one that looks
         like it.
       splits: of such a script, axes of its mesh that are to be several.
+      infer: it must be one without a mesh, whose shardings are inferred.
       notices: what the user should know of the script.
       used_s: of the budget, by the runs of a script that told what is searched.
       cluster: on which hosts it runs.
@@ -147,6 +149,7 @@ class SearchRequest:
     curated: bool = False
     step: str = ""
     splits: tuple[AxisSplit, ...] = ()
+    infer: bool = False
     notices: tuple[str, ...] = ()
     used_s: float = 0.0
     cluster: Cluster = ALONE
@@ -240,6 +243,7 @@ def read_request(
         curated=not isinstance(xla, Mapping) and CURATED in xla,
         step=options.get("step", ""),
         splits=parse_splits(options.get("split", ())),
+        infer=options.get("infer", False),
         cluster=cluster_of(options, spelled),
     )
 

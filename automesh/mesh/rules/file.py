@@ -118,7 +118,7 @@ def _update(table: Any, tree: Mapping[str, Any]) -> None:
     for key in [key for key in table if key not in tree]:
         del table[key]
     for key, value in tree.items():
-        if key == "evidence" and isinstance(table.get(key), Table):
+        if key in _TABLES and isinstance(table.get(key), Table):
             _update(table[key], value)
         else:
             table[key] = _item(key, value)
@@ -131,8 +131,12 @@ def _table(tree: Mapping[str, Any]) -> Table:
     return table
 
 
+# Of a rule, what has lines of its own; the rest of what is nested stands in one line.
+_TABLES = ("shardings", "evidence")
+
+
 def _item(key: str, value: Any) -> Item:
-    if key == "evidence":
+    if key in _TABLES:
         return _table(value)
     return _inline(value) if isinstance(value, dict) else tomlkit.item(value)
 

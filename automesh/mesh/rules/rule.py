@@ -15,6 +15,7 @@ from automesh.mesh.evidence import NO_EVIDENCE, Evidence
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping
 from automesh.mesh.names import as_names, check_names
 from automesh.mesh.rules.pattern import check_pattern, matches, nearest
+from automesh.mesh.rules.shardings import NO_SHARDINGS, Shardings
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from automesh.mesh.axes import Scalar
     from automesh.mesh.layout.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
+    from automesh.mesh.rules.shardings import SpelledDims
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 
@@ -41,6 +43,8 @@ class MeshRule:
       axes: names of the mesh axes; empty: those of the rules or config that hold the rule.
       batch_axes: axes that the rows of a batch are split over; None: those of the rules or config
         that hold the rule.
+      shardings: pattern of the paths of arrays -> names of their dimensions, see
+        `automesh.mesh.rules.shardings`; empty if nothing is said.
 
     Raises:
       WrongType: `match` is no string, the shape no sequence of integers, or the mapping or
@@ -62,6 +66,7 @@ class MeshRule:
     axis_types: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()
     batch_axes: tuple[str, ...] | None = None
+    shardings: Shardings = NO_SHARDINGS
 
     if TYPE_CHECKING:  # What may be given is more than what is kept.
 
@@ -77,6 +82,7 @@ class MeshRule:
             axis_types: AxisTypes = (),
             axes: Sequence[str] = (),
             batch_axes: Sequence[str] | None = None,
+            shardings: Mapping[str, SpelledDims] = NO_SHARDINGS,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -94,6 +100,7 @@ class MeshRule:
             )
         self._read_axes()
         object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
+        object.__setattr__(self, "shardings", Shardings(self.shardings))
         object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
         options = as_settings(self.compiler_options, "compiler options")
         object.__setattr__(self, "compiler_options", options)
@@ -150,12 +157,14 @@ def rule_for(
     evidence: Evidence,
     axis_types: Sequence[str] = (),
     batch_axes: Sequence[str] | None = None,
+    shardings: Mapping[str, SpelledDims] = NO_SHARDINGS,
 ) -> MeshRule:
     """The rule that gives `plan` to the target named `selector`, and to no other.
 
     Args:
       axis_types: of the mesh that it was found with, one for each axis; empty: it is not known.
       batch_axes: axes that the rows of a batch are split over; None: it is not known.
+      shardings: of the arrays, where the search has found them.
     """
     names = tuple(axis.name for axis in plan.axes)
     return MeshRule(
@@ -170,6 +179,7 @@ def rule_for(
         axis_types=axis_types,
         axes=names,
         batch_axes=batch_axes,
+        shardings=shardings,
     )
 
 

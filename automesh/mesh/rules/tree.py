@@ -16,6 +16,7 @@ from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.mapping import NONE, LogicalMapping, MappedAxes, check_mapped_axes
 from automesh.mesh.rules.rule import MeshRule
+from automesh.mesh.rules.shardings import Shardings, spelled_shardings
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
 from automesh.mesh.strict_files import check_tree
@@ -79,6 +80,7 @@ class _RuleTable:
     ici: dict[str, int]
     dcn: dict[str, int] = field(default_factory=dict)
     mapping: dict[str, str | list[str]] = field(default_factory=dict)
+    shardings: dict[str, list[str | list[str]]] = field(default_factory=dict)
     knobs: dict[str, Scalar] = field(default_factory=dict)
     compiler_options: dict[str, Scalar] = field(default_factory=dict)
     evidence: _EvidenceTable | None = None
@@ -144,6 +146,8 @@ def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     }
     if not rule.mapping:
         del tree["mapping"]
+    if rule.shardings:
+        tree["shardings"] = spelled_shardings(rule.shardings)
     if rule.evidence.kind != "none":
         tree["evidence"] = _tree_of_evidence(rule.evidence)
     return tree
@@ -227,6 +231,7 @@ def _rule(table: _RuleTable, of_file: list[str], where: str) -> MeshRule:
             match=table.match,
             mesh_shape=shape,
             mapping=mapping,
+            shardings=Shardings(table.shardings),
             knobs=Settings(table.knobs),
             compiler_options=Settings(table.compiler_options),
             evidence=_evidence(table.evidence) if table.evidence else NO_EVIDENCE,

@@ -40,6 +40,10 @@ class EndedEarly(RuntimeError):
 def captured_build(entry: Entry) -> Any:
     """The function `build(mesh)` of a script that has none of its own."""
     assert entry.capture is not None
+    if entry.capture.layout is not None:
+        from automesh.program.infer.build import inferred_build
+
+        return inferred_build(entry)
     # On another host than that of the search there is no such folder.
     if entry.capture.is_carried and Path(entry.capture.folder).is_dir():
         return carried_build(entry, lambda _: build_by_running(entry))

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
@@ -33,13 +34,14 @@ from automesh.program.capture.nouns import (
     Sizes,
     SourceLine,
 )
-from automesh.program.capture.refusals import no_mesh, no_step
+from automesh.program.capture.refusals import no_step
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.infer.classes import step_classes
 from automesh.program.nouns import Entry
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
@@ -81,7 +83,7 @@ def discover(
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
-    discovery = run.discovery(found, entry)
+    discovery = run.discovery(found)
     if run.finder.found is None:  # The script has ended by itself.
         run.store(found)
     discovery = replace(discovery, took_s=perf_counter() - begun_s, not_carried=run.not_carried)
@@ -204,10 +206,13 @@ class _Watch:
         default_factory=dict[tuple[Any, ...], ScriptMesh]
     )
     made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
+    _is_ours: bool = False
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """The script's own mesh, noted down."""
         made = make(on_attached(devices), names, axis_types)
+        if self._is_ours:
+            return made
         place = asking_line()
         if place.file:
             axes = tuple((str(name), size) for name, size in made.shape.items())
@@ -229,9 +234,9 @@ class _Watch:
 
     def store(self, found: FoundStep | None) -> None:
         """Hands the step's call on, while its arguments are alive."""
-        if self.keep is None or found is None or not self.meshes:
+        if self.keep is None or found is None:
             return
-        own = self.made[self._mesh_of(found)]
+        own = self.made[self._mesh_of(found)] if self.meshes else self._one_device()
         # What lies on another mesh of the same devices lies on the script's own as well.
         placed = [same_on(place, own) or place for place in found.placed]
         try:
@@ -239,6 +244,14 @@ class _Watch:
                 self.keep(found.whole, own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
+
+    def _one_device(self) -> Mesh:
+        """What stands for the mesh of a script that makes none, which is not noted down."""
+        self._is_ours = True
+        try:
+            return Mesh(np.asarray(jax.devices()[:1], dtype=object), ("device",))
+        finally:
+            self._is_ours = False
 
     def pmap(self) -> None:
         """Stops the script at its first call of what `jax.pmap` made, unless a step is looked for
@@ -258,14 +271,11 @@ class _Watch:
             pmapped=self.pmapped,
         )
 
-    def discovery(self, found: FoundStep, entry: Entry) -> Discovery:
-        """What is known, once a step is chosen.
-
-        Raises:
-          UsageError: the script makes no mesh.
-        """
+    def discovery(self, found: FoundStep) -> Discovery:
+        """What is known, once a step is chosen; of a script that makes no mesh, the classes of its
+        dimensions."""
         if not self.meshes:
-            raise no_mesh(entry, found.step)
+            return _without_mesh(found)
         own = self._mesh_of(found)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),
@@ -285,6 +295,17 @@ class _Watch:
             return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
         # Of several that no argument tells apart, the last one made of most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
+
+
+def _without_mesh(found: FoundStep) -> Discovery:
+    mesh = ScriptMesh(axes=(("device", 1),), axis_types=("auto",), made_at=found.step.called_at)
+    return Discovery(
+        capture=Capture(mesh=mesh, step=found.step),
+        batch_axes=(),
+        num_devices=jax.device_count(),
+        other_steps=found.others,
+        classes=step_classes(found.whole, found.step.carried),
+    )
 
 
 def _axes_of(found: FoundStep, own: Mesh) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.program.infer.layout import Layout
+from automesh.program.infer.nouns import StepClasses
 
 CarriedBy = Literal["trace", "function"]
 """How a stored step gets to another mesh: as it was traced, or its function is traced anew."""
@@ -208,6 +210,7 @@ class Capture:
         for each mesh.
       start_s: from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number; 0 for all.
+      layout: of a script that makes no mesh, what is searched for it; None where it makes one.
     """
 
     mesh: ScriptMesh
@@ -215,6 +218,7 @@ class Capture:
     splits: tuple[AxisSplit, ...] = ()
     without_arrays: bool = False
     num_devices: int = 0
+    layout: Layout | None = None
     # No part of what is searched.
     folder: str = field(default="", compare=False)
     carried_by: CarriedBy | Literal[""] = field(default="", compare=False)
@@ -240,6 +244,7 @@ class Discovery:
       capture: how it is run from now on.
       batch_axes: of the mesh, those that split what is new in every step.
       num_devices: that the script saw; its mesh may be made of fewer.
+      classes: of the dimensions of its step, if it makes no mesh; None where it makes one.
       asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
         their number open; 0 if it asked for none.
       other_steps: functions that it calls again and again, too, and that are not searched.
@@ -258,6 +263,7 @@ class Discovery:
     took_s: float = field(default=0.0, compare=False)
     not_carried: str = ""
     asked_devices: int = 0
+    classes: StepClasses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

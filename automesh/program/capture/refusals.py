@@ -12,24 +12,13 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.limits import SCRIPT_BYTES
 from automesh.program.capture.abstract_arrays import ValueNeeded
 from automesh.program.capture.frames import failing_line
-from automesh.program.capture.nouns import ScriptStep, SourceLine
+from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
 from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
-
-
-def no_mesh(entry: Entry, step: ScriptStep) -> UsageError:
-    """A script whose step is known, and that runs on one device."""
-    outside = step.about_outside()
-    another = f"; `--step NAME` chooses another function: {step.doubt}" if step.doubt else ""
-    return UsageError(
-        f"{Path(entry.location).name} makes no mesh: its step {step.in_short()} runs on one device"
-        + (f"; {outside}" if outside else ""),
-        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT + another,
-    )
 
 
 def no_step(

@@ -124,7 +124,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         {_HELD: tuple(held)} if held else {},
         advance=None if arranged.leads else _advance(capture.step.carried),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
-        axis_types=capture.searched.axis_types,
+        axis_types=None if capture.layout is not None else capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
@@ -133,7 +133,11 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
 
 
 def _has_all_devices(capture: Capture) -> bool:
-    return not capture.num_devices and capture.mesh.num_devices == jax.device_count()
+    return (
+        capture.layout is None
+        and not capture.num_devices
+        and capture.mesh.num_devices == jax.device_count()
+    )
 
 
 def _is_held(constant: Any) -> bool:

@@ -244,6 +244,36 @@ def carried_call(
     return CarriedCall(call=call, made=binding.own_mesh())
 
 
+def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool) -> TracedCall:
+    """The stored call of a step that knows no mesh; its arguments are placed nowhere yet.
+
+    Raises:
+      CannotCarry: its program names devices.
+    """
+    binding = Binding(plan=plan, stored=step.meshes, own=step.own)
+    values = Values(folder / _VALUES)
+    arrays = [_constant(leaf, values) for leaf in step.arrays]
+    program, constants = read_trace(step.trace, binding, arrays)
+    leaves = [
+        values.made(leaf, None) if with_values else _description(leaf, None) for leaf in step.leaves
+    ]
+    args, first = [], 0
+    for paths in step.paths:
+        args.append(tree_of(paths, leaves[first : first + len(paths)]))
+        first += len(paths)
+    count = len(program.jaxpr.outvars)
+    settings = Settings(
+        constants=tuple(constants),
+        in_shardings=(None,) * len(leaves),
+        out_shardings=(None,) * count,
+        donated=step.donated,
+        compiler_options=dict(step.compiler_options),
+    )
+    return TracedCall(
+        traced=Program(jaxpr=program), args=tuple(args), settings=settings, names=step.names
+    )
+
+
 def _traced_anew(
     step: StoredStep,
     binding: Binding,

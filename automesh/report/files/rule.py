@@ -12,6 +12,7 @@ from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
+from automesh.mesh.rules.shardings import NO_SHARDINGS
 from automesh.outcomes import (
     Compiled,
     Estimated,
@@ -22,6 +23,7 @@ from automesh.outcomes import (
     open_ended,
 )
 from automesh.platforms import COMPILED_ABSENT
+from automesh.program.infer.layout import shardings_of
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
@@ -49,6 +51,7 @@ def rule_of(result: SearchResult) -> MeshRule:
         evidence=evidence,
         axis_types=result.axis_types,
         batch_axes=result.batch_axes,
+        shardings=shardings_of(result.arguments, best.plan) if result.arguments else NO_SHARDINGS,
     )
 
 
@@ -100,6 +103,7 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
         ),
         axis_types=result.axis_types,
         batch_axes=result.batch_axes,
+        shardings=shardings_of(result.arguments, plan) if result.arguments else NO_SHARDINGS,
     )
 
 

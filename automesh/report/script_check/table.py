@@ -13,17 +13,16 @@ from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
 from automesh.report.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.report.script_check.classes import class_lines
+from automesh.report.script_check.names import NUMBER, argument_end, common_name
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
 
 _MOST_ROWS = 20
-_NUMBER = re.compile(r"\d+")
 # Before each key of a name; `norm_0..1` is one.
 _BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
-# The argument itself: the user's name for it, or its place.
-_ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 # What jax calls a leaf of a node whose class does not name its parts.
 _UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
@@ -96,6 +95,8 @@ def render(found: CheckedScript, *, width: int, colour: bool, show_all: bool = F
     if found.step is not None and found.step.arguments:
         parts += [_arrays(found.step, width=width, show_all=show_all), Text()]
     lines = [*_step_lines(found.step, show_all), *_space_lines(found), *_check_lines(found)]
+    if found.step is not None and found.step.classes is not None:
+        lines += class_lines(found.step.classes, show_all=show_all)
     lines += [("note", clean(text)) for text in found.notes]
     if lines:
         parts += [labelled(lines), Text()]
@@ -171,37 +172,21 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
         return [_Row(name=argument.name, members=(argument,)) for argument in arguments]
     groups: dict[object, list[Argument]] = {}
     for one in arguments:
-        start = _argument_end(one.name)  # The number of the argument itself is no layer's.
-        key = (one.name[:start], _NUMBER.sub("#", one.name[start:]), one.shape, one.dtype, one.spec,
+        start = argument_end(one.name)  # The number of the argument itself is no layer's.
+        key = (one.name[:start], NUMBER.sub("#", one.name[start:]), one.shape, one.dtype, one.spec,
                one.is_donated, one.is_ref, one.origin, one.values)  # fmt: skip
         groups.setdefault(key, []).append(one)
     rows = [
-        _Row(name=_name_of([member.name for member in members]), members=tuple(members))
+        _Row(name=common_name([member.name for member in members]), members=tuple(members))
         for members in groups.values()
     ]
     return _mirrors_folded(rows)
 
 
-def _argument_end(name: str) -> int:
-    found = _ARGUMENT.match(name)
-    return found.end() if found is not None else 0
-
-
 def _parts(name: str) -> tuple[str, ...]:
     """A name as that of the argument and the keys in it."""
-    end = _argument_end(name)
+    end = argument_end(name)
     return (name[:end], *filter(None, _BOUNDARY.split(name[end:])))
-
-
-def _name_of(names: Sequence[str]) -> str:
-    """`args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
-    if len(names) == 1:
-        return names[0]
-    numbers = [list(dict.fromkeys(one)) for one in zip(*map(_NUMBER.findall, names), strict=True)]
-    words = iter(
-        values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}" for values in numbers
-    )
-    return _NUMBER.sub(lambda _: next(words), names[0])
 
 
 def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:

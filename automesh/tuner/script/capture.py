@@ -28,6 +28,7 @@ from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.script.carried import carried, surroundings_naming
+from automesh.tuner.script.inferred import inferred
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
@@ -46,7 +47,8 @@ def check_capture_options(request: SearchRequest) -> None:
     """
     if request.entry.function == UNMODIFIED:
         return
-    given = [f"--step {request.step}"] if request.step else []
+    given = ["--infer"] if request.infer else []
+    given += [f"--step {request.step}"] if request.step else []
     given += [f"--split {split}" for split in request.splits]
     for option in given:
         raise UsageError(
@@ -79,6 +81,14 @@ def space_for(
         asked = (
             f"the script asks for {found.asked_devices} virtual CPU devices: it is searched for "
             f"them, as with `--target {target.name}`"
+        )
+    if found.classes is not None:
+        return inferred(request, target, found, progress, (asked,) if asked else ())
+    if request.infer:
+        raise UsageError(
+            f"`--infer` is for scripts without a mesh, and {Path(request.entry.location).name} "
+            f"makes {found.capture.mesh} ({found.capture.mesh.made_at})",
+            hint="leave `--infer` out: what the script splits is searched as it is written",
         )
     found = carried(request, target, found, progress)
     check_splits(request.splits, found.capture.mesh)

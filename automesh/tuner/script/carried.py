@@ -108,8 +108,8 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
       nothing, and if nothing was carried.
     """
     capture = request.entry.capture
-    if capture is None or not capture.is_carried:
-        return ""
+    if capture is None or not capture.is_carried or capture.layout is not None:
+        return ""  # A script without a mesh runs on one device, and not on that of the rule.
     axes = _script_axes(plan, capture.mesh, capture.splits)
     if tuple((axis.name, axis.size) for axis in axes) == capture.mesh.axes:
         return ""  # The first run was on this mesh.

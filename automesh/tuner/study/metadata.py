@@ -12,6 +12,7 @@ from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
+from automesh.program.infer.layout import NamedSplit
 from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
 from automesh.report.search_command import SearchCommand, read_text
@@ -56,6 +57,7 @@ class Header:
       template: of the command that is run for each plan; empty where a script's step is.
       details: how the estimates were made, for those who ask.
       made_up: arguments of the step that nobody gives values for, by name.
+      arguments: of a step whose shardings are inferred, how logical axes split them.
     """
 
     workload: str
@@ -89,6 +91,7 @@ class Header:
     made_up: tuple[str, ...] = ()
     refused: int = 0
     again: SearchCommand | None = None
+    arguments: tuple[NamedSplit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +293,7 @@ def header_of(
         batch_axes=preparation.batch_axes,
         split=preparation.split,
         not_searched=preparation.not_searched,
+        arguments=preparation.arguments,
         outside=_outside(preparation, study, is_ahead=is_ahead),
     )
 

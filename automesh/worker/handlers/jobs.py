@@ -36,6 +36,7 @@ from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
 from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.infer.layout import Layout
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.lower.host_callbacks import said_of_callbacks
@@ -213,9 +214,12 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         stages.enter("lower")
         program = lower_any(built, platforms=_platforms(job.step.absent))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
-        used = used_axes(trials, job.axis_names, mapping)
-        defaults = signature.mapping
-        logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
+        defaults, layout = signature.mapping, _layout_of(job.step.entry)
+        if layout is not None:  # What its mapping splits is known, and nothing else is split.
+            used, logical = (), layout.step_mapping
+        else:
+            used = used_axes(trials, job.axis_names, mapping)
+            logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
     workload, sources = built.workload, surroundings.sources(job.step.entry)
     return Inspection(
         devices=surroundings.devices(),
@@ -242,6 +246,11 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         made_up=made_up_arguments(workload) if job.step.entry.capture is None else (),
         notices=(*script.notices, *said_of_callbacks()),
     )
+
+
+def _layout_of(entry: Entry) -> Layout | None:
+    """What is searched for a script that makes no mesh; None for any other step."""
+    return entry.capture.layout if entry.capture is not None else None
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
 from automesh.mesh.rules.file import check_mergeable, format_rules, merge_rule, read_rules
 from automesh.mesh.rules.rule import MeshRule, escape, rule_for
+from automesh.mesh.rules.shardings import Shardings
 from automesh.mesh.rules.tree import rules_from_tree
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
@@ -60,6 +61,15 @@ evidence = st.builds(
     versions=pairs(words),
     environment=pairs(words),
 )
+# Patterns are names with `/` between them; of dimensions, a name is none, one, or several.
+parts_of_paths = st.text(
+    st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8
+)
+patterns = st.lists(parts_of_paths, min_size=1, max_size=3).map("/".join)
+dims = st.lists(
+    st.just("") | names | st.lists(names, min_size=2, max_size=3, unique=True), max_size=4
+)
+shardings = st.dictionaries(patterns, dims, max_size=4).map(Shardings)
 part = st.lists(st.integers(1, 512), min_size=3, max_size=3).flatmap(
     lambda sizes: st.integers(0, 3).map(
         lambda gap: tuple(-1 if i == gap else size for i, size in enumerate(sizes))
@@ -75,6 +85,7 @@ rules = st.builds(
             match=words.map(escape),
             mesh_shape=st.builds(HybridMeshShape, part, part),
             knobs=settings_of,
+            shardings=shardings,
             compiler_options=settings_of,
             evidence=st.just(NO_EVIDENCE) | evidence,
             axis_types=st.just(()) | st.tuples(*[st.sampled_from(AXIS_TYPES)] * 3),
@@ -294,6 +305,28 @@ def test_batch_axes_stand_with_a_rule_only_where_they_differ(tmp_path):
     assert found == [("dp", "fsdp"), ("dp", "fsdp"), ("dp",), ("dp",)]
 
 
+def test_shardings_have_lines_of_their_own_and_are_merged(tmp_path):
+    path = tmp_path / "mesh_rules.toml"
+    plan = Plan(axes=parse_mesh("dp:2,tp:4", AXES), mapping=(("mlp", ("tp",)),))
+    written = {"params/**/up": ["embed", ["mlp", "dp"]], "**/bias": [""], "step": []}
+    found = rule_for(plan, selector="cpu-8", evidence=NO_EVIDENCE, shardings=written)
+    merge_rule(path, found, selector="cpu-8")
+    assert path.read_text().endswith(
+        """
+[rule.shardings]
+"params/**/up" = ["embed", ["mlp", "dp"]]
+"**/bias" = [""]
+step = []
+"""
+    )
+    merge_rule(path, rule("cpu-4", "dp:4"), selector="cpu-4")
+    config = read_rules(path).select("cpu-8")
+    assert config.sharding_patterns == Shardings(written)
+    again = replace(found, shardings={"x": ["batch"]})
+    merge_rule(path, again, selector="cpu-8")
+    assert read_rules(path).rules[0] == in_file(again)
+
+
 def test_axis_types_are_in_the_rule(tmp_path):
     path = tmp_path / "r.toml"
     mixed = ("auto", "explicit", "auto")
@@ -432,6 +465,7 @@ from pathlib import Path
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules.rule import rule_for
+from automesh.mesh.rules.shardings import Shardings
 from automesh.mesh.rules.file import merge_rule
 
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -25,6 +25,7 @@ _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # Operations whose result is their operand.
 _SAME = frozenset({"sharding_constraint", "optimization_barrier", "copy", "copy_p", "reshard"})
 _WRITES = frozenset({"swap", "addupdate"})
+_LOOPS = frozenset({"scan", "while"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +97,9 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
 def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:
     """Per output the leaves whose gradient it is made of; and the leaves that are made of their
     own."""
-    inputs = [_Flow()] * num_constants
-    inputs += [_Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
-    outputs, after = _flow(jaxpr, inputs)
+    inputs = [Flow()] * num_constants
+    inputs += [Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
+    outputs, after = follow(jaxpr, inputs)
     own = enumerate(after[num_constants:])
     return tuple(flow.through for flow in outputs), frozenset(
         place for place, flow in own if flow.through >> place & 1
@@ -212,6 +213,11 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
     return body, constants, len(body.invars) - constants
 
 
+def training_loop(jaxpr: Any) -> TrainingLoop | None:
+    """The outermost loop of a program that holds many training steps."""
+    return _training_loop(opened_jaxpr(jaxpr), ())
+
+
 def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:
     for place, equation in enumerate(jaxpr.eqns):
         stack = str(equation.source_info.name_stack)
@@ -244,54 +250,100 @@ def _trains(body: Any, constants: int, carried: int) -> bool:
     Sums of gradients are carried as well, by loops over micro-batches; no gradient is taken of
     them.
     """
-    inputs = [_Flow()] * constants
-    inputs += [_Flow(made_of=1 << place) for place in range(carried)]
-    inputs += [_Flow()] * (len(body.invars) - constants - carried)
-    outputs, _ = _flow(body, inputs)
+    inputs = [Flow()] * constants
+    inputs += [Flow(made_of=1 << place) for place in range(carried)]
+    inputs += [Flow()] * (len(body.invars) - constants - carried)
+    outputs, _ = follow(body, inputs)
     return any(flow.through >> place & 1 for place, flow in enumerate(outputs[:carried]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Flow:
-    """Of which inputs a variable is made, and of which through a gradient of them: a bit each."""
+class Flow:
+    """Of which inputs a variable is made: a bit each.
+
+    Attributes:
+      through: of which through a gradient of them.
+      direct: of which on a way without a gradient.
+    """
 
     made_of: int = 0
     through: int = 0
+    direct: int = 0
 
     @staticmethod
-    def of(flows: Sequence[_Flow], *, is_gradient: bool) -> _Flow:
+    def of(flows: Sequence[Flow], *, is_gradient: bool) -> Flow:
         """What is made of all of these, by a backward pass or not."""
-        made_of = through = 0
+        made_of = through = direct = 0
         for flow in flows:
             made_of |= flow.made_of
             through |= flow.through
-        return _Flow(made_of=made_of, through=through | made_of if is_gradient else through)
+            direct |= flow.direct
+        if is_gradient:
+            return Flow(made_of=made_of, through=through | made_of)
+        return Flow(made_of=made_of, through=through, direct=direct)
+
+    def __or__(self, other: Flow) -> Flow:
+        return Flow.of((self, other), is_gradient=False)
 
 
-def _flow(jaxpr: Any, inputs: Sequence[_Flow]) -> tuple[list[_Flow], list[_Flow]]:
-    """What the outputs of a program are made of, and then its inputs: references change."""
-    known: dict[Any, _Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
+def follow(
+    jaxpr: Any, inputs: Sequence[Flow], *, into_loops: bool = False
+) -> tuple[list[Flow], list[Flow]]:
+    """What the outputs of a program are made of, and then its inputs: references change.
 
-    def flow_of(variable: Any) -> _Flow:
-        return _Flow() if is_literal(variable) else known.get(variable, _Flow())
+    Args:
+      into_loops: go through the turns of loops that take gradients, which tells what of a loop's
+        results is made of what; else all of them are made of all that goes into it.
+    """
+    known: dict[Any, Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def flow_of(variable: Any) -> Flow:
+        return Flow() if is_literal(variable) else known.get(variable, Flow())
 
     for equation in jaxpr.eqns:
         given = [flow_of(variable) for variable in equation.invars]
         backward = is_backward(equation)
-        if equation.primitive.name in _CALLS and not backward:
-            made, after = _flow(next(_bodies(equation)), given)
+        name = equation.primitive.name
+        if name in _CALLS and not backward:
+            made, after = follow(next(_bodies(equation)), given, into_loops=into_loops)
             known |= {
                 variable: flow
                 for variable, flow in zip(equation.invars, after, strict=True)
                 if not is_literal(variable)
             }
         else:
-            backward = backward or any(map(has_gradient, _bodies(equation)))
-            together = _Flow.of(given, is_gradient=backward)
-            made = [together] * len(equation.outvars)
-            if equation.primitive.name in _WRITES:
-                known[equation.invars[0]] = together
+            inside = any(map(has_gradient, _bodies(equation)))
+            if into_loops and inside and not backward and name in _LOOPS:
+                made = _around(equation, given)
+            elif into_loops and not backward and name == "cond":
+                made = _either(equation, given)
+            else:
+                together = Flow.of(given, is_gradient=backward or inside)
+                made = [together] * len(equation.outvars)
+                if name in _WRITES:
+                    known[equation.invars[0]] = together
         known.update(zip(equation.outvars, made, strict=True))
     return [flow_of(variable) for variable in jaxpr.outvars], [
         flow_of(variable) for variable in jaxpr.invars
     ]
+
+
+def _either(equation: Any, given: Sequence[Flow]) -> list[Flow]:
+    """What the results of a branch are made of, whichever is taken."""
+    found = [Flow.of(given[:1], is_gradient=False)] * len(equation.outvars)
+    for body in _bodies(equation):
+        made, _ = follow(body, given[1:], into_loops=True)
+        found = [one | other for one, other in zip(found, made, strict=True)]
+    return found
+
+
+def _around(equation: Any, given: Sequence[Flow]) -> list[Flow]:
+    """What the results of a loop are made of in one turn: an iteration of the training. In later
+    turns parameters have been made of moments, and moments of gradients with these."""
+    body, constants, carried = loop_body(equation)
+    if equation.primitive.name == "while":
+        given = given[equation.params["cond_nconsts"] :]
+    first, carry = given[:constants], given[constants : constants + carried]
+    slices = given[constants + carried :]
+    made, _ = follow(body, [*first, *carry, *slices], into_loops=True)
+    return made

@@ -1,0 +1,214 @@
+"""Shardings of a tree by the patterns of a rule (jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from automesh.errors import UsageError, kind_of
+from automesh.mesh.mapping import MappedAxes
+from automesh.mesh.rules.shardings import Dims, Shardings, axes_of
+
+_SHOWN = 4
+
+
+def shardings_of_tree(
+    tree: Any,
+    shardings: Shardings,
+    *,
+    mapping: Mapping[str, MappedAxes],
+    mesh: Mesh,
+    name: str = "",
+) -> Any:
+    """For each array of a tree its sharding.
+
+    Args:
+      tree: of arrays, or of what has a shape: `jax.eval_shape` gives such a tree.
+      mapping: of logical axes.
+      name: of the tree among the arguments of the step, as patterns begin: `params`; empty to find
+        out.
+
+    Raises:
+      UsageError: there are no shardings, no pattern matches an array or it does not fit, or several
+        arguments of the step have such arrays.
+    """
+    if not shardings:
+        raise UsageError(
+            "the rule has no shardings",
+            hint="`automesh search train.py --infer` writes them for a script that makes no mesh; "
+            "elsewhere the script splits its arrays itself",
+        )
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    shapes = [_shape(path, leaf) for path, leaf in leaves]
+    paths = [path_in(path) for path, _ in leaves]
+    prefix, _ = root_of(paths, shapes, shardings, name=name)
+    found = [
+        sharding_at(_joined(prefix, path), shape, shardings, mapping=mapping, mesh=mesh)
+        for path, shape in zip(paths, shapes, strict=True)
+    ]
+    return structure.unflatten(found)
+
+
+def explain_tree(
+    tree: Any, shardings: Shardings, *, mapping: Mapping[str, MappedAxes], mesh: Mesh, name: str
+) -> str:
+    """A line for each array: its path, the pattern that decides, and what splits its dimensions."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    shapes = [_shape(path, leaf) for path, leaf in leaves]
+    paths = [path_in(path) for path, _ in leaves]
+    prefix, _ = root_of(paths, shapes, shardings, name=name)
+    whole = [_joined(prefix, path) for path in paths]
+    width = max(map(len, whole), default=0)
+    lines: list[str] = []
+    for path, shape in zip(whole, shapes, strict=True):
+        spec = sharding_at(path, shape, shardings, mapping=mapping, mesh=mesh).spec
+        said = ", ".join("+".join(_names(part)) or "-" for part in (*spec, *[None] * len(shape)))
+        dims = ", ".join(said.split(", ")[: len(shape)])
+        lines.append(f"{path:<{width}}  by `{shardings.first(path)}`: {dims or 'whole'}")
+    return "\n".join(lines)
+
+
+def sharding_at(
+    path: str,
+    shape: Sequence[int],
+    shardings: Shardings,
+    *,
+    mapping: Mapping[str, MappedAxes],
+    mesh: Mesh,
+) -> NamedSharding:
+    """The sharding of one array.
+
+    Args:
+      path: whole, as patterns match it.
+
+    Raises:
+      UsageError: no pattern matches it, or it does not fit.
+    """
+    pattern = shardings.first(path)
+    if not pattern:
+        raise not_covered([path])
+    over = _fitting(path, shape, pattern, shardings[pattern], mapping, mesh)
+    parts = [axes if len(axes) > 1 else axes[0] if axes else None for axes in over]
+    while parts and parts[-1] is None:
+        parts.pop()
+    return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def not_covered(paths: Sequence[str]) -> UsageError:
+    """That no pattern matches some arrays."""
+    shown = ", ".join(f"`{path}`" for path in paths[:_SHOWN])
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return UsageError(
+        f"no pattern of the rule's shardings covers {shown}{more}",
+        hint='add one under [rule.shardings], as in "params/**/up" = ["embed", "mlp"], or search '
+        "the script again",
+    )
+
+
+def root_of(
+    paths: Sequence[str], shapes: Sequence[Sequence[int]], shardings: Shardings, *, name: str
+) -> tuple[str, Sequence[str]]:
+    """What comes before the paths of a tree, so that patterns match all of them; and by which each
+    is matched.
+
+    Raises:
+      UsageError: nothing does, or several arguments whose arrays are split in different ways.
+    """
+    tried = [name] if name else ["", *shardings.roots]
+    covering: dict[str, list[str]] = {}
+    fewest: list[str] | None = None
+    for prefix in tried:
+        by = [shardings.first(_joined(prefix, path)) for path in paths]
+        fits = [
+            bool(pattern) and len(shardings[pattern]) == len(shape)
+            for pattern, shape in zip(by, shapes, strict=True)
+        ]
+        if all(by) and (all(fits) or name or not prefix):
+            covering[prefix] = by
+        missing = [path for path, pattern in zip(paths, by, strict=True) if not pattern]
+        if fewest is None or len(missing) < len(fewest):
+            fewest = missing
+        if not prefix and all(by):
+            break
+    if not covering:
+        raise not_covered([_joined(name, path) for path in fewest or paths])
+    (first, by), *others = covering.items()
+    said = [shardings[pattern] for pattern in by]
+    for other, patterns in others:
+        if [shardings[pattern] for pattern in patterns] != said:
+            raise UsageError(
+                f"the tree may be `{first}` or `{other}` of the step, whose arrays are split in "
+                "different ways",
+                hint=f'say which: config.shardings(tree, name="{first}")',
+            )
+    return first, by
+
+
+def path_in(path: Sequence[Any]) -> str:
+    """The path of an array in its tree: keys, numbers and attributes with `/` between them."""
+    parts = [_key(entry) for entry in path]
+    return "/".join(piece for part in parts for piece in part.split("/") if piece)
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute)).removeprefix(".")
+    return str(entry)
+
+
+def _joined(prefix: str, path: str) -> str:
+    return "/".join(part for part in (prefix, path) if part)
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+
+
+def _shape(path: Any, leaf: Any) -> tuple[int, ...]:
+    if isinstance(leaf, (bool, int, float, complex)):
+        return ()
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        raise UsageError(
+            f"`{path_in(path)}` is {kind_of(leaf)}, not an array",
+            hint="give a tree of arrays, or what `jax.eval_shape` gives",
+        )
+    return tuple(shape)
+
+
+def _fitting(
+    path: str,
+    shape: Sequence[int],
+    pattern: str,
+    dims: Dims,
+    mapping: Mapping[str, MappedAxes],
+    mesh: Mesh,
+) -> tuple[tuple[str, ...], ...]:
+    if len(dims) != len(shape):
+        raise UsageError(
+            f"`{path}` has {len(shape)} dimensions, {list(shape)}, and its pattern `{pattern}` "
+            f"names {len(dims)}",
+            hint="write a pattern of its own before that one, or search the script again",
+        )
+    over = axes_of(dims, mapping, mesh.axis_names)
+    flat = [axis for part in over for axis in part]
+    twice = next((axis for axis in flat if flat.count(axis) > 1), "")
+    if twice:
+        raise UsageError(
+            f"`{path}` is split over {twice} twice, by its pattern `{pattern}` = {list(over)}",
+            hint="take the axis out of one dimension",
+        )
+    for place, (size, axes) in enumerate(zip(shape, over, strict=True)):
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if size % parts:
+            raise UsageError(
+                f"dimension {place} of `{path}` is {size}, which the {parts} parts over "
+                f"{'*'.join(axes)} do not divide, by its pattern `{pattern}`",
+                hint="search the script as it is now, or take the axis out of the pattern",
+            )
+    return over

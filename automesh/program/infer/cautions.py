@@ -1,0 +1,291 @@
+"""What to know before a step is split (no jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from automesh.program.infer.dimensions import Dimensions, Dims
+from automesh.program.infer.facts import Facts, born_inside, outer, roots
+from automesh.program.infer.nouns import (
+    ArrayClasses,
+    Caution,
+    CautionKind,
+    Inner,
+    Role,
+)
+from automesh.program.infer.operation import Draw, Events, Lookup
+
+_SMALL = 2**17
+_LARGE_OUTPUT = 2**22
+_WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
+
+
+def cautions_of(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    names: Mapping[int, str],
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+    results: Sequence[ArrayClasses],
+    *,
+    turns: int,
+) -> tuple[Caution, ...]:
+    """All that is to be told, each once.
+
+    Args:
+      inputs: held arrays and arguments.
+      turns: steps of training in a call; 0 where only a run tells.
+    """
+    found = [
+        *_of_batches(every, facts, names, inputs),
+        *_of_packed(every, names, inputs),
+        *_of_gradients(every, events, facts, inputs),
+        *_of_uses(every, events, inputs),
+        *_of_whole_step(events, inputs, results, turns),
+    ]
+    return tuple({(one.kind, one.about): one for one in reversed(found)}.values())[::-1]
+
+
+def _of_batches(
+    every: Dimensions,
+    facts: Facts,
+    names: Mapping[int, str],
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    batches = [root for root in facts.batches if root not in facts.edges]
+    edges = [root for root in facts.batches if root in facts.edges]
+    if not batches and edges:
+        root = edges[0]
+        yield Caution(
+            kind=CautionKind.NO_BATCH,
+            text=f"there is no batch dimension: graphs lie end to end, and "
+            f"{names.get(root, 'edges')} ({every.size(root):,}) are what can be split; sums over "
+            "them are an all-reduce",
+            about=names.get(root, ""),
+        )
+    elif not batches:
+        yield Caution(
+            kind=CautionKind.NO_BATCH,
+            text="no dimension of the data is a batch: the elements of each meet before they are "
+            "summed up",
+        )
+    in_arguments = {root for _, dims in inputs for root in roots(every, dims)}
+    for root in batches[:1]:
+        if root not in in_arguments:
+            yield Caution(
+                kind=CautionKind.BATCH_INSIDE,
+                text=f"{names[root]} ({every.size(root):,}) is in no argument: it is taken or "
+                "drawn inside the step, and without a constraint there every device does all of it",
+                about=names[root],
+            )
+    for root in facts.data_sets:
+        yield Caution(
+            kind=CautionKind.GATHERS_DATA_SET,
+            text=f"the step takes its rows from {names.get(root, 'a data set')} "
+            f"({every.size(root):,}): to split that gathers all of it; split what is taken",
+            about=names.get(root, ""),
+        )
+    for root in every.roots():
+        pieces = [dim for _, dim in every.packed(root)]
+        inside = {outer(every, dim) for dim in pieces}
+        one = next(iter(inside), None)
+        if len(inside) == 1 and one is not None and one in batches:
+            count, size = len(pieces), every.size(one)
+            yield Caution(
+                kind=CautionKind.STACKED_BATCHES,
+                text=f"{count} batches of {size:,} are put end to end ({every.size(root):,}) and "
+                "taken apart again: an all-to-all each way if they are split; stack them instead, "
+                f"({count}, {size:,}, ...)",
+                about=names[one],
+            )
+
+
+def _of_packed(
+    every: Dimensions,
+    names: Mapping[int, str],
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    for array, dims in inputs:
+        if array.role not in _WEIGHTS:
+            continue
+        for place, dim in enumerate(dims):
+            root = outer(every, dim)
+            if root is None or not every.packed(root):
+                continue
+            if names.get(root, "").startswith("head_dim"):
+                continue  # Halves that are turned against each other; no head is split inside.
+            pieces = [size for (_, size), _ in every.packed(root)]
+            if len(set(pieces)) == 1:
+                what = f"{len(pieces)} pieces of {pieces[0]:,} lie end to end"
+                shape = f"keep them as a dimension of their own, (..., {len(pieces)}, {pieces[0]})"
+            else:
+                what = f"pieces of {', '.join(f'{size:,}' for size in pieces)} lie end to end"
+                shape = "keep them as arrays of their own"
+            yield Caution(
+                kind=CautionKind.PACKED,
+                text=f"in dimension {place} of {array.name} {what}: parts of it cross them, which "
+                f"costs collectives wherever they are taken apart; {shape}",
+                about=names.get(root, ""),
+            )
+
+
+def _of_gradients(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    batches = set(facts.batches)
+    numbers = turns = 0
+    for product, size, count in events.in_loops:
+        if roots(every, product.summed) & batches and count > 1:
+            numbers += size
+            turns = max(turns, count)
+    if numbers:
+        yield Caution(
+            kind=CautionKind.GRADIENT_IN_LOOP,
+            text=f"gradients of {numbers:,} numbers are summed over the batch in each of {turns:,} "
+            "turns of a backward loop: split over the batch, that is an all-reduce in every turn, "
+            "unless it is moved out of the loop",
+        )
+    shapes = {
+        tuple(outer(every, dim) for dim in dims if dim): array
+        for array, dims in inputs
+        if array.role == Role.PARAMETER and len([dim for dim in dims if dim]) > 1
+    }
+    for product in events.products:
+        if product.is_forward or not product.batch:
+            continue
+        first = roots(every, product.batch) & batches
+        # Left and right of a product are in the order of its operands, and may be turned later.
+        left, right = product.left, product.right
+        for rest in ((*left, *right), (*right, *left)):
+            array = shapes.get(tuple(outer(every, dim) for dim in rest if dim))
+            if first and array is not None and not product.batch[1:]:
+                size = every.size(next(iter(first)))
+                yield Caution(
+                    kind=CautionKind.PER_EXAMPLE_GRADIENTS,
+                    text=f"the gradient of {array.name} is held for each of {size:,} examples "
+                    f"({math.prod(array.shape) * size:,} numbers): a split of the batch makes "
+                    "that less, or one of its own dimensions that is not gathered; a norm over all "
+                    "parameters of an example is then summed over the devices",
+                    about=array.name,
+                )
+
+
+def _of_uses(
+    every: Dimensions,
+    events: Events,
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    tables: set[tuple[int | None, ...]] = set()
+    for one in events.lookups:
+        if one.is_forward and one.made and not one.is_held_whole:
+            for looked in one.looked_up:
+                for window in one.window:
+                    tables.add((outer(every, looked), outer(every, window)))
+    products: set[tuple[int | None, int | None]] = set()
+    for one in events.products:
+        if one.is_forward and one.is_product and not one.batch:
+            for summed in one.summed:
+                for kept in (*one.left, *one.right):
+                    products.add((outer(every, kept), outer(every, summed)))
+    for array, dims in inputs:
+        key = tuple(outer(every, dim) for dim in dims)
+        if array.role in _WEIGHTS and len(key) == 2 and key in tables and key in products:
+            others = [
+                other.name
+                for other, theirs in inputs
+                if other is not array
+                and other.role in _WEIGHTS
+                and {outer(every, dim) for dim in theirs} == set(key)
+            ]
+            if not others:
+                yield Caution(
+                    kind=CautionKind.TIED,
+                    text=f"{array.name} is looked up in and multiplied with: one split for both; "
+                    "over the dimension that products sum over their result is summed over the "
+                    "devices",
+                    about=array.name,
+                )
+
+
+def _of_whole_step(
+    events: Events,
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+    results: Sequence[ArrayClasses],
+    turns: int,
+) -> Iterator[Caution]:
+    for name, count in sorted(events.unknown.items()):
+        yield Caution(
+            kind=CautionKind.UNKNOWN_OPERATION,
+            text=f"what `{name}` does along its dimensions is not known (used {count} times): they "
+            "stay whole",
+            about=name,
+        )
+    if not any(array.role == Role.LOSS for array in results):
+        yield Caution(
+            kind=CautionKind.NO_LOSS,
+            text="no loss comes out: numerics are compared by the state",
+        )
+    if turns != 1:
+        how_many = f"{turns:,}" if turns else "an unknown number of"
+        yield Caution(
+            kind=CautionKind.MANY_STEPS,
+            text=f"one call is {how_many} steps of training",
+        )
+    weights = sum(math.prod(array.shape) for array, _ in inputs if array.role == Role.PARAMETER)
+    if 0 < weights < _SMALL:
+        yield Caution(
+            kind=CautionKind.SMALL,
+            text=f"the step has {weights:,} parameters: one device may be right",
+        )
+    for array in results:
+        if array.role == Role.OUTPUT and math.prod(array.shape) >= _LARGE_OUTPUT:
+            yield Caution(
+                kind=CautionKind.KEPT_BY_NOBODY,
+                text=f"{array.name} ({math.prod(array.shape):,} numbers) does not come back: leave "
+                "it out of the results if nobody reads it",
+                about=array.name,
+            )
+
+
+def inner_of(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    names: Mapping[int, str],
+) -> tuple[Inner, ...]:
+    """Arrays that begin inside the step and have a dimension of the batch."""
+    batches = set(facts.batches)
+    found: list[Inner] = []
+    for one, dims in born_inside(every, events, facts):
+        own = [root if (root := outer(every, dim)) in batches else None for dim in dims]
+        if not any(root is not None for root in own):
+            continue
+        if isinstance(one, Draw) and math.prod(one.shape) <= max(map(every.size, batches)):
+            continue  # A number for each row, such as where it begins.
+        found.append(
+            Inner(
+                path=one.place.path,
+                bodies=one.place.bodies,
+                output=0 if not _is_generator(one) else 1,
+                shape=one.shape,
+                dims=tuple(names.get(root, "") if root is not None else "" for root in own),
+                why=_why(one),
+            )
+        )
+    return tuple(found)
+
+
+def _is_generator(one: Lookup | Draw) -> bool:
+    return isinstance(one, Draw) and one.output == 1
+
+
+def _why(one: Lookup | Draw) -> str:
+    if isinstance(one, Lookup):
+        return "the batch is taken from an array that stays whole"
+    if one.is_random:
+        return "the batch is drawn here"
+    return "a loop carries it, and it begins as equal numbers"

@@ -1,0 +1,293 @@
+"""Dimensions that must be split alike: a union-find whose members can be taken apart (no jax).
+
+A dimension is a run of *factors*, outermost first: 512 columns that a reshape takes apart into 8
+heads of 64 are the factors 8 and 64. Where two dimensions must agree, their factors do, one by one;
+a factor that meets two smaller ones is taken apart into them, for all dimensions that hold it. A
+dimension of size 1 has no factor.
+
+A factor also knows its *pieces*: what a slice takes from it, or a concatenation puts into it. The
+same interval of the same factor is the same piece, wherever it is taken or put.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import IntFlag
+
+Dim = tuple[int, ...]
+"""Numbers of factors, outermost first."""
+Dims = tuple[Dim, ...]
+"""Of an array."""
+
+
+class Mark(IntFlag):
+    """What operations do along a dimension, beyond each element for itself."""
+
+    WALKED = 1
+    """A loop takes one slice a turn."""
+    SHIFTED = 2
+    """Neighbours meet: rolls, slices at an offset, padding."""
+    WINDOWED = 4
+    """A window slides over it."""
+    KERNEL = 8
+    """It is the window of a convolution."""
+    ORDERED = 16
+    """It is sorted, summed up along, transformed or searched for a maximum's place."""
+    LOOKED_UP = 32
+    """Indices choose among its elements."""
+    SLICED = 64
+    """A slice is taken at a place that only the run knows."""
+    KEY = 128
+    """Words of a key."""
+    UNKNOWN = 256
+    """An operation whose rules are not known takes it."""
+    TANGLED = 512
+    """Reshapes cut it at places that do not fit."""
+    SOLVED = 1024
+    """Of a matrix that is factorized or solved."""
+    PICKED = 2048
+    """One element of it is taken."""
+    SUMMED = 4096
+    """Sums go over it."""
+    GROUPED = 8192
+    """Group sizes, which are data, say where its groups end."""
+    POSITIONS = 16384
+    """It is compared or computed with its own positions."""
+
+
+# With these a dimension is never split where it is computed with.
+WHOLE = Mark.WALKED | Mark.KERNEL | Mark.KEY | Mark.UNKNOWN | Mark.TANGLED | Mark.SOLVED
+# A batch has none of these: its elements never meet.
+MEETING = (
+    WHOLE
+    | Mark.ORDERED
+    | Mark.SHIFTED
+    | Mark.WINDOWED
+    | Mark.LOOKED_UP
+    | Mark.PICKED
+    | Mark.GROUPED
+)
+
+_Interval = tuple[int, int]
+
+
+class Dimensions:
+    """The factors of all dimensions of a program."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._size: list[int] = []
+        self._marks: list[int] = []
+        self._parts: list[Dim | None] = []
+        self._pieces: dict[int, dict[_Interval, Dim]] = {}
+        self._todo: list[tuple[Dim, Dim]] = []
+        self._is_joining = False
+
+    def new(self, size: int, marks: int = 0) -> Dim:
+        """A dimension that agrees with no other yet."""
+        return (self._new(size, marks),) if size > 1 else ()
+
+    def news(self, shape: Iterable[int], marks: int = 0) -> Dims:
+        """Dimensions of an array."""
+        return tuple(self.new(size, marks) for size in shape)
+
+    def _new(self, size: int, marks: int) -> int:
+        number = len(self._parent)
+        self._parent.append(number)
+        self._size.append(size)
+        self._marks.append(int(marks))
+        self._parts.append(None)
+        return number
+
+    def find(self, factor: int) -> int:
+        """The one that stands for a factor and all that agree with it."""
+        parent = self._parent
+        while parent[factor] != factor:
+            parent[factor] = parent[parent[factor]]
+            factor = parent[factor]
+        return factor
+
+    def factors(self, dim: Dim) -> Dim:
+        """The factors of a dimension as they are known by now."""
+        if len(dim) == 1:
+            root = self.find(dim[0])
+            parts = self._parts[root]
+            return (root,) if parts is None else self.factors(parts)
+        return tuple(factor for one in dim for factor in self.factors((one,)))
+
+    def size(self, factor: int) -> int:
+        """How many elements a factor has."""
+        return self._size[factor]
+
+    def size_of(self, dim: Dim) -> int:
+        """How many elements a dimension has."""
+        return math.prod(self._size[factor] for factor in dim)
+
+    def marks(self, factor: int) -> Mark:
+        """Of a factor that stands for itself."""
+        return Mark(self._marks[factor])
+
+    def pieces(self, factor: int) -> dict[_Interval, Dim]:
+        """By (begin, size), the pieces of a factor that stands for itself."""
+        return self._pieces.get(factor, {})
+
+    def mark(self, dim: Dim, marks: int) -> None:
+        """Notes down what is done along a dimension."""
+        for factor in self.factors(dim):
+            self._marks[factor] |= marks
+
+    def roots(self) -> list[int]:
+        """The factors that stand for themselves."""
+        return [
+            number
+            for number, parent in enumerate(self._parent)
+            if parent == number and self._parts[number] is None
+        ]
+
+    # Joining.
+
+    def join(self, one: Dim, other: Dim) -> None:
+        """Two dimensions of the same size must be split alike."""
+        if one == other or not one or not other:
+            return
+        self._todo.append((one, other))
+        if self._is_joining:
+            return
+        self._is_joining = True
+        while self._todo:
+            self._join(*self._todo.pop())
+        self._is_joining = False
+
+    def join_all(self, one: Dims, other: Dims) -> None:
+        """Joins the dimensions of two arrays of the same shape."""
+        for mine, yours in zip(one, other, strict=True):
+            self.join(mine, yours)
+
+    def _join(self, one: Dim, other: Dim) -> None:
+        mine, yours = list(reversed(one)), list(reversed(other))
+        while mine and yours:
+            a, b = self._first(mine), self._first(yours)
+            if a == b or self._size[a] == self._size[b]:
+                self._union(a, b)
+                mine.pop()
+                yours.pop()
+                continue
+            common = math.gcd(self._size[a], self._size[b])
+            if common == 1:
+                self._tangle(mine, yours)
+                continue
+            for factor in (a, b):
+                if self._size[factor] > common:
+                    self._take_apart(factor, common)
+        self.mark((*mine, *yours), Mark.TANGLED)
+
+    def _first(self, rest: list[int]) -> int:
+        """The outermost factor of what is left of a dimension, as it is known by now."""
+        rest[-1:] = reversed(self.factors((rest[-1],)))
+        return rest[-1]
+
+    def _tangle(self, mine: list[int], yours: list[int]) -> None:
+        """Factors with nothing in common: none of them can be split until both sides are equally
+        large."""
+        left, right = [mine.pop()], [yours.pop()]
+        while (a := self.size_of(tuple(left))) != (b := self.size_of(tuple(right))):
+            side, rest = (left, mine) if a < b else (right, yours)
+            if not rest:
+                break
+            side.append(self._first(rest))
+            rest.pop()
+        self.mark((*left, *right), Mark.TANGLED)
+
+    def _union(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        if a > b:  # The earlier one stands for both.
+            a, b = b, a
+        self._parent[b] = a
+        self._marks[a] |= self._marks[b]
+        theirs = self._pieces.pop(b, None)
+        if not theirs:
+            return
+        mine = self._pieces.setdefault(a, {})
+        for interval, dim in theirs.items():
+            known = mine.setdefault(interval, dim)
+            if known and dim:
+                self._todo.append((known, dim))
+
+    def _take_apart(self, factor: int, outer: int) -> Dim:
+        """Makes two factors of one, for all dimensions that hold it."""
+        inner = self._size[factor] // outer
+        parts = (self._new(outer, self._marks[factor]), self._new(inner, self._marks[factor]))
+        pieces = self._pieces.pop(factor, {})
+        self._parts[factor] = parts
+        for (begin, size), dim in pieces.items():
+            again = self.piece(parts, begin, size)
+            if dim and again:
+                self._todo.append((dim, again))
+        return parts
+
+    def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
+        """The outer part of a dimension, of so many elements, and the inner one; where its factors
+        do not fit, parts that belong to nothing."""
+        rest = list(reversed(dim))
+        taken: list[int] = []
+        left = outer
+        while left > 1 and rest:
+            factor = self._first(rest)
+            size = self._size[factor]
+            if left % size == 0:
+                taken.append(rest.pop())
+                left //= size
+            elif size % left == 0:
+                self._take_apart(factor, left)
+            else:
+                break
+        if left == 1:
+            return tuple(taken), tuple(reversed(rest))
+        self.mark(dim, Mark.TANGLED)
+        inner = self.size_of(self.factors(dim)) // outer
+        return self.new(outer, Mark.TANGLED), self.new(inner, Mark.TANGLED)
+
+    # Pieces.
+
+    def piece(self, dim: Dim, begin: int, size: int) -> Dim:
+        """What a slice takes out of a dimension."""
+        factors = self.factors(dim)
+        total = self.size_of(factors)
+        if size == total or not size:
+            return factors if size else ()
+        if len(factors) == 1:
+            known = self._pieces.setdefault(factors[0], {})
+            if (begin, size) not in known:
+                known[begin, size] = self.new(size)
+            return known[begin, size]
+        inner = self.size_of(factors[1:])
+        if begin % inner == 0 and size % inner == 0:
+            outer = self.piece(factors[:1], begin // inner, size // inner)
+            return (*outer, *factors[1:])
+        if factors and begin // inner == (begin + size - 1) // inner:
+            self.mark(factors[:1], Mark.PICKED)
+            return self.piece(factors[1:], begin % inner, size)
+        self.mark(dim, Mark.SHIFTED)
+        return self.new(size, Mark.SHIFTED)
+
+    def is_packed(self, factor: int) -> bool:
+        """Whether its pieces lie end to end and are used for themselves alone."""
+        return bool(self.packed(factor))
+
+    def packed(self, factor: int) -> Sequence[tuple[_Interval, Dim]]:
+        """The pieces of a factor, in order, where they lie end to end and none overlaps another;
+        else none."""
+        pieces = sorted(self._pieces.get(factor, {}).items())
+        end = 0
+        for (begin, size), _ in pieces:
+            if begin != end or size == 1:
+                return ()
+            end = begin + size
+        return pieces if len(pieces) > 1 and end == self._size[factor] else ()
+
+    def is_cut(self, factor: int) -> bool:
+        """Whether parts of it are taken that do not lie end to end: its neighbours meet."""
+        pieces = self._pieces.get(factor, {})
+        return any(size > 1 for _, size in pieces) and not self.is_packed(factor)

@@ -1,0 +1,345 @@
+"""Which factors are batches, of parameters, of data sets or of graphs (no jax).
+
+A batch is what sums go over whose elements never meet before: never told by a size or a place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from automesh.program.infer.dimensions import MEETING, Dim, Dimensions, Dims, Mark
+from automesh.program.infer.nouns import Role
+from automesh.program.infer.operation import Draw, Events, Lookup, Made, Product
+
+_WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
+# What tells no batch from others where nothing else is there: tokens of all rows that are sent to
+# experts meet, and are a batch still.
+_NOTHING = Mark(0)
+_MAY_MEET = Mark.ORDERED | Mark.LOOKED_UP | Mark.GROUPED
+
+
+@dataclass(slots=True)
+class Facts:
+    """Of factors that stand for themselves.
+
+    Attributes:
+      weights: of parameters, and of what belongs to them.
+      backward: of results of a backward pass.
+      batches: best first.
+      edges, nodes, graphs: of graphs that lie end to end: what is summed up, into what, and into
+        what of these in turn.
+      data_sets: what the step takes rows of, or slices.
+      pooled: that are summed up before a batch is.
+      mixed: that a forward pass sums products over.
+      data: of arguments that are data.
+      is_trained: whether there are parameters; else all that comes back counts for weights.
+    """
+
+    weights: set[int] = field(default_factory=set[int])
+    backward: set[int] = field(default_factory=set[int])
+    batches: list[int] = field(default_factory=list[int])
+    edges: set[int] = field(default_factory=set[int])
+    nodes: set[int] = field(default_factory=set[int])
+    graphs: set[int] = field(default_factory=set[int])
+    data_sets: set[int] = field(default_factory=set[int])
+    pooled: set[int] = field(default_factory=set[int])
+    mixed: set[int] = field(default_factory=set[int])
+    data: Counter[int] = field(default_factory=Counter[int])
+    is_trained: bool = True
+
+
+def facts_of(
+    every: Dimensions,
+    events: Events,
+    inputs: Sequence[Dims],
+    roles: Sequence[Role],
+    *,
+    floats: frozenset[int],
+) -> tuple[Facts, tuple[Role, ...]]:
+    """Judges all factors.
+
+    Args:
+      inputs: dimensions of each input of the step.
+      roles: of each; what does not come back is data here.
+      floats: inputs of floats that do not come back: data, or weights that nobody changes.
+
+    Returns:
+      The facts; the roles, where weights that nobody changes are told from data.
+    """
+    has_weights = any(role in _WEIGHTS for role in roles)
+    found = Facts(is_trained=has_weights)
+    for dims, role in zip(inputs, roles, strict=True):
+        if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
+            found.weights |= roots(every, dims)
+    found.weights |= _pieces_of(every, found.weights)
+    found.backward = {root for dim in events.backward for root in every.factors(dim)}
+    _find_graphs(every, events, found)
+    _find_data_sets(every, events, found)
+    _join_stacked(every, found)
+    for dims, role in zip(inputs, roles, strict=True):
+        if role in (Role.DATA, Role.KEY):
+            found.data.update(roots(every, dims))
+    _find_meeting(every, events, found)
+    found.batches = _batches(every, events, inputs, roles, found)
+    after = _frozen(every, events, inputs, roles, floats, found)
+    for dims, role in zip(inputs, after, strict=True):
+        if role in _WEIGHTS:
+            found.weights |= roots(every, dims)
+    return found, after
+
+
+def roots(every: Dimensions, dims: Iterable[Dim]) -> set[int]:
+    """All factors of an array."""
+    return {root for dim in dims for root in every.factors(dim)}
+
+
+def _pieces_of(every: Dimensions, those: set[int]) -> set[int]:
+    """What lies end to end in weights is of weights, too."""
+    found: set[int] = set()
+    rest = list(those)
+    while rest:
+        for _, dim in every.packed(rest.pop()):
+            new = roots(every, (dim,)) - found
+            found |= new
+            rest += new
+    return found
+
+
+def outer(every: Dimensions, dim: Dim) -> int | None:
+    """The outermost factor of a dimension; None for one of size 1."""
+    factors = every.factors(dim)
+    return factors[0] if factors else None
+
+
+def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
+    into: set[int] = set()
+    by: set[int] = set()
+    for one in events.segments:
+        target = roots(every, one.into)
+        # Gradients of a table are added up, too; and what is sent to experts.
+        if not one.is_forward or not target or target & found.weights:
+            continue
+        into |= target
+        by |= roots(every, one.by)
+    found.edges = by - into - found.weights
+    into, by = _join_nodes(every, events, found, into, by)
+    found.edges = by - into - found.weights
+    found.nodes = into & by
+    found.graphs = into - by
+    if not found.nodes:
+        found.nodes, found.graphs = found.graphs, set()
+
+
+def _join_nodes(
+    every: Dimensions, events: Events, found: Facts, into: set[int], by: set[int]
+) -> tuple[set[int], set[int]]:
+    """What edges are looked up in and what they are summed up into are the same nodes."""
+    ends = {every.size(root): root for root in into}
+    for one in events.lookups:
+        if one.is_forward and len(one.looked_up) == 1 and roots(every, one.by) & found.edges:
+            root = outer(every, one.looked_up[0])
+            if root is not None and root not in found.weights and every.size(root) in ends:
+                every.join((ends[every.size(root)],), (root,))
+                # Edges lead from nodes to nodes.
+                by.add(root)
+    again = [{every.find(root) for root in those} for those in (into, by)]
+    found.weights = {every.find(root) for root in found.weights}
+    return again[0], again[1]
+
+
+def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
+    for one in data_lookups(events):
+        for root in roots(every, one.looked_up):
+            known = found.weights | found.backward | found.nodes | found.edges | found.graphs
+            if root not in known and not every.marks(root) & Mark.SUMMED:
+                found.data_sets.add(root)
+
+
+def data_lookups(events: Events) -> Iterator[Lookup]:
+    """Lookups in arrays that the step is given or holds, as they are. Indices of several dimensions
+    are tokens, which look in a table of weights that nobody changes."""
+    for one in events.lookups:
+        is_table = one.is_float and len(one.by) > 1
+        if one.is_held_whole and not one.made & Made.STATE and one.is_forward and not is_table:
+            yield one
+
+
+def _join_stacked(every: Dimensions, found: Facts) -> None:
+    """Equal pieces that lie end to end in a dimension of no weights are treated alike: two batches
+    are one class."""
+    for root in every.roots():
+        pieces = every.packed(root)
+        if root in found.weights or len({size for (_, size), _ in pieces}) != 1:
+            continue
+        dims = [dim for _, dim in pieces]
+        inner = [outer(every, dim) for dim in dims]
+        if any(one is None or one in found.weights or every.marks(one) & MEETING for one in inner):
+            continue
+        for dim in dims[1:]:
+            every.join(dims[0], dim)
+
+
+def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
+    """What is summed up while others of its kind are left: a sequence, or pixels, before the
+    batch."""
+    seen: set[tuple[bool, frozenset[int], frozenset[int]]] = set()
+    for one in events.products:
+        if not one.is_forward or not one.summed:
+            continue
+        left = _free(every, found, (*one.batch, *one.left, *one.right))
+        summed = _free(every, found, one.summed)
+        key = (one.is_product, frozenset(summed), frozenset(left))
+        if key in seen:
+            continue
+        seen.add(key)
+        for root in summed:
+            if left - {root}:
+                (found.mixed if one.is_product else found.pooled).add(root)
+
+
+def _free(every: Dimensions, found: Facts, dims: Dims) -> set[int]:
+    return {root for root in roots(every, dims) - found.weights if not every.marks(root) & Mark.KEY}
+
+
+def born_inside(
+    every: Dimensions, events: Events, found: Facts
+) -> list[tuple[Lookup | Draw, Dims]]:
+    """Arrays that begin inside the step: what is taken from data sets, and draws."""
+    born: list[tuple[Lookup | Draw, Dims]] = [
+        (one, one.result)
+        for one in data_lookups(events)
+        if roots(every, one.looked_up) & found.data_sets
+    ]
+    born += [(one, one.dims) for one in events.draws]
+    return born
+
+
+def _batches(
+    every: Dimensions,
+    events: Events,
+    inputs: Sequence[Dims],
+    roles: Sequence[Role],
+    found: Facts,
+) -> list[int]:
+    order: Counter[int] = Counter()
+    places: dict[int, int] = {}
+    sources = [
+        dims for dims, role in zip(inputs, roles, strict=True) if role in (Role.DATA, Role.KEY)
+    ]
+    inside = born_inside(every, events, found)
+    sources += [dims for one, dims in inside if isinstance(one, Lookup)]
+    if not sources:  # A step that draws all of its rows itself.
+        sources += [dims for _, dims in inside]
+    for dims in sources:
+        for place, dim in enumerate(dims):
+            for root in every.factors(dim)[:1]:
+                order[root] += 1
+                places[root] = min(places.get(root, place), place)
+    candidates = [
+        root
+        for root in order
+        if root not in found.weights | found.data_sets | found.nodes | found.graphs
+        and every.marks(root) & Mark.SUMMED
+        and (root in found.backward or not found.backward)
+    ]
+    ranked = sorted(candidates, key=lambda root: (-order[root], places[root], root))
+    for allowed, together in ((_NOTHING, False), (_MAY_MEET, True)):
+        alone = [root for root in ranked if is_apart(every, found, root, allowed, together)]
+        if alone:
+            return _with_drawn(every, inside, found, alone)
+    return []
+
+
+def _with_drawn(
+    every: Dimensions,
+    inside: Sequence[tuple[Lookup | Draw, Dims]],
+    found: Facts,
+    batches: list[int],
+) -> list[int]:
+    """Batches, and those that the step draws by itself: as large as one of data, they go with it,
+    in one decision."""
+    known = found.weights | found.data_sets | found.nodes | found.graphs
+    after = list(batches)
+    for _, dims in inside:
+        own = [root for dim in dims if (root := outer(every, dim)) is not None]
+        if set(own) & set(after):
+            continue
+        for root in own:
+            is_batch = root in found.backward and every.marks(root) & Mark.SUMMED
+            if root in known or not is_batch or not is_apart(every, found, root):
+                continue
+            like = next((one for one in after if every.size(one) == every.size(root)), None)
+            if like is None:
+                after.append(root)
+            else:
+                every.join((like,), (root,))
+                after[after.index(like)] = every.find(root)
+            break
+    return after
+
+
+def is_apart(
+    every: Dimensions, found: Facts, root: int, allowed: Mark = _NOTHING, together: bool = False
+) -> bool:
+    """Whether the elements of a factor never meet, but for sums that end all.
+
+    Args:
+      allowed: marks that count for nothing.
+      together: whether it may be summed over before others are.
+    """
+    if every.marks(root) & MEETING & ~allowed or every.is_cut(root):
+        return False
+    return together or root not in found.pooled | found.mixed
+
+
+def _frozen(
+    every: Dimensions,
+    events: Events,
+    inputs: Sequence[Dims],
+    roles: Sequence[Role],
+    floats: frozenset[int],
+    found: Facts,
+) -> tuple[Role, ...]:
+    """Floats without any dimension of the data are weights that are used and not changed."""
+    of_data = {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
+    after = list(roles)
+    left: dict[int, frozenset[int]] = {}
+    for place in floats:
+        own = frozenset(roots(every, inputs[place]))
+        if own and not own & of_data and roles[place] == Role.DATA:
+            left[place] = own
+    matrices = _matrices(every, events) if left else set[frozenset[int]]()
+    known = set(found.weights)
+    for place, own in left.items():
+        if own in matrices:
+            after[place] = Role.FROZEN
+            known |= own
+    for place, own in left.items():
+        if own <= known:  # A bias, or a scale, of what is of weights.
+            after[place] = Role.FROZEN
+    return tuple(after)
+
+
+def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
+    """Factors of what forward passes multiply with, and of tables that they look up in."""
+    found: set[frozenset[int]] = set()
+    for one in events.products:
+        if one.is_forward and one.is_product:
+            summed, batch = roots(every, one.summed), roots(every, one.batch)
+            for side in (one.left, one.right):
+                found.add(frozenset(summed | batch | roots(every, side)))
+    for one in events.lookups:
+        if one.is_forward and one.is_float:
+            found.add(frozenset(roots(every, (*one.looked_up, *one.window))))
+    for inside, out, spatial in events.kernels:
+        found.add(frozenset(roots(every, (inside, out, *spatial))))
+    return found
+
+
+def param_products(events: Events) -> Iterator[Product]:
+    """Products of the forward pass."""
+    for one in events.products:
+        if one.is_forward and one.is_product:
+            yield one

@@ -1,0 +1,226 @@
+"""How dimensions follow through slices, padding, concatenation, lookups and scatters (no jax).
+
+A part of a dimension is never split like the whole: it is a piece of it. What indices choose is
+told to the judges: along which dimensions they go, and from which they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from automesh.program.infer.dimensions import Dim, Dims, Mark
+from automesh.program.infer.operation import Lookup, Operation, Rule, Segments
+
+
+def _slice(op: Operation) -> list[Dims]:
+    starts, limits = op.params["start_indices"], op.params["limit_indices"]
+    strides = op.params["strides"] or (1,) * len(starts)
+    found: list[Dim] = []
+    cuts = zip(op.ins[0], op.given[0], op.shapes[0], starts, limits, strides, strict=True)
+    for dim, size, kept, start, _, stride in cuts:
+        if kept == size:
+            found.append(dim)
+        elif stride != 1 and kept > 1:
+            op.all.mark(dim, Mark.SHIFTED)
+            found.append(op.all.new(kept, Mark.SHIFTED))
+        else:
+            if kept == 1:
+                op.all.mark(dim, Mark.PICKED)
+            found.append(op.all.piece(dim, start, kept))
+    return [tuple(found)]
+
+
+def _split(op: Operation) -> list[Dims]:
+    axis = op.params["axis"] % len(op.given[0])
+    found: list[Dims] = []
+    begin = 0
+    for size in map(int, op.params["sizes"]):
+        if size == 1 < op.given[0][axis]:
+            op.all.mark(op.ins[0][axis], Mark.PICKED)
+        part = op.all.piece(op.ins[0][axis], begin, size)
+        found.append(tuple(part if i == axis else dim for i, dim in enumerate(op.ins[0])))
+        begin += size
+    return found
+
+
+def _concatenate(op: Operation) -> list[Dims]:
+    axis = op.params["dimension"]
+    whole = op.all.new(op.shapes[0][axis])
+    begin = 0
+    for dims, given in zip(op.ins, op.given, strict=True):
+        for place, dim in enumerate(dims):
+            if place != axis:
+                op.all.join(op.ins[0][place], dim)
+        op.all.join(op.all.piece(whole, begin, given[axis]), dims[axis])
+        begin += given[axis]
+    return [tuple(whole if i == axis else dim for i, dim in enumerate(op.ins[0]))]
+
+
+def _pad(op: Operation) -> list[Dims]:
+    found: list[Dim] = []
+    cuts = zip(op.ins[0], op.given[0], op.shapes[0], op.params["padding_config"], strict=True)
+    for dim, size, made, (low, high, inner) in cuts:
+        if (low, high, inner) == (0, 0, 0):
+            found.append(dim)
+            continue
+        whole = op.all.new(made)
+        if inner == 0 and low >= 0 and high >= 0:
+            # The inverse of a slice, which is how a gradient comes back from one.
+            op.all.join(op.all.piece(whole, low, size), dim)
+        elif inner == 0 and low <= 0 and high <= 0:
+            op.all.join(op.all.piece(dim, -low, made), whole)
+        else:
+            op.all.mark(dim, Mark.SHIFTED)
+            op.all.mark(whole, Mark.SHIFTED)
+        found.append(whole)
+    return [tuple(found)]
+
+
+def _dynamic_slice(op: Operation) -> list[Dims]:
+    found: list[Dim] = []
+    looked: list[Dim] = []
+    for dim, size, kept in zip(op.ins[0], op.given[0], op.shapes[0], strict=True):
+        if kept == size:
+            found.append(dim)
+            continue
+        op.all.mark(dim, Mark.SLICED)
+        looked.append(dim)
+        found.append(op.all.new(kept))
+    if looked:
+        _note_lookup(op, tuple(looked), (), tuple(found), tuple(found))
+    return [tuple(found)]
+
+
+def _dynamic_update_slice(op: Operation) -> list[Dims]:
+    whole, update = op.ins[:2]
+    for mine, yours, size, kept in zip(whole, update, op.given[0], op.given[1], strict=True):
+        if size == kept:
+            op.all.join(mine, yours)
+        else:
+            op.all.mark(mine, Mark.SLICED)
+    return [whole]
+
+
+def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Dims) -> None:
+    op.events.lookups.append(
+        Lookup(
+            looked_up=looked,
+            by=by,
+            window=window,
+            result=result,
+            shape=op.shapes[0],
+            made=op.made[0],
+            place=op.place(),
+            is_forward=not op.is_backward,
+            is_held_whole=op.held[0],
+            is_float=op.is_float,
+        )
+    )
+
+
+def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
+    """Dimensions of the operand in which each row looks up its own place, as in
+    `x[arange(len(x)), labels]`: they agree with the rows."""
+    columns = op.sources[1]
+    found: list[int] = []
+    for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
+        own = op.events.positions.get(column)
+        size = op.given[0][place]
+        if own is not None and op.all.size_of(op.all.factors(own)) == size:
+            op.all.join(own, op.ins[0][place])
+            found.append(place)
+    return frozenset(found)
+
+
+def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
+    """Notes down which integers choose in which dimensions."""
+    columns = op.sources[1]
+    if len(columns) == len(looked):
+        for column, dim in zip(columns, looked, strict=True):
+            if column and dim:
+                op.events.chosen.setdefault(column, []).append(dim)
+
+
+def _gather(op: Operation) -> list[Dims]:
+    numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
+    operand, indices = op.ins[:2]
+    batching = tuple(numbers.operand_batching_dims)
+    from_indices = tuple(numbers.start_indices_batching_dims)
+    for mine, yours in zip(batching, from_indices, strict=True):
+        op.all.join(operand[mine], indices[yours])
+    gone = {*numbers.collapsed_slice_dims, *batching}
+    windows = iter([place for place in range(len(operand)) if place not in gone])
+    by = iter(indices[:-1])
+    found: list[Dim] = []
+    kept: list[Dim] = []
+    for place, size in enumerate(op.shapes[0]):
+        if place not in numbers.offset_dims:
+            found.append(next(by))
+            continue
+        from_place = next(windows)
+        dim = operand[from_place]
+        if size != op.given[0][from_place]:
+            dim = op.all.new(size)
+        kept.append(dim)
+        found.append(dim)
+    own_places = _join_diagonals(op, numbers.start_index_map)
+    looked = tuple(
+        operand[place]
+        for place in numbers.start_index_map
+        if sizes[place] != op.given[0][place] and place not in own_places
+    )
+    for dim in looked:
+        op.all.mark(dim, Mark.LOOKED_UP)
+    own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
+    _note_chosen(op, [operand[place] for place in numbers.start_index_map])
+    if looked:
+        _note_lookup(op, looked, own, tuple(kept), tuple(found))
+    return [tuple(found)]
+
+
+def _scatter(op: Operation) -> list[Dims]:
+    numbers = op.params["dimension_numbers"]
+    operand, indices, updates = op.ins[:3]
+    batching = tuple(numbers.operand_batching_dims)
+    from_indices = tuple(numbers.scatter_indices_batching_dims)
+    for mine, yours in zip(batching, from_indices, strict=True):
+        op.all.join(operand[mine], indices[yours])
+    gone = {*numbers.inserted_window_dims, *batching}
+    windows = iter([place for place in range(len(operand)) if place not in gone])
+    by = iter(indices[:-1])
+    for place, (dim, size) in enumerate(zip(updates, op.given[2], strict=True)):
+        if place not in numbers.update_window_dims:
+            op.all.join(dim, next(by))
+            continue
+        into = next(windows)
+        if size == op.given[0][into]:
+            op.all.join(dim, operand[into])
+        else:
+            op.all.mark(operand[into], Mark.SLICED)
+    into = numbers.scatter_dims_to_operand_dims
+    own_places = _join_diagonals(op, into)
+    looked = tuple(operand[place] for place in into if place not in own_places)
+    own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
+    for dim in looked:
+        op.all.mark(dim, Mark.LOOKED_UP)
+    _note_chosen(op, [operand[place] for place in into])
+    if op.name == "scatter-add":
+        op.events.segments.append(
+            Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
+        )
+    return [operand]
+
+
+RULES: dict[str, Rule] = {
+    "slice": _slice,
+    "split": _split,
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
+        _scatter,
+    ),
+}

@@ -1,0 +1,424 @@
+"""From the classes of a step to what is searched: mesh axes, and over which of them each dimension
+of an array may be split (no jax).
+
+The space is what a specialist would try, and no more: the batch over dp and fsdp; what training
+keeps (parameters, the optimizer's state) over fsdp, each array along one dimension; classes of the
+parameters over tp; experts over ep; a sequence over sp. Each of these is a logical axis of the
+mapping search (`automesh.space.mapping`), so that all mappings are priced like those of a script
+that names its axes itself.
+
+`params` and `moments` are two such axes that are no classes: along the dimension of each array that
+fsdp splits best. So ZeRO-1 is `params:none moments:fsdp`, and full fsdp `params:fsdp`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import MAPPING, Plan
+from automesh.mesh.rules.cover import fewest_patterns
+from automesh.mesh.rules.shardings import Shardings, path_of
+from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
+from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
+from automesh.space.space import LogicalAxis
+
+Split = tuple[tuple[str, ...], ...]
+"""Per dimension, the logical axes that split it, the slowest varying first."""
+
+DP, FSDP, EP, TP, SP = "dp", "fsdp", "ep", "tp", "sp"
+PARAMS, MOMENTS = "params", "moments"
+# Smaller arrays stay whole on every device: to gather them costs more than it saves.
+LEAST_ELEMENTS = 1024
+# Classes over tp that are searched: all but those on the same arrays may be split together, so that
+# the mappings double with each of them.
+MOST_CLASSES = 5
+# A class in a smaller share of the parameters' elements than this is not worth a mapping.
+LEAST_SHARE = 0.002
+_EXPERT = "expert"
+_NUMBERED = re.compile(r"d\d+")  # Classes for which nobody has a name.
+_SEQUENCE = ("time", "sequence", "length")
+_CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
+_WEIGHTS = (Role.PARAMETER, Role.FROZEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerSplit:
+    """A constraint inside the step; see `nouns.Inner` for the way to it."""
+
+    path: tuple[int, ...]
+    bodies: tuple[int, ...]
+    output: int
+    split: Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSplit:
+    """A leaf of the arguments: how logical axes split it, and what its dimensions are called.
+
+    Attributes:
+      name: as the user calls it: `params['embed']`.
+      classes: of each dimension; empty where it has none.
+    """
+
+    name: str
+    split: Split
+    classes: tuple[str, ...]
+
+
+def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
+    """How a plan splits the arguments of a step: the fewest patterns of their paths, each with the
+    classes of the dimensions, and axes of the mesh where fsdp splits one.
+
+    Arrays that are called alike, as no two should be, are left to the first.
+    """
+    mapping = dict(plan.mapping)
+
+    def named(one: NamedSplit, place: int) -> tuple[str, ...]:
+        names: list[str] = []
+        for name in one.split[place]:
+            over = tuple(axis for axis in mapping.get(name, ()) if plan.sizes.get(axis, 1) > 1)
+            names += over if name in (PARAMS, MOMENTS) else (name,) if mapping.get(name) else ()
+        said = one.classes[place] if one.classes else ""
+        # What the mapping splits elsewhere is no name for what is whole here; and names that say
+        # nothing would tell arrays apart that are split alike.
+        is_telling = said and not mapping.get(said) and not _NUMBERED.fullmatch(said)
+        return (said, *names) if is_telling else tuple(names)
+
+    return fewest_patterns(
+        [
+            (path_of(one.name), tuple(named(one, place) for place in range(len(one.split))))
+            for one in {path_of(one.name): one for one in reversed(arguments)}.values()
+        ][::-1]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What is searched for a step that nobody has split.
+
+    Attributes:
+      axes: of the mesh, in order.
+      slow: of these, the ones that may span slices or nodes.
+      batch_axes: that split the batch.
+      logical: with their choices, the usual one first.
+      arguments: leaves, in order.
+      inner: constraints inside the step.
+      arrays: what makes a mapping illegal, see `StepMapping.arrays`.
+      batch_parts: into how many parts the batch may be split; 1 without one.
+      notices: what the user should know, one sentence each.
+    """
+
+    axes: tuple[str, ...]
+    slow: tuple[str, ...]
+    batch_axes: tuple[str, ...]
+    logical: tuple[LogicalAxis, ...]
+    arguments: tuple[NamedSplit, ...]
+    inner: tuple[InnerSplit, ...] = ()
+    arrays: tuple[SplitArray, ...] = ()
+    batch_parts: int = 1
+    notices: tuple[str, ...] = ()
+
+    @property
+    def step_mapping(self) -> StepMapping:
+        """What the step says of its logical axes, as an inspection would find it."""
+        return StepMapping(arrays=self.arrays)
+
+    @property
+    def mappings(self) -> int:
+        """How many mappings there are, legal or not."""
+        return math.prod(len(axis.choices) for axis in self.logical)
+
+
+def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
+    """What is searched for a step on so many devices.
+
+    Args:
+      script: its name, for errors.
+
+    Raises:
+      UsageError: nothing of the step can be split over these devices; says why.
+    """
+    chosen = _Chosen.of(classes, num_devices)
+    logical = chosen.logical()
+    if not logical:
+        raise _nothing(classes, num_devices, script)
+    names = frozenset(axis.name for axis in logical)
+    arguments = tuple(
+        NamedSplit(name=array.name, split=chosen.split_of(number, names), classes=array.dims)
+        for number, array in enumerate(classes.arguments)
+    )
+    inner = inner_splits(classes, names)
+    used = {name for one in arguments for part in one.split for name in part}
+    used |= {name for one in inner for part in one.split for name in part}
+    logical = tuple(axis for axis in logical if axis.name in used)
+    over = {axis for one in logical for choice in one.choices for axis in choice}
+    return Layout(
+        axes=tuple(axis for axis in (DP, FSDP, EP, TP, SP) if axis in over),
+        slow=tuple(axis for axis in (DP, FSDP) if axis in over),
+        batch_axes=tuple(axis for axis in (DP, FSDP, EP) if axis in chosen.batch_over()),
+        logical=logical,
+        arguments=arguments,
+        inner=inner,
+        arrays=tuple(chosen.arrays(arguments, inner)),
+        batch_parts=max((one.parts for one in chosen.batches), default=1),
+        notices=tuple(chosen.notices(logical)),
+    )
+
+
+def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSplit, ...]:
+    """The constraints inside a step, by the logical axes that there are."""
+    return tuple(
+        InnerSplit(
+            path=one.path,
+            bodies=one.bodies,
+            output=one.output,
+            split=_of_classes(one.dims, len(one.shape), names),
+        )
+        for one in classes.inner
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Which classes are split over which axes.
+
+    Attributes:
+      batches: over dp and fsdp, the largest first.
+      over_tp: the ones in most elements of the parameters first.
+      kept: state that is large enough to be split over fsdp: (number of the leaf, dimension).
+    """
+
+    classes: StepClasses
+    num_devices: int
+    batches: tuple[DimensionClass, ...]
+    over_tp: tuple[DimensionClass, ...]
+    expert: DimensionClass | None
+    sequence: DimensionClass | None
+    kept: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def of(cls, classes: StepClasses, num_devices: int) -> _Chosen:
+        def divides(one: DimensionClass) -> bool:
+            return not one.whole and math.gcd(one.parts, num_devices) > 1
+
+        batches = tuple(
+            sorted(
+                (one for one in classes.batches if divides(one)),
+                key=lambda one: -math.gcd(one.parts, num_devices),
+            )
+        )
+        packed = {one.about for one in classes.cautions if one.kind is CautionKind.PACKED}
+        weights = _weights(classes)
+        total = sum(math.prod(one.shape) for one in classes.arguments if one.role in _WEIGHTS)
+        expert = next((c for c in classes.classes if _is(c, _EXPERT) and divides(c)), None)
+        over_tp = [
+            one
+            for one in classes.classes
+            if divides(one)
+            and not one.is_batch
+            and one is not expert
+            and one.name not in packed
+            and weights[one.name] > LEAST_SHARE * total
+        ]
+        over_tp.sort(key=lambda one: -weights[one.name])
+        of_data = {dim for one in classes.arguments if one.role is Role.DATA for dim in one.dims}
+        sequence = next(
+            (
+                one
+                for one in classes.classes
+                if any(_is(one, name) for name in _SEQUENCE)
+                and divides(one)
+                and one.name in of_data
+                and one not in over_tp
+            ),
+            None,
+        )
+        chosen = cls(
+            classes=classes,
+            num_devices=num_devices,
+            batches=batches,
+            over_tp=tuple(over_tp[:MOST_CLASSES]),
+            expert=expert,
+            sequence=sequence,
+        )
+        # Without a batch over fsdp, all that is gathered would be computed by all devices alike.
+        return replace(chosen, kept=chosen.kept_dimensions()) if batches else chosen
+
+    def kept_dimensions(self) -> dict[int, int]:
+        """Of each leaf of the state that is large enough, the dimension that fsdp splits: the one
+        that most devices divide, of those as good the one whose class is in most parameters (as
+        `embed` is, which leaves the others to tp), then the largest. What belongs to a parameter is
+        split as it is."""
+        found: dict[int, int] = {}
+        weights = _weights(self.classes)
+        arrays = self.classes.arguments
+        for number, array in enumerate(arrays):
+            if array.role not in (*_WEIGHTS, *_CHANGED):
+                continue
+            if math.prod(array.shape) < LEAST_ELEMENTS:
+                continue
+            best: tuple[int, int, int] | None = None
+            for place, (name, size) in enumerate(zip(array.dims, array.shape, strict=True)):
+                parts = math.gcd(self._stored(name, size), self.num_devices)
+                rank = (parts, weights[name], size)
+                if parts > 1 and (best is None or rank > best):
+                    best, found[number] = rank, place
+        for number, array in enumerate(arrays):
+            owner = array.of
+            if owner is not None and number in found and arrays[owner].shape == array.shape:
+                found[number] = found.get(owner, found[number])
+        return found
+
+    def _class(self, name: str) -> DimensionClass | None:
+        return next((one for one in self.classes.classes if one.name == name), None)
+
+    def _stored(self, name: str, size: int) -> int:
+        known = self._class(name) if name else None
+        return 1 if known is None else math.gcd(max(known.stored, known.parts), size)
+
+    def batch_over(self) -> tuple[str, ...]:
+        """The axes that split the batch; nothing without one."""
+        if not self.batches:
+            return ()
+        more = (EP,) if self.expert is not None else ()
+        return (DP, FSDP, *more) if self.kept else (DP, *more)
+
+    def logical(self) -> tuple[LogicalAxis, ...]:
+        """The logical axes that can be split, with their choices."""
+        found: list[LogicalAxis] = []
+        over = self.batch_over()
+        for number, one in enumerate(self.batches[:2]):
+            choices = [tuple(axis for axis in over if axis != EP)]
+            choices += [over] if EP in over else []
+            # A second batch, as of graphs beside edges, need not divide.
+            choices += [()] if number else []
+            found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
+        roles = {self.classes.arguments[number].role for number in self.kept}
+        if roles & {*_WEIGHTS}:
+            has_state = bool(roles & {*_CHANGED})
+            choices = ((FSDP,), ()) if has_state else ((FSDP,),)
+            found.append(LogicalAxis(name=PARAMS, choices=choices))
+        if roles & {*_CHANGED}:
+            found.append(LogicalAxis(name=MOMENTS, choices=((FSDP,),)))
+        if self.expert is not None:
+            found.append(LogicalAxis(name=self.expert.name, choices=((), (EP,))))
+        found += [LogicalAxis(name=one.name, choices=((), (TP,))) for one in self.over_tp]
+        if self.sequence is not None:
+            found.append(LogicalAxis(name=self.sequence.name, choices=((), (SP,))))
+        return tuple(found)
+
+    def split_of(self, number: int, names: frozenset[str]) -> Split:
+        """How logical axes split a leaf of the arguments."""
+        array = self.classes.arguments[number]
+        is_state = array.role in (*_WEIGHTS, *_CHANGED)
+        if array.role in (Role.COUNTER, Role.DEAD):
+            return tuple(() for _ in array.shape)
+        if not is_state:
+            rows = {one.name for one in self.batches}
+            rows |= {self.sequence.name} if self.sequence is not None else set()
+            return _of_classes(array.dims, len(array.shape), names & rows)
+        split = _of_classes(
+            array.dims, len(array.shape), names - {one.name for one in self.batches}
+        )
+        place = self.kept.get(number)
+        if place is None:
+            return split
+        more = PARAMS if array.role in _WEIGHTS else MOMENTS
+        return tuple((*part, more) if at == place else part for at, part in enumerate(split))
+
+    def arrays(
+        self, arguments: Sequence[NamedSplit], inner: Sequence[InnerSplit]
+    ) -> Iterable[SplitArray]:
+        """What makes a mapping illegal: an axis twice on an array, and numbers of devices that do
+        not divide; each once."""
+        seen: dict[tuple[SplitDimension, ...], str] = {}
+        shapes = [one.shape for one in self.classes.arguments]
+        described = [
+            (one.name, shape, one.split, one.classes)
+            for one, shape in zip(arguments, shapes, strict=True)
+        ]
+        described += [
+            ("an array inside the step", one.shape, split.split, one.dims)
+            for one, split in zip(self.classes.inner, inner, strict=True)
+        ]
+        for name, shape, split, dims in described:
+            whole = tuple(
+                SplitDimension(place=place, size=0, names=tuple(MAPPING + one for one in part))
+                for place, part in enumerate(split)
+                if part
+            )
+            if len(whole) > 1 or any(len(part.names) > 1 for part in whole):
+                seen.setdefault(whole, name)
+            for place, part in enumerate(split):
+                known = self._class(dims[place]) if dims and dims[place] else None
+                if not part or known is None:
+                    continue
+                local = tuple(MAPPING + one for one in part if one not in (PARAMS, MOMENTS))
+                sizes = [(local, math.gcd(known.parts, shape[place]))] if local else []
+                if len(local) < len(part):
+                    every = tuple(MAPPING + one for one in part)
+                    sizes.append((every, self._stored(known.name, shape[place])))
+                for names, size in sizes:
+                    rule = (SplitDimension(place=place, size=size, names=names),)
+                    seen.setdefault(rule, name)
+        return (SplitArray(name=name, split=parts) for parts, name in seen.items())
+
+    def notices(self, logical: Sequence[LogicalAxis]) -> Iterable[str]:
+        """What is searched, and what stays whole, with the cure."""
+        said = ", ".join(
+            f"{axis.name} over {' or '.join('+'.join(one) for one in axis.choices if one)}"
+            for axis in logical
+        )
+        yield f"no sharding is written in the script: what is searched is {said}"
+        if not self.batches:
+            yield (
+                "no class of its dimensions is a batch that these devices divide: nothing is split "
+                "over dp"
+            )
+        for one in [one for one in self.classes.classes if one.whole and one.cure][:3]:
+            yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
+
+
+def _weights(classes: StepClasses) -> Counter[str]:
+    """By class, elements of the parameters that have it."""
+    found: Counter[str] = Counter()
+    for one in classes.arguments:
+        if one.role in _WEIGHTS:
+            for name in {*one.dims} - {""}:
+                found[name] += math.prod(one.shape)
+    return found
+
+
+def _is(one: DimensionClass, name: str) -> bool:
+    """Whether a class has a name, or that of another one of its kind: `expert2`."""
+    return one.name.rstrip("0123456789_") == name
+
+
+def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
+    if not dims:
+        return tuple(() for _ in range(rank))
+    return tuple((name,) if name in names else () for name in dims)
+
+
+def _nothing(classes: StepClasses, num_devices: int, script: str) -> UsageError:
+    """Why nothing can be split."""
+    if num_devices < 2:
+        return UsageError(
+            f"{script} makes no mesh, and there is one device: nothing can be split",
+            hint="name several with `--target`: `cpu:8` for virtual ones, `tpu-v5p-16`",
+        )
+    sizes = ", ".join(
+        f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "")
+        for one in classes.classes[:4]
+    )
+    cures = next((one.cure for one in classes.classes if one.cure), "")
+    return UsageError(
+        f"{script} makes no mesh, and no dimension of its step can be split over {num_devices} "
+        f"devices: {sizes or 'it has none'}",
+        hint=cures or "give it a batch that the devices divide",
+    )

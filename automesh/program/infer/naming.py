@@ -1,0 +1,245 @@
+"""Readable names of classes, from what is done along them and where (no jax)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from automesh.program.infer.dimensions import Dimensions, Dims, Mark
+from automesh.program.infer.facts import Facts, outer, param_products, roots
+from automesh.program.infer.nouns import Role
+from automesh.program.infer.operation import Events, Made
+
+_WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
+
+
+@dataclass(slots=True)
+class _Signs:
+    """What speaks for a name, by factor."""
+
+    vocab: set[int] = field(default_factory=set[int])
+    embed: Counter[int] = field(default_factory=Counter[int])
+    heads: set[int] = field(default_factory=set[int])
+    groups: set[int] = field(default_factory=set[int])
+    along_heads: set[int] = field(default_factory=set[int])
+    head_dim: set[int] = field(default_factory=set[int])
+    group: set[int] = field(default_factory=set[int])
+    experts: set[int] = field(default_factory=set[int])
+    features: set[int] = field(default_factory=set[int])
+    hidden: set[int] = field(default_factory=set[int])
+    channels: set[int] = field(default_factory=set[int])
+    patches: list[set[int]] = field(default_factory=list[set[int]])
+    chosen: set[int] = field(default_factory=set[int])
+    weights: Counter[int] = field(default_factory=Counter[int])
+    matrices: Counter[int] = field(default_factory=Counter[int])
+    beside: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    in_data: set[int] = field(default_factory=set[int])
+    with_batch: set[int] = field(default_factory=set[int])
+
+
+def names_of(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    arrays: Sequence[tuple[Dims, Role]],
+    wanted: Iterable[int],
+) -> dict[int, str]:
+    """A name for each of the wanted factors, no two alike.
+
+    Args:
+      arrays: dimensions and roles of the inputs.
+      wanted: in the order in which they are numbered.
+    """
+    signs = _signs(every, events, facts, arrays)
+    taken: Counter[str] = Counter()
+    named: dict[int, str] = {}
+    plain: list[int] = []
+    wanted = list(wanted)
+    # Pieces first: what holds them is called after them.
+    for root in sorted(wanted, key=lambda root: bool(every.packed(root))):
+        packed = "" if root in signs.head_dim else _of_packed(every, named, root)
+        base = packed or _base(every, facts, signs, root)
+        if not base:
+            plain.append(root)
+            continue
+        taken[base] += 1
+        join = "_" if base[-1].isdigit() else ""
+        named[root] = base if taken[base] == 1 else f"{base}{join}{taken[base]}"
+    for number, root in enumerate(plain):
+        named[root] = f"d{number}"
+    return named
+
+
+def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
+    """`hidden_x4` for four of a class end to end."""
+    pieces = every.packed(root)
+    if not pieces:
+        return ""
+    inside = {outer(every, dim) for _, dim in pieces}
+    name = named.get(next(iter(inside)) or -1, "") if len(inside) == 1 else ""
+    return f"{name}_x{len(pieces)}" if name else "packed"
+
+
+def _signs(
+    every: Dimensions, events: Events, facts: Facts, arrays: Sequence[tuple[Dims, Role]]
+) -> _Signs:
+    signs = _Signs()
+    _read_arrays(every, facts, arrays, signs)
+    _read_lookups(every, events, facts, signs)
+    _read_products(every, events, facts, signs)
+    for dims in events.carried:
+        own = roots(every, dims)
+        if own & set(facts.batches):  # A state of the batch, no parameters.
+            signs.hidden |= own & facts.weights
+    for dims in events.chosen.values():
+        signs.chosen |= roots(every, dims) & facts.weights
+    for inside, out, _ in events.kernels:
+        signs.channels |= roots(every, (inside, out))
+    for dims in events.spatial:
+        signs.patches.append(roots(every, dims))
+    signs.heads -= signs.experts
+    for root in list(signs.features):  # What lies end to end in what is summed over.
+        signs.features |= {factor for _, dim in every.packed(root) for factor in every.factors(dim)}
+    for dims, role in arrays:
+        own = roots(every, dims) if role in _WEIGHTS else set[int]()
+        if own & signs.heads:  # Both are parts of the same weights; a sequence is not.
+            signs.head_dim |= own & signs.along_heads - signs.groups
+            signs.group |= own & signs.groups - signs.along_heads
+    return signs
+
+
+def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
+    for one in events.lookups:
+        if not one.is_forward:
+            continue
+        looked = roots(every, one.looked_up)
+        is_table = bool(one.made & Made.STATE) or bool(looked & facts.weights)
+        window = {outer(every, dim) for dim in one.window} - {None}
+        if is_table and window & facts.weights and looked <= facts.weights:
+            signs.vocab |= looked
+            signs.embed.update(root for root in window if root in facts.weights)
+        else:
+            signs.chosen |= looked & facts.weights
+
+
+def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
+    seen: set[tuple[frozenset[int], ...]] = set()
+    for one in param_products(events):
+        batch, summed, left, right = (
+            frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
+        )
+        key = (batch, summed, left, right)
+        if key in seen:
+            continue
+        seen.add(key)
+        is_of_weights = any(side <= facts.weights for side in (left, right))
+        is_inside = any(side and side <= facts.weights for side in (left, right))
+        if batch and batch <= facts.weights and summed <= facts.weights and is_inside:
+            signs.experts |= batch
+        elif batch & facts.weights and batch - facts.weights:
+            signs.heads |= batch & facts.weights
+            sides = (left | right) & facts.weights
+            if summed <= facts.weights:  # Queries with keys.
+                signs.along_heads |= summed
+                signs.groups |= sides
+            else:  # What is looked up with values.
+                signs.along_heads |= (summed | sides) & facts.weights
+        if batch | summed <= facts.weights and is_of_weights:
+            signs.features |= summed
+
+
+def _read_arrays(
+    every: Dimensions, facts: Facts, arrays: Sequence[tuple[Dims, Role]], signs: _Signs
+) -> None:
+    for dims, role in arrays:
+        own = {root for dim in dims if (root := outer(every, dim)) is not None}
+        if role in _WEIGHTS:
+            signs.weights.update(own)
+            if len(own) > 1:
+                signs.matrices.update(own)
+            for root in own:
+                signs.beside.setdefault(root, set()).update(own - {root})
+        elif role == Role.DATA:
+            signs.in_data |= own
+            if own & set(facts.batches[:1]):
+                signs.with_batch |= own - set(facts.batches[:1])
+
+
+def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
+    """What a class is called; empty where nothing tells."""
+    batches = [one for one in facts.batches if one not in facts.edges]
+    of_data = (
+        # Rows of rows are tokens.
+        ("sequence", set(batches[1:]) & signs.with_batch),
+        ("batch", set(batches)),
+        ("edges", facts.edges),
+        ("nodes", facts.nodes),
+        ("graphs", facts.graphs),
+        ("rows", facts.data_sets),
+    )
+    if name := _first(of_data, root):
+        return name
+    marks = every.marks(root)
+    if root in facts.weights:
+        return _of_weights(every, facts, signs, root)
+    if marks & Mark.WALKED:
+        return "time"
+    if any(root in patch for patch in signs.patches):
+        return "space"
+    is_of_step = root in facts.backward or root in signs.with_batch
+    meets = every.is_cut(root) or root in facts.mixed | facts.pooled
+    if is_of_step and (meets or marks & (Mark.SHIFTED | Mark.ORDERED)):
+        return "sequence"
+    return ""
+
+
+def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
+    marks, main = every.marks(root), _residual(signs)
+    if marks & Mark.KERNEL:
+        return "kernel"
+    if marks & Mark.WALKED:
+        return "layers"
+    if not facts.is_trained:
+        return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
+    beside = signs.beside.get(root, set())
+    is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
+    return _first(
+        (
+            ("vocab", signs.vocab),
+            ("embed", main),
+            ("expert", signs.experts),
+            ("heads", signs.heads),
+            ("head_dim", signs.head_dim),
+            ("group", signs.group),
+            ("sequence", signs.along_heads | signs.with_batch - signs.features - signs.chosen),
+            ("channels", signs.channels),
+            ("space", {one for patch in signs.patches for one in patch}),
+            ("features", signs.in_data & signs.features - signs.chosen),
+            ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
+            ("vocab", signs.chosen & signs.features),
+            ("classes", signs.chosen),
+            ("mlp", {root} if is_between else set[int]()),
+        ),
+        root,
+    )
+
+
+def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
+    """The first name whose factors hold one; empty without."""
+    return next((name for name, those in names if root in those), "")
+
+
+def _residual(signs: _Signs) -> set[int]:
+    """What flows from layer to layer: what a table gives, or else what most matrices have."""
+    named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
+    if named:
+        return named
+    known = signs.vocab | signs.heads | signs.experts | signs.hidden
+    counts = {
+        root: count
+        for root, count in signs.matrices.items()
+        if root not in known and root in signs.features and count >= 4
+    }
+    best = max(counts.values(), default=0)
+    return {root for root, count in counts.items() if count == best}

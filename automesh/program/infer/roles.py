@@ -1,0 +1,273 @@
+"""What each array is to the training, told by the flow of one iteration (jax).
+
+A parameter comes back changed by a gradient that is taken of it. A moment comes back made of that
+gradient, and the parameter is made of it. A copy comes back made of the parameter itself, and the
+parameter is not made of it. A statistic comes back without a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from automesh.program.capture.flow.program import Flow, follow, is_literal, opened_jaxpr
+from automesh.program.infer.nouns import Role
+from automesh.program.infer.operation import Made, Shape
+
+_TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Of the inputs of a program, held arrays first.
+
+    Attributes:
+      inputs, results: of each.
+      of: by input, the input that it belongs to: the parameter of a moment or a copy.
+      state_of: by input, the result that replaces it.
+      floats: inputs of floats that do not come back.
+    """
+
+    inputs: tuple[Role, ...]
+    results: tuple[Role, ...]
+    of: Mapping[int, int]
+    state_of: Mapping[int, int]
+    floats: frozenset[int]
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether anything is trained by a gradient."""
+        return Role.PARAMETER in self.inputs
+
+    def made(self) -> list[Made]:
+        """What arrays are made of, for the walk."""
+        state = {*_TRAINED}
+        if not self.has_trained:
+            state.add(Role.STATISTIC)
+        found: list[Made] = []
+        for role in self.inputs:
+            if role in state:
+                found.append(Made.STATE)
+            else:
+                found.append(Made.RANDOM if role == Role.KEY else Made.DATA)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Array:
+    shape: Shape
+    is_float: bool
+    is_key: bool
+
+
+def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
+    """The roles of all inputs and results.
+
+    Args:
+      carried: by input, held arrays counted, the result that replaces it in the next iteration.
+    """
+    opened = opened_jaxpr(jaxpr)
+    arrays = [_array(var) for var in opened.invars]
+    outputs, after = follow(
+        opened,
+        [Flow(made_of=1 << place, direct=1 << place) for place in range(len(arrays))],
+        into_loops=True,
+    )
+    keys = _keys(opened)
+    places = {var: place for place, var in enumerate(opened.invars)}
+    # A mutable array is replaced by what is written into it.
+    flows = {place: outputs[result] for place, result in carried.items()}
+    for place, flow in enumerate(after):
+        if place not in flows and flow.made_of != 1 << place:
+            flows[place] = flow
+    unchanged = {
+        place
+        for place, result in carried.items()
+        if not is_literal(opened.outvars[result]) and places.get(opened.outvars[result]) == place
+    }
+    parameters = [
+        place
+        for place, flow in flows.items()
+        if arrays[place].is_float and flow.through >> place & 1 and place not in unchanged
+    ]
+    parameters = _without_copies(parameters, arrays, flows)
+    into_parameters = 0
+    for place in parameters:
+        into_parameters |= flows[place].direct & ~(1 << place)
+    used = _used(outputs, flows, opened, places)
+    is_parameter = set(parameters)
+    roles = [
+        _role(place, array, flows, unchanged, keys, is_parameter, into_parameters, used)
+        for place, array in enumerate(arrays)
+    ]
+    of = _owners(roles, arrays, flows, parameters)
+    results = _results(opened, roles, carried)
+    floats = frozenset(
+        place for place, array in enumerate(arrays) if array.is_float and place not in flows
+    )
+    return Roles(inputs=tuple(roles), results=results, of=of, state_of=dict(carried), floats=floats)
+
+
+def _array(variable: Any) -> _Array:
+    aval: Any = variable.aval
+    dtype = getattr(aval, "dtype", None)
+    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return _Array(
+        shape=tuple(getattr(aval, "shape", ())),
+        is_float=dtype is not None and not is_key and jnp.issubdtype(dtype, jnp.inexact),
+        is_key=is_key,
+    )
+
+
+def _keys(jaxpr: Any) -> set[int]:
+    """Inputs whose words become keys."""
+    found = {place for place, var in enumerate(jaxpr.invars) if _array(var).is_key}
+    places = {var: place for place, var in enumerate(jaxpr.invars)}
+
+    def look(program: Any, inside: Mapping[Any, int]) -> None:
+        for equation in program.eqns:
+            name = equation.primitive.name
+            if name in ("random_wrap", "rng_bit_generator"):
+                var = equation.invars[0]
+                if not is_literal(var) and var in inside:
+                    found.add(inside[var])
+                continue
+            for body in core.jaxprs_in_params(equation.params):
+                opened = opened_jaxpr(body)
+                # Operands that a body does not take come first.
+                count = min(len(opened.invars), len(equation.invars))
+                pairs = zip(opened.invars[-count:], equation.invars[-count:]) if count else ()
+                given = {
+                    mine: inside[yours]
+                    for mine, yours in pairs
+                    if not is_literal(yours) and yours in inside
+                }
+                if given:
+                    look(opened, given)
+
+    look(jaxpr, places)
+    return found
+
+
+def _used(
+    outputs: Sequence[Flow],
+    flows: Mapping[int, Flow],
+    jaxpr: Any,
+    places: Mapping[Any, int],
+) -> int:
+    """Inputs that something is made of, other than themselves unchanged."""
+    used = 0
+    for flow, var in zip(outputs, jaxpr.outvars, strict=True):
+        if is_literal(var) or var not in places:
+            used |= flow.made_of
+    for place, flow in flows.items():
+        used |= flow.made_of & ~(1 << place)
+    return used
+
+
+def _role(
+    place: int,
+    array: _Array,
+    flows: Mapping[int, Flow],
+    unchanged: set[int],
+    keys: set[int],
+    parameters: set[int],
+    into_parameters: int,
+    used: int,
+) -> Role:
+    if place in keys:
+        return Role.KEY
+    if place in unchanged:
+        if not used >> place & 1:
+            return Role.DEAD
+        return Role.FROZEN if array.is_float and array.shape else Role.DATA
+    if place not in flows:
+        if not used >> place & 1:
+            return Role.DEAD
+        return Role.DATA if array.shape or array.is_float else Role.COUNTER
+    if not array.shape:
+        return Role.PARAMETER if place in parameters else Role.COUNTER
+    if place in parameters:
+        return Role.PARAMETER
+    if not array.is_float or not flows[place].through:
+        return Role.STATISTIC
+    if into_parameters >> place & 1:
+        return Role.MOMENT
+    return Role.COPY
+
+
+def _without_copies(
+    parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
+) -> list[int]:
+    """The parameters without targets: a target is used where a gradient of others is taken, so that
+    it comes back made of that, too; but it is made of another parameter itself, which is not made
+    of it."""
+    every = _bits(parameters)
+
+    def is_copy(place: int) -> bool:
+        return any(
+            arrays[other].shape == arrays[place].shape and not flows[other].direct >> place & 1
+            for other in _places(flows[place].direct & every & ~(1 << place))
+        )
+
+    return [place for place in parameters if not is_copy(place)]
+
+
+def _owners(
+    roles: Sequence[Role],
+    arrays: Sequence[_Array],
+    flows: Mapping[int, Flow],
+    parameters: Sequence[int],
+) -> dict[int, int]:
+    """The parameter of each moment, which is made of it, and of each copy, which is made of the
+    parameter; the first one of its shape."""
+    found: dict[int, int] = {}
+    moments = _bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
+    for parameter in parameters:
+        for place in _places(flows[parameter].direct & moments):
+            if arrays[place].shape == arrays[parameter].shape:
+                found.setdefault(place, parameter)
+                moments &= ~(1 << place)
+    every = _bits(parameters)
+    for place, role in enumerate(roles):
+        if role != Role.COPY:
+            continue
+        for parameter in _places(flows[place].direct & every):
+            if arrays[place].shape == arrays[parameter].shape:
+                found[place] = parameter
+                break
+    return found
+
+
+def _bits(places: Iterable[int]) -> int:
+    found = 0
+    for place in places:
+        found |= 1 << place
+    return found
+
+
+def _places(bits: int) -> Iterator[int]:
+    """Numbers of the bits that are set, from the first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _results(jaxpr: Any, roles: Sequence[Role], carried: Mapping[int, int]) -> tuple[Role, ...]:
+    replaces = {result: place for place, result in carried.items()}
+    found: list[Role] = []
+    for number, var in enumerate(jaxpr.outvars):
+        array = _array(var) if not is_literal(var) else None
+        if number in replaces:
+            found.append(roles[replaces[number]])
+        elif array is not None and array.is_float and not array.shape:
+            found.append(Role.LOSS)
+        else:
+            found.append(Role.OUTPUT)
+    return tuple(found)

@@ -1,0 +1,473 @@
+"""Walks a traced program once and joins the dimensions that must agree (jax).
+
+Bodies of loops are walked once as well: what a loop carries has the same dimensions in all turns.
+The time that is needed grows with the number of equations, those of called programs counted at each
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
+from automesh.program.infer import indexing, rules, windows
+from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.operation import (
+    Draw,
+    Events,
+    Loop,
+    Made,
+    Operation,
+    Place,
+    Product,
+    Rule,
+    Shape,
+    Source,
+    Walk,
+    primitives,
+)
+
+RULES: dict[str, Rule] = {**rules.RULES, **indexing.RULES, **windows.RULES}
+# Of what the step holds as it is, these make nothing new.
+_SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | rules.ELEMENTWISE
+# Integers that go through these are the same ones, but for an offset.
+_SAME_INTEGERS = primitives(
+    """
+    add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
+    transpose squeeze slice split concatenate pad gather dynamic_slice rev stop_gradient
+    sharding_constraint optimization_barrier
+    """
+)
+_PLACES = frozenset({"argmax", "argmin", "top_k", "approx_top_k"})
+_SUMS = frozenset({"add_any", "add"})
+_UNARY = frozenset(
+    {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
+)
+_WRITES = frozenset({"swap", "addupdate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of an array while its program is walked.
+
+    Attributes:
+      is_held: it is an argument as it is, or a constant of the step.
+      source: see `operation.Source`.
+    """
+
+    dims: Dims
+    made: Made
+    is_held: bool = False
+    source: Source = ()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One program within the walk.
+
+    Attributes:
+      path, bodies: of the equation that calls it.
+    """
+
+    path: tuple[int, ...] = ()
+    bodies: tuple[int, ...] = ()
+    is_backward: bool = False
+    loop: Loop = field(default_factory=Loop)
+    known: dict[Any, Value] = field(default_factory=dict[Any, Value])
+    # Arrays of equal numbers, by the equation that makes them.
+    equal: dict[Any, int] = field(default_factory=dict[Any, int])
+    # Products and what else makes a value, for sums that a loop carries.
+    products: dict[Any, Product] = field(default_factory=dict[Any, Product])
+    makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+def shape_of(variable: Any) -> Shape:
+    """The shape of a variable; none for what is no array."""
+    return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
+
+
+def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
+    """Walks a program.
+
+    Args:
+      inputs: what each input is made of.
+      num_held: leading inputs that are arrays of the step's own.
+    """
+    opened = opened_jaxpr(jaxpr)
+    walker = _Walker()
+    values = [
+        Value(
+            walker.all.news(shape_of(var)),
+            made,
+            not made & Made.STATE,
+            walker.source(var, shape_of(var)),
+        )
+        for var, made in zip(opened.invars, inputs, strict=True)
+    ]
+    frame = _Frame()
+    outputs = walker.program(opened, values, frame)
+    _join_chosen(walker.all, walker.events)
+    return Walked(
+        all=walker.all,
+        events=walker.events,
+        inputs=tuple(value.dims for value in values),
+        outputs=tuple(value.dims for value in outputs),
+        num_held=num_held,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked:
+    """A program that was walked.
+
+    Attributes:
+      inputs, outputs: dimensions of each.
+      num_held: leading inputs that are no arguments.
+    """
+
+    all: Dimensions
+    events: Events
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    num_held: int
+
+
+class _Walker:
+    def __init__(self) -> None:
+        self.all = Dimensions()
+        self.events = Events()
+        self._loops = 0
+        self._sources_known = 0
+        self._picks: dict[tuple[int, str], int] = {}
+
+    def program(self, jaxpr: Any, inputs: Sequence[Value], frame: _Frame) -> list[Value]:
+        """Walks a program with these inputs."""
+        frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var in jaxpr.constvars:
+            shape = shape_of(var)
+            frame.known[var] = Value(self.all.news(shape), Made.DATA, True, self.source(var, shape))
+        for number, equation in enumerate(jaxpr.eqns):
+            self.events.equations += 1
+            made = self._equation(number, equation, frame)
+            frame.known.update(zip(equation.outvars, made, strict=True))
+        return [self._value(var, frame) for var in jaxpr.outvars]
+
+    def _value(self, variable: Any, frame: _Frame) -> Value:
+        if is_literal(variable):
+            return Value(self.all.news(shape_of(variable)), Made(0))
+        return frame.known[variable]
+
+    def _equation(self, number: int, equation: Any, frame: _Frame) -> list[Value]:
+        name = equation.primitive.name
+        given = [self._value(var, frame) for var in equation.invars]
+        backward = frame.is_backward or is_backward(equation)
+        if name in RULES:
+            return self._simple(number, equation, given, frame, backward)
+        if name == "scan":
+            return self._scan(number, equation, given, frame, backward)
+        if name == "while":
+            return self._while(number, equation, given, frame, backward)
+        if name == "cond":
+            return self._cond(number, equation, given, frame, backward)
+        if name in ("get", "swap", "addupdate", "ref_new", "new_ref", "freeze", "ref_freeze",
+                    "mutable_array"):  # fmt: skip
+            return self._reference(name, equation, given, frame)
+        bodies = list(core.jaxprs_in_params(equation.params))
+        if name != "shard_map" and len(bodies) == 1:
+            body = opened_jaxpr(bodies[0])
+            fits = [shape_of(var) for var in body.invars] == [
+                shape_of(var) for var in equation.invars
+            ] and len(body.outvars) == len(equation.outvars)
+            if fits:
+                inner = self._inside(number, equation, body, frame, backward)
+                return self.program(body, given, inner)
+        return self._unknown(equation, given)
+
+    def _inside(
+        self,
+        number: int,
+        equation: Any,
+        body: Any,
+        frame: _Frame,
+        backward: bool,
+        loop: Loop | None = None,
+    ) -> _Frame:
+        bodies = [opened_jaxpr(one) for one in core.jaxprs_in_params(equation.params)]
+        which = next((place for place, one in enumerate(bodies) if one is body), 0)
+        return _Frame(
+            path=(*frame.path, number),
+            bodies=(*frame.bodies, which),
+            is_backward=backward,
+            loop=loop or frame.loop,
+        )
+
+    def _simple(
+        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
+    ) -> list[Value]:
+        name = equation.primitive.name
+        known = len(self.events.products)
+        operation = Operation(
+            name=name,
+            params=equation.params,
+            ins=tuple(value.dims for value in given),
+            given=tuple(shape_of(var) for var in equation.invars),
+            shapes=tuple(shape_of(var) for var in equation.outvars),
+            made=tuple(value.made for value in given),
+            is_backward=backward,
+            loop=frame.loop,
+            place=lambda: Place(path=(*frame.path, number), bodies=frame.bodies),
+            held=tuple(value.is_held for value in given),
+            sources=tuple(value.source for value in given),
+            is_float=_is_float(equation.outvars),
+            all=self.all,
+            events=self.events,
+        )
+        found = RULES[name](operation)
+        made = rules.made_of(operation)
+        held = name in _SAME_ARRAY and all(
+            value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
+        )
+        if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
+            frame.equal[equation.outvars[0]] = number
+            held = False
+        if backward:
+            for dims in found:
+                self.events.backward.update(dims)
+        if frame.loop.number and frame.is_backward:
+            frame.makers.update(dict.fromkeys(equation.outvars, equation))
+            if len(self.events.products) > known:
+                frame.products[equation.outvars[0]] = self.events.products[-1]
+        sources = self._sources(equation, operation, found)
+        return [
+            Value(dims, made, held, source) for dims, source in zip(found, sources, strict=True)
+        ]
+
+    def source(self, variable: Any, shape: Shape) -> Source:
+        """A source of its own for an array of integers."""
+        if not shape or not _is_integer(variable):
+            return ()
+        self._sources_known += 1
+        return (self._sources_known,)
+
+    def _sources(self, equation: Any, operation: Operation, made: Sequence[Dims]) -> list[Source]:
+        name, outvars = operation.name, equation.outvars
+        none: list[Source] = [()] * len(outvars)
+        if name in _PLACES and self.events.places:
+            self._sources_known += 1
+            self.events.chosen[self._sources_known] = [self.events.places.pop()]
+            return [*none[1:], (self._sources_known,)]
+        if name == "iota" and len(operation.shapes[0]) == 1:
+            self._sources_known += 1
+            self.events.positions[self._sources_known] = made[0][0]
+            return [(self._sources_known,)]
+        if name not in _SAME_INTEGERS or not _is_integer(outvars[0]):
+            return none
+        given = operation.sources
+        if name in ("gather", "dynamic_slice"):
+            return [given[0]] if len(given[0]) == 1 else none
+        if name == "concatenate" and equation.params["dimension"] == len(operation.shapes[0]) - 1:
+            widths = [shape[-1] for shape in operation.given]
+            if widths == [1] * len(widths):
+                return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
+        different = {source for source in given if source}
+        if len(different) != 1:
+            return none
+        source = next(iter(different))
+        # What is picked out of a row has a meaning of its own.
+        picks = [
+            number
+            for number, shape in enumerate(operation.shapes)
+            if name in ("slice", "split")
+            and any(kept == 1 < size for kept, size in zip(shape, operation.given[0], strict=True))
+        ]
+        return [
+            self._picked(source, equation, number) if number in picks else source
+            for number in range(len(outvars))
+        ]
+
+    def _picked(self, source: Source, equation: Any, number: int) -> Source:
+        if len(source) != 1:
+            return ()
+        key = (source[0], str(equation.params.get("start_indices", number)))
+        if key not in self._picks:
+            self._sources_known += 1
+            self._picks[key] = self._sources_known
+        return (self._picks[key],)
+
+    # Control flow.
+
+    def _scan(
+        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
+    ) -> list[Value]:
+        body, constants, carried = loop_body(equation)
+        turns = int(equation.params["length"])
+        step = self.all.new(turns, Mark.WALKED)
+        inner = self._turn(number, equation, body, frame, backward, turns)
+        rest = given[constants + carried :]
+        together = _together(given)
+        slices: list[Value] = []
+        for value in rest:
+            self.all.join(step, value.dims[0])
+            slices.append(Value(value.dims[1:], value.made, source=value.source))
+        self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
+        carry = self._carry(given[constants : constants + carried], together)
+        self._begin(equation.invars[constants : constants + carried], carry, frame)
+        made = self.program(body, [*given[:constants], *carry, *slices], inner)
+        for before, after in zip(carry, made[:carried], strict=True):
+            self.all.join_all(before.dims, after.dims)
+        if backward:
+            self._note_sums(body, constants, carried, turns, inner)
+        return [
+            *(Value(value.dims, together) for value in carry),
+            *(Value((step, *value.dims), value.made) for value in made[carried:]),
+        ]
+
+    def _while(
+        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
+    ) -> list[Value]:
+        params = equation.params
+        before, inside = params["cond_nconsts"], params["body_nconsts"]
+        body, test = opened_jaxpr(params["body_jaxpr"]), opened_jaxpr(params["cond_jaxpr"])
+        inner = self._turn(number, equation, body, frame, backward, 1)
+        carry = self._carry(given[before + inside :], _together(given))
+        self._begin(equation.invars[before + inside :], carry, frame)
+        made = self.program(body, [*given[before : before + inside], *carry], inner)
+        for first, after in zip(carry, made, strict=True):
+            self.all.join_all(first.dims, after.dims)
+        around = self._inside(number, equation, test, frame, backward, inner.loop)
+        self.program(test, [*given[:before], *carry], around)
+        return carry
+
+    def _turn(
+        self, number: int, equation: Any, body: Any, frame: _Frame, backward: bool, turns: int
+    ) -> _Frame:
+        self._loops += 1
+        loop = Loop(turns=frame.loop.turns * turns, number=self._loops)
+        return self._inside(number, equation, body, frame, backward, loop)
+
+    def _carry(self, given: Sequence[Value], together: Made) -> list[Value]:
+        # Later turns carry what earlier ones made of everything that goes into the loop.
+        self.events.carried += [value.dims for value in given]
+        return [Value(value.dims, together) for value in given]
+
+    def _begin(self, variables: Sequence[Any], carry: Sequence[Value], frame: _Frame) -> None:
+        """Notes down what a loop carries that begins as equal numbers: nothing says how to split
+        these."""
+        for var, value in zip(variables, carry, strict=True):
+            if not is_literal(var) and var in frame.equal:
+                place = Place(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
+                self.events.draws.append(
+                    Draw(dims=value.dims, shape=shape_of(var), place=place, is_random=False)
+                )
+
+    def _note_sums(
+        self, body: Any, constants: int, carried: int, turns: int, frame: _Frame
+    ) -> None:
+        """Notes down products that a loop adds to what it carries, turn by turn."""
+        for place, result in enumerate(body.outvars[:carried]):
+            maker = None if is_literal(result) else frame.makers.get(result)
+            if maker is None or maker.primitive.name not in _SUMS:
+                continue
+            own = body.invars[constants + place]
+            if not any(var is own for var in maker.invars):
+                continue
+            for var in maker.invars:
+                product = self._product_behind(var, frame)
+                if product is not None:
+                    size = 1
+                    for one in shape_of(result):
+                        size *= one
+                    self.events.in_loops.append((product, size, turns))
+
+    def _product_behind(self, variable: Any, frame: _Frame) -> Product | None:
+        for _ in range(8):
+            if is_literal(variable):
+                return None
+            if variable in frame.products:
+                return frame.products[variable]
+            maker = frame.makers.get(variable)
+            if maker is None or maker.primitive.name not in _UNARY:
+                return None
+            variable = maker.invars[0]
+        return None
+
+    def _cond(
+        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
+    ) -> list[Value]:
+        found: list[Value] = []
+        for branch in equation.params["branches"]:
+            body = opened_jaxpr(branch)
+            inner = self._inside(number, equation, body, frame, backward)
+            made = self.program(body, given[1:], inner)
+            if not found:
+                found = made
+                continue
+            for mine, yours in zip(found, made, strict=True):
+                self.all.join_all(mine.dims, yours.dims)
+            found = [
+                Value(mine.dims, mine.made | yours.made)
+                for mine, yours in zip(found, made, strict=True)
+            ]
+        return found
+
+    def _reference(
+        self, name: str, equation: Any, given: Sequence[Value], frame: _Frame
+    ) -> list[Value]:
+        """Reads and writes of a mutable array, as a whole; of parts nothing is known."""
+        first = given[0]
+        shapes = [shape_of(var) for var in equation.outvars]
+        whole = shape_of(equation.invars[0])
+        if name in _WRITES:
+            if shape_of(equation.invars[1]) == whole:
+                self.all.join_all(first.dims, given[1].dims)
+            made = first.made | given[1].made
+            if not is_literal(equation.invars[0]):
+                frame.known[equation.invars[0]] = Value(first.dims, made)
+        found: list[Value] = []
+        for shape in shapes:
+            dims = first.dims if shape == whole else self.all.news(shape, Mark.UNKNOWN)
+            found.append(Value(dims, first.made))
+        return found
+
+    def _unknown(self, equation: Any, given: Sequence[Value]) -> list[Value]:
+        name = equation.primitive.name
+        # What returns nothing only shows something.
+        if equation.outvars:
+            self.events.unknown[name] = self.events.unknown.get(name, 0) + 1
+            for value in given:
+                for dim in value.dims:
+                    self.all.mark(dim, Mark.UNKNOWN)
+        made = _together(given)
+        return [Value(self.all.news(shape_of(var), Mark.UNKNOWN), made) for var in equation.outvars]
+
+
+def _join_chosen(every: Dimensions, events: Events) -> None:
+    """What the same integers choose in is one class: a vocabulary, in the table and in the head."""
+    for dims in events.chosen.values():
+        by_size: dict[int, Dim] = {}
+        for dim in dims:
+            first = by_size.setdefault(every.size_of(every.factors(dim)), dim)
+            every.join(first, dim)
+
+
+def _is_integer(variable: Any) -> bool:
+    dtype = getattr(variable.aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind in "iu"
+
+
+def _is_float(variables: Sequence[Any]) -> bool:
+    dtype = getattr(variables[0].aval, "dtype", None) if variables else None
+    return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+
+
+def _together(values: Sequence[Value]) -> Made:
+    made = Made(0)
+    for value in values:
+        made |= value.made
+    return made

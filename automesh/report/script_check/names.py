@@ -1,0 +1,28 @@
+"""Names of arrays that differ in numbers alone, such as those of layers, as one name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+NUMBER = re.compile(r"\d+")
+# The argument itself: the user's name for it, or its place.
+_ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
+
+
+def argument_end(name: str) -> int:
+    """Where the name of the argument itself ends in that of an array: numbers there are no
+    layer's."""
+    found = _ARGUMENT.match(name)
+    return found.end() if found is not None else 0
+
+
+def common_name(names: Sequence[str]) -> str:
+    """`args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
+    if len(names) == 1:
+        return names[0]
+    numbers = [list(dict.fromkeys(one)) for one in zip(*map(NUMBER.findall, names), strict=True)]
+    words = iter(
+        values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}" for values in numbers
+    )
+    return NUMBER.sub(lambda _: next(words), names[0])

@@ -1,0 +1,119 @@
+"""A script that makes no mesh: meshes are searched together with what is split over them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import Target
+from automesh.program.capture.nouns import Discovery
+from automesh.program.infer.layout import DP, TP, Layout, lay_out
+from automesh.report.progress import Progress
+from automesh.report.words import count
+from automesh.space.space import AxisRange, SearchSpace
+from automesh.tuner.preparation import known_devices
+from automesh.tuner.request import SearchRequest
+from automesh.units import format_bytes
+
+SPACE = "inferred"
+_MOST_TP = 16
+
+
+def inferred(
+    request: SearchRequest,
+    target: Target,
+    found: Discovery,
+    progress: Progress,
+    said: tuple[str, ...],
+) -> tuple[SearchRequest, Target, SearchSpace]:
+    """What is searched for a script whose step is for one device; as `space_for`.
+
+    Args:
+      said: what the user should know of its first run.
+
+    Raises:
+      UsageError: nothing of it can be split, its step cannot be stored, or an option is for scripts
+        with a mesh.
+    """
+    name, classes = Path(request.entry.location).name, found.classes
+    assert classes is not None
+    if request.splits:
+        raise UsageError(
+            f"`--split {request.splits[0]}`: {name} makes no mesh whose axis could be split",
+            hint="leave `--split` out",
+        )
+    if request.space != "auto":
+        raise UsageError(
+            f"{name} makes no mesh, so that nothing in it has axes of the space `{request.space}`",
+            hint="leave `--space` out: the axes are inferred",
+        )
+    if found.not_carried:
+        raise UsageError(
+            f"{name} makes no mesh, and its step {found.capture.step.in_short()} cannot be taken "
+            f"to one: {found.not_carried}",
+            hint="write a function `build(mesh)` that returns the step and its arguments",
+        )
+    devices, granules = known_devices(target)
+    layout = lay_out(classes, num_devices=devices or found.num_devices, script=name)
+    capture = replace(found.capture, layout=layout, carried_by="trace", without_arrays=True)
+    notices = (*_notices(found, layout), *said)
+    for notice in notices:
+        progress.notice(notice)
+    entry = replace(request.entry, function=capture.step.name, capture=capture)
+    baseline = request.baseline or _data_parallel(
+        layout, devices or found.num_devices, granules or 1
+    )
+    request = replace(
+        request,
+        subject=entry,
+        baseline=baseline,
+        notices=(*request.notices, *notices),
+    )
+    return request, target, _space(layout)
+
+
+def _space(layout: Layout) -> SearchSpace:
+    return SearchSpace(
+        name=SPACE,
+        shipped=True,
+        names=layout.axes,
+        axes=tuple(
+            AxisRange(name=axis, dcn=axis in layout.slow, maximum=_MOST_TP if axis == TP else 0)
+            for axis in layout.axes
+        ),
+        batch_axes=layout.batch_axes,
+        mapping=layout.logical,
+    )
+
+
+def _data_parallel(layout: Layout, devices: int, granules: int) -> str:
+    """The batch over all devices, which is what anybody would try first; nothing if they do not
+    divide it."""
+    if DP not in layout.axes or layout.batch_parts % devices:
+        return ""
+    parts = [f"dcn.{DP}:{granules}"] if granules > 1 else []
+    each = devices // granules
+    return ",".join([*parts, f"{DP}:{each}"] if each > 1 else parts)
+
+
+def _notices(found: Discovery, layout: Layout) -> tuple[str, ...]:
+    step = found.capture.step
+    said = [
+        f"the script makes no mesh; it was run up to its step {step.in_words()} with "
+        f"{format_bytes(step.argument_bytes)} of arguments, which is searched for several devices "
+        f"with {count(layout.mappings, 'mapping')} of its dimensions to mesh axes"
+    ]
+    if step.doubt:
+        said.append(
+            f"`{step.name}` may not be the step: {step.doubt}; `--step NAME` chooses another"
+        )
+    if outside := step.about_outside():
+        said.append(outside)
+    if not step.carried and not step.outside:
+        said.append(
+            f"no output of `{step.name}` comes back as its argument: every step is measured from "
+            "the same state; `--step NAME` chooses another function"
+        )
+    cautions = [] if found.classes is None else [one.text for one in found.classes.cautions]
+    return (*said, *layout.notices, *cautions, *found.notices)
