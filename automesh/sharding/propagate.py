@@ -15,22 +15,25 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from automesh.cost.terms import Finding, Footprint, Guard, Terms
+from automesh.cost.terms import Footprint, Guard, Terms
+from automesh.ir.findings.nouns import Program, StepState
+from automesh.ir.findings.state import state_findings
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.terms.collect import collect
 from automesh.program.lower.carry_state import CarriedLeaves
 from automesh.program.nouns import Propagation
 from automesh.sharding.carry import (
-    findings_of_state,
     read_carry,
     resplit,
     shardings_of_results,
+    state_of,
     with_arguments,
 )
 from automesh.sharding.fitting import Located, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
 from automesh.sharding.programs import ENOUGH, Programs
+from automesh.sharding.silenced import not_silenced
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
 _VERIFIED = 1
@@ -82,12 +85,14 @@ def propagate(
         for guard in dict.fromkeys(guard for one in graphs for guard in _guards(one))
         if not fixed.issuperset(guard.axes)
     )
-    of_state = first.findings()
-    collected = collect(graph, active=active, platform=programs.platform)
+    of_state = tuple(
+        state_findings(Program(graph=first.graph, platform=programs.platform, state=first.state))
+    )
+    collected = collect(graph, active=active, platform=programs.platform, state=first.state)
     terms = replace(
         collected,
         first=_footprint(first.graph, programs.platform) if graph is not first.graph else None,
-        findings=(*of_state, *collected.findings),
+        findings=not_silenced((*of_state, *collected.findings)),
         active=active,
         sampled=tuple(sizes),
         guards=guards,
@@ -120,10 +125,9 @@ class _Step:
     carried: CarriedLeaves | None = None
     moved: tuple[tuple[int, int], ...] = ()
 
-    def findings(self) -> tuple[Finding, ...]:
-        if self.carried is None:
-            return ()
-        return tuple(findings_of_state(self.graph, self.carried, self.moved))
+    @property
+    def state(self) -> StepState:
+        return state_of(self.carried, self.moved)
 
 
 # How often the splits of a step's state are followed from one step to the next.
