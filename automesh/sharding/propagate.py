@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from automesh.cost.terms import Footprint, Guard, Terms
+from automesh.cost.terms import Cure, Footprint, Guard, Terms
 from automesh.ir.findings.nouns import Program, StepState
 from automesh.ir.findings.state import state_findings
 from automesh.ir.graph import Block, Graph, Value
@@ -29,6 +29,7 @@ from automesh.sharding.carry import (
     state_of,
     with_arguments,
 )
+from automesh.sharding.cures import apply_cure
 from automesh.sharding.fitting import Located, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
@@ -49,6 +50,7 @@ def propagate(
     largest: Sizes = (),
     enter: Callable[[str], None],
     with_results: bool = False,
+    cure: Cure | None = None,
 ) -> Propagation:
     """The terms of a step for the axes in `sizes`.
 
@@ -61,17 +63,19 @@ def propagate(
         devices as there are.
       enter: told what comes next: build, lower, propagate.
       with_results: say how large each result is.
+      cure: what is changed in a copy of the program first.
 
     Raises:
-      Refused: Shardy's passes are missing here, or fail.
+      Refused: Shardy's passes are missing here, or fail; or the cure has no place in the program.
       Exception: whatever the user's code raises at `sizes`.
     """
     lowering_before_s = programs.lower_s
     located = programs.at(dict(sizes), probes, enter, exact=exact, largest=dict(largest))
     begun = perf_counter()
     enter(STAGE)
-    first = _first_step(located)
-    graph = _settled(located, first)
+    change = None if cure is None else functools.partial(apply_cure, cure=cure)
+    first = _first_step(located, change)
+    graph = _settled(located, first, change)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
     if programs.verified < _VERIFIED and located.others:
@@ -130,19 +134,18 @@ class _Step:
         return state_of(self.carried, self.moved)
 
 
+_Change = Callable[[Any], None]
 # How often the splits of a step's state are followed from one step to the next.
 _SETTLING_TRIES = 3
 
 
-def _first_step(located: Located) -> _Step:
+def _first_step(located: Located, change: _Change | None = None) -> _Step:
     module = located.module
     ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
-    return _partitioned(ready, located.sizes)
+    return _partitioned(ready, located.sizes, change)
 
 
-def _partitioned(
-    ready: Prepared, sizes: Mapping[str, int], change: Callable[[Any], None] | None = None
-) -> _Step:
+def _partitioned(ready: Prepared, sizes: Mapping[str, int], change: _Change | None = None) -> _Step:
     module = partitioned(ready, sizes=sizes, change=change)
     graph, carried = read_graph(module, ready.sources), read_carry(module)
     return _Step(
@@ -154,15 +157,25 @@ def _partitioned(
     )
 
 
-def _settled(located: Located, first: _Step) -> Graph:
-    """The program that all steps but the first few run: its state comes back as it went in."""
+def _settled(located: Located, first: _Step, change: _Change | None) -> Graph:
+    """The program that all steps but the first few run: its state comes back as it went in.
+
+    Args:
+      change: that was made in the first step, too.
+    """
+
+    def changed(module: Any, shardings: Mapping[int, Any]) -> None:
+        if change is not None:
+            change(module)
+        with_arguments(module, shardings)
+
     step, stated = first, dict[int, Any]()
     for _ in range(_SETTLING_TRIES):
         if not step.moved:
             break
         stated |= shardings_of_results(step.module, step.moved)
-        change = functools.partial(with_arguments, shardings=dict(stated))
-        step = _partitioned(first.ready, located.sizes, change)
+        again = functools.partial(changed, shardings=dict(stated))
+        step = _partitioned(first.ready, located.sizes, again)
     return step.graph
 
 

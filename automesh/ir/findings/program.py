@@ -51,14 +51,20 @@ def full_rematerialization(program: Program, seen: Seen) -> Iterator[Finding]:
         return
     if _microbatches(program, seen) is None:
         after = next(iter(users)).results[0].axes
+        source = nearby_source(operation)
         yield Finding(
             rule=FULL_REMATERIALIZATION,
             array=words(whole),
             bytes=(whole.bytes,),
             axes=operation.attributes["axes"],
             count=seen.count,
-            source=nearby_source(operation),
-            cure=Cure(kind="hops", shape=whole.shape, splits=(operation.operands[0].axes, after)),
+            source=source,
+            cure=Cure(
+                kind="hops",
+                shape=whole.shape,
+                splits=(operation.operands[0].axes, after),
+                source=source,
+            ),
         )
 
 
