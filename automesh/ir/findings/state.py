@@ -72,6 +72,9 @@ def undonated_state(program: Program) -> Iterator[Finding]:
             program,
             UNDONATED_STATE,
             places,
+            detail=", ".join(
+                dict.fromkeys(program.state.name(one).partition("]")[0] + "]" for one in places)
+            ),
             cure=Cure(kind="donate", arguments=tuple(argument for argument, _ in pairs)),
         )
 
