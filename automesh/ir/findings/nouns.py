@@ -117,6 +117,9 @@ class Program:
         for _ in range(_FARTHEST):
             value = self.before(value)
             made = value.producer
+            if made is not None and made.attributes.get("axes") == () and made.operands:
+                value = made.operands[0]  # A collective that moves nothing.
+                continue
             if made is None or not (made.name in VIEWS or made.name in ELEMENTWISE):
                 return made
             arrays = [one for one in made.operands if one.shape and not one.is_constant]

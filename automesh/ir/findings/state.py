@@ -27,6 +27,8 @@ def state_findings(program: Program) -> Iterator[Finding]:
 
 def second_compile(program: Program) -> Iterator[Finding]:
     """State that comes back split otherwise than it went in."""
+    if not _is_state(program):
+        return
     places = [argument for argument, _ in program.state.moved]
     donated = set(program.graph.donated)
     if places and not set(places) <= set(program.state.on_one_device):
@@ -64,6 +66,8 @@ def lost_donation(program: Program) -> Iterator[Finding]:
 
 def undonated_state(program: Program) -> Iterator[Finding]:
     """State that is kept beside its successor, because nobody donated it."""
+    if not _is_state(program):
+        return
     donated = {*program.graph.donated, *program.graph.host}
     pairs = [(a, r) for a, r in program.state.pairs if a not in donated]
     places = [argument for argument, _ in pairs if _is_there(program, argument)]
@@ -165,6 +169,17 @@ def _finding(
         source=program.state.source,
         detail=detail,
         cure=cure,
+    )
+
+
+def _is_state(program: Program) -> bool:
+    """Whether what comes back is the next step's argument for certain: a single array that is
+    shaped like an argument may be anything."""
+    pairs = program.state.pairs
+    return (
+        len(pairs) > 1
+        or len(program.graph.top.returned) > len(pairs)
+        or any(argument in program.graph.donated for argument, _ in pairs)
     )
 
 
