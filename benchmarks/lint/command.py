@@ -25,7 +25,6 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 TARGETS = {"cpu:8": ("cpu", 8), "tpu-v5p-16": ("tpu", 8), "gpu-h100-16": ("gpu", 16)}
@@ -234,18 +233,12 @@ def _cures(chosen: Sequence[Any]) -> dict[str, Any]:
 
 
 def _saved(programs: Any, sizes: _Sizes, before: Any, cures: Sequence[Any]) -> float | None:
-    from automesh.ir.findings.hops import paths
+    from automesh.ir.findings.variants import variants
     from automesh.program.refused import Refused
 
     best: float | None = None
     for cure in cures:
-        variants = [cure]
-        if cure.kind == "hops":
-            first, last = cure.splits
-            variants = [
-                replace(cure, splits=(first, *between, last)) for between in paths(first, last)
-            ]
-        for one in variants:
+        for one in variants(cure):
             try:
                 after = _terms(programs, sizes, one)
             except Refused:

@@ -42,6 +42,7 @@ def second_compile(program: Program) -> Iterator[Finding]:
                 kind="return-as-given",
                 arguments=tuple(places),
                 results=tuple(result for _, result in program.state.moved),
+                splits=tuple(program.graph.top.returned[r].axes for _, r in program.state.moved),
             ),
         )
 

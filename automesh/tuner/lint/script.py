@@ -11,7 +11,7 @@ from automesh.cost.terms import Cure, Finding, Terms, value_of
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.model import HardwareModel
-from automesh.ir.findings.hops import paths
+from automesh.ir.findings.variants import variants
 from automesh.launch.cluster import workers_of
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
@@ -213,7 +213,7 @@ class _Trial:
 
     def _of(self, found: _Found) -> Iterator[Tried]:
         finding, side = found.finding, found.side
-        for cure in _variants(finding):
+        for cure in variants(finding.cure) if finding.cure is not None else ():
             terms = self._terms(side.plan, cure)
             if terms is None:
                 continue
@@ -256,19 +256,6 @@ def _gain(tried: Tried) -> float:
     """The parts of memory and time that a cure saves, together."""
     memory, step = tried.memory_bytes[0], tried.step_s[0]
     return tried.saved_bytes / max(memory, 1.0) + tried.saved_s / max(step, 1e-12)
-
-
-def _variants(finding: Finding) -> Iterator[Cure]:
-    """A cure in all ways that are tried."""
-    cure = finding.cure
-    if cure is None:
-        return
-    if cure.kind != "hops":
-        yield cure
-        return
-    before, after = cure.splits
-    for between in paths(before, after):
-        yield replace(cure, splits=(before, *between, after))
 
 
 def _linted(found: _Found, tried: Tried | None, files: Mapping[str, str]) -> Linted:

@@ -1,13 +1,33 @@
-"""How an array can be brought from one split to another, one mesh axis at a time (no jax)."""
+"""In which ways a cure can be tried; and how an array is brought from one split to another, one
+mesh axis at a time (no jax)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
+
+from automesh.cost.terms import Cure
 
 Split = tuple[tuple[str, ...], ...]
 _MOST_PATHS = 4
 _MOST_HOPS = 4
+
+
+def variants(cure: Cure) -> Iterator[Cure]:
+    """A cure in all ways that are worth a try.
+
+    What comes back split otherwise can be returned as it was given, or be given as it comes back;
+    and several ways may lead from one split to another.
+    """
+    if cure.kind != "hops":
+        yield cure
+    if cure.kind == "return-as-given":
+        yield replace(cure, kind="split-like")
+    if cure.kind == "hops":
+        before, after = cure.splits
+        for between in paths(before, after):
+            yield replace(cure, splits=(before, *between, after))
 
 
 def paths(before: Split, after: Split) -> tuple[tuple[Split, ...], ...]:
