@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from automesh.hardware.compilers import Compiler
     from automesh.mesh.rules.shipped import Preset
     from automesh.report.explain.nouns import Explanation
+    from automesh.report.lint.nouns import LintReport
     from automesh.report.pages.several import Several
     from automesh.report.script_check.nouns import CheckedScript
 
@@ -220,6 +221,40 @@ class Account:
         from automesh.report.explain.json import to_json
 
         return to_json(self.found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lint:
+    """What the compiler does to a step that nobody asked for.
+
+    Attributes:
+      found: every finding with its mesh, line, cost and cure.
+    """
+
+    found: LintReport
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.found.findings
+
+    def text(self, *, width: int | None = None) -> str:
+        """The findings as text that fits the terminal (or `width` columns)."""
+        from automesh.report.lint.text import render
+
+        return render(self.found, _columns(width))
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as plain JSON values; what `automesh lint --json` prints."""
+        from automesh.report.lint.json import to_json
+
+        return to_json(self.found)
+
+    def to_sarif(self) -> dict[str, Any]:
+        """The findings as the object of a SARIF 2.1.0 file."""
+        from automesh.report.lint.sarif import to_sarif
+
+        return to_sarif(self.found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from automesh.answers import (
     Account,
+    Lint,
     PresetList,
     Result,
     Results,
@@ -37,6 +38,7 @@ from automesh.tuner.request import SearchOptions, SearchRequest, read_request
 __all__ = [
     "Account",
     "ClusterOptions",
+    "Lint",
     "PresetList",
     "Result",
     "Results",
@@ -52,6 +54,7 @@ __all__ = [
     "is_colourful",
     "is_study",
     "join_processes",
+    "lint",
     "load",
     "presets",
     "progress_on_stderr",
@@ -752,6 +755,79 @@ def progress_on_stderr() -> Progress:
     from automesh.report.progress import open_progress
 
     return open_progress(sys.stderr)
+
+
+def lint(
+    build: str | Path | Callable[..., Any],
+    mesh: str = "",
+    *,
+    every: bool = False,
+    target: str = "local",
+    hardware: str | Path = "",
+    space: str | Path = "",
+    step: str = "",
+    split: Sequence[str] = (),
+    baseline: str = "",
+    args: Sequence[str] = (),
+    timeout: str = "10m",
+    progress: Progress | None = None,
+) -> Lint:
+    """Says what the compiler does to a step that nobody asked for, and what would mend it.
+
+    Nothing is compiled or run: shardings are propagated through the step, and cures are tried in
+    copies of it.
+
+    Args:
+      build: as in `search`.
+      mesh: `dp:2,tp:4`, or with knobs `dp:8 remat=full`; by default the script's own, and of a
+        script that has none all meshes.
+      every: look at all meshes of the target.
+      target, hardware, space, step, split, baseline, args: as in `check_script`.
+      timeout: limit for calling `build` and propagating once.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: bad arguments, a script that cannot be loaded, or no such mesh.
+      NoFeasibleMesh: no mesh is legal.
+
+    Example:
+      >>> import jax
+      >>> def build(mesh):
+      ...     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+      ...     state = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=rows)
+      ...     return jax.jit(lambda state: (state * 2, 0.0)), (state,)
+      >>> [one.rule for one in lint(build, "dp:2", target="cpu:2").found.findings]
+      ['undonated-state']
+    """
+    from automesh.report.progress import Silent
+    from automesh.tuner.interrupts import interrupts_at_rest
+    from automesh.tuner.lint.script import lint_script
+
+    for word in (mesh, *args):
+        check_text(word)
+    if every and mesh.strip():
+        raise UsageError(
+            "a mesh was named, and all of them as well",
+            hint="name MESH to look at it alone, or give --all",
+        )
+    given = SearchOptions(
+        hardware=hardware,
+        space=space,
+        step=step,
+        split=split,
+        baseline=baseline,
+        args=args,
+        timeout=timeout,
+        budget=timeout,
+        top=1,
+        dry_run=True,
+    )
+    request = read_request(build, given, targets=[target])
+    is_script = isinstance(build, str | Path)
+    name = str(build) if is_script else getattr(build, "__name__", "build")
+    with interrupts_at_rest(), progress or Silent() as shown:
+        found = lint_script(request, script=name, mesh=mesh, every=every, progress=shown)
+    return Lint(found=found)
 
 
 def explain(

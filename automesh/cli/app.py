@@ -22,6 +22,7 @@ from automesh.cli import (
     targets,
 )
 from automesh.cli.guard import guarded, prepare_streams
+from automesh.cli.lint import command as lint
 from automesh.cli.rules import presets
 from automesh.cli.service import serve, submit, token
 
@@ -76,6 +77,12 @@ app.command(
     short_help="Look at a script in seconds: is it ready to be searched?",
     context_settings=_WITH_ARGS,
 )(check_script.check_script)
+app.command(
+    "lint",
+    help=lint.HELP,
+    short_help="Say what the compiler does to a step that nobody asked for.",
+    context_settings=_WITH_ARGS,
+)(lint.lint)
 app.command("show", help=show.HELP, short_help="Show what a study has found so far.")(show.show)
 app.command("report", help=report.HELP, short_help="Write a study as one HTML page.")(report.report)
 app.command("targets", help=targets.HELP, short_help="List what can be searched for, with facts.")(

@@ -228,6 +228,28 @@ class Uncounted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cure:
+    """A change of the lowered step that `automesh lint` can try.
+
+    Attributes:
+      kind: what is changed, a key of `sharding.cures.CURES`.
+      arguments: positions of the arguments that it is about.
+      results: for each of them the position of the result that replaces it; -1: none does.
+      shape: of the array that it is about, where that is no argument.
+      splits: per array, the mesh axes of each dimension: those that are wanted, or before and
+        after.
+      source: line of the operation that it is about: `file.py:12`, or empty.
+    """
+
+    kind: str
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    splits: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A fact about the propagated program that costs memory or time and that nobody asked for.
 
@@ -238,6 +260,8 @@ class Finding:
       axes: mesh axes that it happens over, in the order of the mesh.
       count: how often in a step.
       source: `file.py:12`, or empty.
+      detail: what else the words of the rule name, such as another array.
+      cure: what can be tried in a lowered copy; None: there is only advice.
     """
 
     rule: str
@@ -246,6 +270,8 @@ class Finding:
     axes: tuple[str, ...] = ()
     count: Sum = (Monomial(coefficient=1.0),)
     source: str = ""
+    detail: str = ""
+    cure: Cure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

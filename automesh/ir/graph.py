@@ -53,6 +53,8 @@ class Value:
       producer: the operation that makes it; None for an argument of a block.
       is_constant: True if it depends on no argument of the program.
       on_host: True if it lies in the memory of the host; see `ir.passes.offload`.
+      stated: the sizes that the program states, where `shape` has others because the compiler pads
+        them to equal parts; empty if it does not.
     """
 
     shape: tuple[int, ...]
@@ -65,6 +67,7 @@ class Value:
     on_host: bool = False
     grown: tuple[tuple[str, ...], ...] = ()
     free: tuple[int, ...] = ()
+    stated: tuple[int, ...] = ()
 
     @property
     def global_bytes(self) -> float:

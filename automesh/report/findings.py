@@ -1,4 +1,7 @@
-"""Findings in words: what a compiler does to a step that nobody asked for."""
+"""Findings in words: what a compiler does to a step that nobody asked for, why, and the cure.
+
+`RULES` has a row for each rule of `ir.findings`; docs/lint.md has an example of each.
+"""
 
 from __future__ import annotations
 
@@ -12,79 +15,280 @@ from automesh.texts.terminal import clean
 from automesh.units import format_bytes
 
 _MOST = 4
+_Sizes = Mapping[str, int]
 
 
-def sentence(finding: Finding, sizes: Mapping[str, int]) -> str:
-    """What a finding is on one mesh.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What is said of a rule.
+
+    Attributes:
+      title: the rule as a heading of a few words.
+      what: what is the case on one mesh, without where.
+      why: why the compiler does so, one sentence.
+      cure: what to change, an imperative.
+    """
+
+    title: str
+    what: Callable[[Finding, _Sizes], str]
+    why: str
+    cure: Callable[[Finding], str]
+
+
+def sentence(finding: Finding, sizes: _Sizes) -> str:
+    """What a finding is on one mesh, and its cure.
 
     Args:
       sizes: of its axes.
     """
+    words = RULES[finding.rule]
     at = f" ({clean(finding.source)})" if finding.source else ""
-    return f"{RULES[finding.rule](finding, sizes)}{at}"
+    return f"{words.title}: {words.what(finding, sizes)}; {words.cure(finding)}{at}"
 
 
-def _full(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _full(finding: Finding, sizes: _Sizes) -> str:
     return (
-        f"full rematerialization: to split {clean(finding.array)} otherwise XLA gathers all of it "
-        f"over {_axes(finding)}, {_bytes(finding, sizes)} on every device{_times(finding, sizes)}, "
-        "and cuts it again; constrain it in two steps that each move one dimension"
+        f"to split {_array(finding)} otherwise XLA gathers all of it over {_axes(finding)}, "
+        f"{_bytes(finding, sizes)} on every device{_times(finding, sizes)}, and cuts it again"
     )
 
 
-def _stack(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _stack(finding: Finding, sizes: _Sizes) -> str:
     return (
-        f"layer-split stack: {clean(finding.array)} is split over its layers by {_axes(finding)}, "
-        f"and the loop over them gathers all of it, {_bytes(finding, sizes)} on every device"
-        f"{_times(finding, sizes)}; split another dimension"
+        f"{_array(finding)} is split over its layers by {_axes(finding)}, and the loop over them "
+        f"gathers all of it, {_bytes(finding, sizes)} on every device{_times(finding, sizes)}"
     )
 
 
-def _second_compile(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _second_compile(finding: Finding, sizes: _Sizes) -> str:
     lost = _bytes(finding, sizes)
     donation = f", and its first call cannot reuse {lost} that are donated" if finding.bytes else ""
     return (
-        f"second compile: {clean(finding.array)} comes back split over {_axes(finding)} otherwise "
-        f"than it went in, so that the second call compiles another program{donation}; state "
-        "`out_shardings` for it, or split the argument like the result"
+        f"{_array(finding)} comes back split over {_axes(finding)} otherwise than it went in, so "
+        f"that the second call compiles another program{donation}"
     )
 
 
-def _type(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _type(finding: Finding, sizes: _Sizes) -> str:
     return (
-        f"the state changes its type: {clean(finding.array)} comes back in another type than it "
-        f"went in: {_bytes(finding, sizes)} on a device are donated and not reused, and the next "
-        "call compiles another program or fails; convert it back"
+        f"{_array(finding)} comes back in another type than it went in: {_bytes(finding, sizes)} "
+        "on a device are donated and not reused, and the next call compiles another program or "
+        "fails"
     )
 
 
-def _donation(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _donation(finding: Finding, sizes: _Sizes) -> str:
     return (
-        f"lost donation: {clean(finding.array)} is donated and no output replaces it: "
-        f"{_bytes(finding, sizes)} on a device are not reused, and it is made anew for every step"
+        f"{_array(finding)} is donated and no output replaces it: {_bytes(finding, sizes)} on a "
+        "device are not reused, and it is made anew for every step"
     )
 
 
-RULES: Mapping[str, Callable[[Finding, Mapping[str, int]], str]] = {
-    "full-rematerialization": _full,
-    "layer-split-stack": _stack,
-    "second-compile": _second_compile,
-    "state-changes-type": _type,
-    "lost-donation": _donation,
+def _undonated(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"{_array(finding)} is replaced by what the step returns and not donated: old and new, "
+        f"{_bytes(finding, sizes)} on a device, are kept at the same time"
+    )
+
+
+def _replicated(finding: Finding, sizes: _Sizes) -> str:
+    parts = _parts(finding, sizes)
+    whole = value_of(finding.bytes, sizes)
+    like = f", as they split {clean(finding.detail)}" if finding.detail else ""
+    return (
+        f"{_array(finding)} is the same on all devices along {_axes(finding)}: "
+        f"{format_bytes(whole)} on each, and {format_bytes(whole / parts)} if these axes split it"
+        f"{like}"
+    )
+
+
+def _one_device(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"{_array(finding)} was made on one device, which holds all {_bytes(finding, sizes)} of it "
+        "when the first step starts, though the mesh has several"
+    )
+
+
+def _microbatches(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"the reshape of {_array(finding)} into microbatches lets {_axes(finding)} split the "
+        f"microbatches and not the examples, so that the loop over them sends the batch around: "
+        f"{_bytes(finding, sizes)} on a device{_times(finding, sizes)}"
+    )
+
+
+def _undivided(finding: Finding, sizes: _Sizes) -> str:
+    operation, _, how = finding.detail.partition(", ")
+    if how == "moved":
+        return (
+            f"{clean(operation)} works along a dimension of {_array(finding)} that "
+            f"{_axes(finding)} split: {_bytes(finding, sizes)} on a device are sent around for it"
+            f"{_times(finding, sizes)}"
+        )
+    return (
+        f"{_axes(finding)} do not divide {clean(operation)}: {_array(finding)} is gathered, "
+        f"{_bytes(finding, sizes)} on every device{_times(finding, sizes)}, and all devices along "
+        "them do the same work"
+    )
+
+
+def _per_microbatch(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"the gradient {_array(finding)} is reduced over {_axes(finding)} in every microbatch: "
+        f"{_bytes(finding, sizes)}{_times(finding, sizes)}, where once would do"
+    )
+
+
+def _gradient(finding: Finding, sizes: _Sizes) -> str:
+    whole = value_of(finding.bytes, sizes)
+    return (
+        f"the loop adds up {_array(finding)} for {clean(finding.detail)} whole along "
+        f"{_axes(finding)}: {format_bytes(whole)} on every device, and "
+        f"{format_bytes(whole / _parts(finding, sizes))} if it were split like that"
+    )
+
+
+def _padding(finding: Finding, sizes: _Sizes) -> str:
+    size, _, padded = finding.detail.partition(" as ")
+    return (
+        f"{_axes(finding)} do not divide the {size} of {_array(finding)}: the compiler pads it to "
+        f"{padded}, {_bytes(finding, sizes)} of padding on a device in this array alone"
+    )
+
+
+def _says(text: str) -> Callable[[Finding], str]:
+    return lambda _: text
+
+
+def _like(finding: Finding) -> str:
+    like = f" like {clean(finding.detail)}" if finding.detail else f" over {_axes(finding)}"
+    return (
+        f"split it{like}: give its `jax.ShapeDtypeStruct`, its `jax.device_put` or the "
+        "`out_shardings` of what makes it that NamedSharding"
+    )
+
+
+RULES: Mapping[str, Words] = {
+    "full-rematerialization": Words(
+        title="full rematerialization",
+        what=_full,
+        why="the partitioner knows no direct way between these two splits, so it gathers the whole "
+        "array and keeps a part",
+        cure=_says("constrain it in two steps that each move one dimension"),
+    ),
+    "layer-split-stack": Words(
+        title="layer-split stack",
+        what=_stack,
+        why="a loop takes one layer at a time at a place that is known only when it runs, and that "
+        "layer lies on some of the devices alone",
+        cure=_says("split another dimension of it"),
+    ),
+    "second-compile": Words(
+        title="second compile",
+        what=_second_compile,
+        why="jax compiles a step once for each way in which its arguments are split, and what a "
+        "step returns is split as the compiler likes unless `out_shardings` says it",
+        cure=_says("state `out_shardings` for it, or split the argument like the result"),
+    ),
+    "state-changes-type": Words(
+        title="the state changes its type",
+        what=_type,
+        why="a buffer is reused only by an output of the same shape and type",
+        cure=_says("convert it back before the step returns it"),
+    ),
+    "lost-donation": Words(
+        title="lost donation",
+        what=_donation,
+        why="a donated buffer is reused by an output of the same shape and type, and there is none",
+        cure=_says("return what replaces it, or do not donate it"),
+    ),
+    "undonated-state": Words(
+        title="undonated state",
+        what=_undonated,
+        why="jax may not write over an argument that the caller could still use",
+        cure=_says("name its argument in `donate_argnums` of `jax.jit`"),
+    ),
+    "replicated-state": Words(
+        title="replicated state",
+        what=_replicated,
+        why="an array without a sharding, or with a PartitionSpec that leaves these axes out, is "
+        "kept whole on every device along them",
+        cure=_like,
+    ),
+    "state-on-one-device": Words(
+        title="state on one device",
+        what=_one_device,
+        why="an array that is made or loaded without a sharding lies on the first device",
+        cure=_says("make it under `jax.jit` with `out_shardings`, or load it with its shardings"),
+    ),
+    "microbatch-reshape": Words(
+        title="microbatch reshape",
+        what=_microbatches,
+        why="a reshape from (batch, ...) to (microbatches, examples, ...) keeps the devices in "
+        "order, so that each of them holds some microbatches and not a part of every one",
+        cure=_says(
+            "reshape to (examples, microbatches, ...) and swap the first two dimensions: each "
+            "device then cuts its own examples (other examples share a microbatch)"
+        ),
+    ),
+    "undivided-operation": Words(
+        title="undivided operation",
+        what=_undivided,
+        why="the operation needs the dimension whole that the axes split, or no axis splits what "
+        "else it works on",
+        cure=_says(
+            "let these axes split another dimension of it, as by `with_sharding_constraint`, or "
+            "do it in `jax.shard_map` on each device's part"
+        ),
+    ),
+    "gradient-per-microbatch": Words(
+        title="gradient per microbatch",
+        what=_per_microbatch,
+        why="each microbatch ends with a gradient that is the same on all devices, and the "
+        "compiler does not move the reduction behind the loop",
+        cure=_says(
+            "add up each device's own gradients in `jax.shard_map` and `psum` once behind the "
+            "loop, or use fewer microbatches"
+        ),
+    ),
+    "replicated-gradient": Words(
+        title="replicated gradient",
+        what=_gradient,
+        why="what a loop carries keeps the split that it starts with, and nothing says that it is "
+        "that of the parameter",
+        cure=_says("constrain it in the loop like the parameter: `with_sharding_constraint`"),
+    ),
+    "padding-waste": Words(
+        title="padding waste",
+        what=_padding,
+        why="all devices hold and compute parts of the same size, the last ones filled up",
+        cure=_says("choose a size that the axes divide, or let smaller axes split it"),
+    ),
 }
 # A plan that has one of these is not the loop that the user means to run: a rule says so.
 BROKEN = frozenset(("state-changes-type", "lost-donation"))
+
+
+def _array(finding: Finding) -> str:
+    return clean(finding.array)
 
 
 def _axes(finding: Finding) -> str:
     return "+".join(finding.axes) or "no axis"
 
 
-def _bytes(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _parts(finding: Finding, sizes: _Sizes) -> int:
+    parts = 1
+    for axis in finding.axes:
+        parts *= sizes.get(axis, 1)
+    return parts
+
+
+def _bytes(finding: Finding, sizes: _Sizes) -> str:
     return format_bytes(value_of(finding.bytes, sizes))
 
 
-def _times(finding: Finding, sizes: Mapping[str, int]) -> str:
+def _times(finding: Finding, sizes: _Sizes) -> str:
     times = round(value_of(finding.count, sizes))
     return f", {times} times a step" if times > 1 else ""
 

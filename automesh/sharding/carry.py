@@ -11,15 +11,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from automesh.cost.terms import Finding
-from automesh.ir.graph import Graph, total_bytes
+from automesh.ir.findings.nouns import StepState
+from automesh.ir.graph import Graph
 from automesh.program.lower.carry_state import CarriedLeaves
 from automesh.sharding.attribute_names import CARRY
+from automesh.sharding.mlir.locations import place_of
 from automesh.sharding.passes import bindings, functions_of
 
-SECOND_COMPILE = "second-compile"
-STATE_CHANGES_TYPE = "state-changes-type"
-LOST_DONATION = "lost-donation"
 _SHARDING = "sdy.sharding"
 
 
@@ -35,6 +33,8 @@ def note_carry(module: Any, carried: CarriedLeaves | None) -> None:
             "pairs": carried.pairs,
             "changed": carried.changed,
             "lost": carried.lost,
+            "on_one_device": carried.on_one_device,
+            "source": carried.source,
         }
         main.attributes[CARRY] = found.ir.StringAttr.get(json.dumps(noted))
 
@@ -52,6 +52,8 @@ def read_carry(module: Any) -> CarriedLeaves | None:
         pairs=tuple((argument, result) for argument, result in noted["pairs"]),
         changed=tuple((argument, dtype) for argument, dtype in noted["changed"]),
         lost=tuple(noted["lost"]),
+        on_one_device=tuple(noted["on_one_device"]),
+        source=(noted["source"][0], noted["source"][1]),
     )
 
 
@@ -120,52 +122,22 @@ def with_arguments(module: Any, shardings: Mapping[int, Any]) -> None:
         )
 
 
-def findings_of_state(
-    graph: Graph, carried: CarriedLeaves, moved: tuple[tuple[int, int], ...]
-) -> list[Finding]:
-    """What is found about the state of a step.
+def state_of(carried: CarriedLeaves | None, moved: tuple[tuple[int, int], ...]) -> StepState:
+    """What the rules are told of a step's state.
 
     Args:
-      graph: of the first step, before the rewrites of a platform.
+      carried: None: nothing is known of it.
       moved: pairs that come back split otherwise.
     """
-    found: list[Finding] = []
-    arguments = graph.top.arguments
-    donated = set(graph.donated)
-    if moved:
-        places = [argument for argument, _ in moved]
-        found.append(
-            Finding(
-                rule=SECOND_COMPILE,
-                array=_several([carried.names[place] for place in places]),
-                bytes=total_bytes(arguments[place] for place in places if place in donated),
-                axes=_axes_of(graph, moved),
-            )
-        )
-    for rule, places in (
-        (STATE_CHANGES_TYPE, [argument for argument, _ in carried.changed]),
-        (LOST_DONATION, list(carried.lost)),
-    ):
-        if places:
-            found.append(
-                Finding(
-                    rule=rule,
-                    array=_several([carried.names[place] for place in places]),
-                    bytes=total_bytes(arguments[place] for place in places),
-                )
-            )
-    return found
-
-
-def _several(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _axes_of(graph: Graph, moved: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-    """Mesh axes that split the arrays before or after, and not both times in the same way."""
-    named: set[str] = set()
-    for argument, result in moved:
-        before, after = graph.top.arguments[argument].axes, graph.top.returned[result].axes
-        for one, other in zip(before, after, strict=True):
-            named |= set(one) ^ set(other)
-    return tuple(axis for axis, _ in graph.mesh if axis in named)
+    if carried is None:
+        return StepState()
+    file, line = carried.source
+    return StepState(
+        names=carried.names,
+        pairs=carried.pairs,
+        moved=moved,
+        changed=tuple(argument for argument, _ in carried.changed),
+        lost=carried.lost,
+        on_one_device=carried.on_one_device,
+        source=place_of(file, line) if file else "",
+    )

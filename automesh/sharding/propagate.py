@@ -15,22 +15,26 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from automesh.cost.terms import Finding, Footprint, Guard, Terms
+from automesh.cost.terms import Cure, Footprint, Guard, Terms
+from automesh.ir.findings.nouns import Program, StepState
+from automesh.ir.findings.state import state_findings
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.terms.collect import collect
 from automesh.program.lower.carry_state import CarriedLeaves
 from automesh.program.nouns import Propagation
 from automesh.sharding.carry import (
-    findings_of_state,
     read_carry,
     resplit,
     shardings_of_results,
+    state_of,
     with_arguments,
 )
+from automesh.sharding.cures import apply_cure
 from automesh.sharding.fitting import Located, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
 from automesh.sharding.programs import ENOUGH, Programs
+from automesh.sharding.silenced import not_silenced
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
 _VERIFIED = 1
@@ -46,6 +50,7 @@ def propagate(
     largest: Sizes = (),
     enter: Callable[[str], None],
     with_results: bool = False,
+    cure: Cure | None = None,
 ) -> Propagation:
     """The terms of a step for the axes in `sizes`.
 
@@ -58,17 +63,19 @@ def propagate(
         devices as there are.
       enter: told what comes next: build, lower, propagate.
       with_results: say how large each result is.
+      cure: what is changed in a copy of the program first.
 
     Raises:
-      Refused: Shardy's passes are missing here, or fail.
+      Refused: Shardy's passes are missing here, or fail; or the cure has no place in the program.
       Exception: whatever the user's code raises at `sizes`.
     """
     lowering_before_s = programs.lower_s
     located = programs.at(dict(sizes), probes, enter, exact=exact, largest=dict(largest))
     begun = perf_counter()
     enter(STAGE)
-    first = _first_step(located)
-    graph = _settled(located, first)
+    change = None if cure is None else functools.partial(apply_cure, cure=cure)
+    first = _first_step(located, change)
+    graph = _settled(located, first, change)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
     if programs.verified < _VERIFIED and located.others:
@@ -82,12 +89,14 @@ def propagate(
         for guard in dict.fromkeys(guard for one in graphs for guard in _guards(one))
         if not fixed.issuperset(guard.axes)
     )
-    of_state = first.findings()
-    collected = collect(graph, active=active, platform=programs.platform)
+    of_state = tuple(
+        state_findings(Program(graph=first.graph, platform=programs.platform, state=first.state))
+    )
+    collected = collect(graph, active=active, platform=programs.platform, state=first.state)
     terms = replace(
         collected,
         first=_footprint(first.graph, programs.platform) if graph is not first.graph else None,
-        findings=(*of_state, *collected.findings),
+        findings=not_silenced((*of_state, *collected.findings)),
         active=active,
         sampled=tuple(sizes),
         guards=guards,
@@ -120,25 +129,23 @@ class _Step:
     carried: CarriedLeaves | None = None
     moved: tuple[tuple[int, int], ...] = ()
 
-    def findings(self) -> tuple[Finding, ...]:
-        if self.carried is None:
-            return ()
-        return tuple(findings_of_state(self.graph, self.carried, self.moved))
+    @property
+    def state(self) -> StepState:
+        return state_of(self.carried, self.moved)
 
 
+_Change = Callable[[Any], None]
 # How often the splits of a step's state are followed from one step to the next.
 _SETTLING_TRIES = 3
 
 
-def _first_step(located: Located) -> _Step:
+def _first_step(located: Located, change: _Change | None = None) -> _Step:
     module = located.module
     ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
-    return _partitioned(ready, located.sizes)
+    return _partitioned(ready, located.sizes, change)
 
 
-def _partitioned(
-    ready: Prepared, sizes: Mapping[str, int], change: Callable[[Any], None] | None = None
-) -> _Step:
+def _partitioned(ready: Prepared, sizes: Mapping[str, int], change: _Change | None = None) -> _Step:
     module = partitioned(ready, sizes=sizes, change=change)
     graph, carried = read_graph(module, ready.sources), read_carry(module)
     return _Step(
@@ -150,15 +157,25 @@ def _partitioned(
     )
 
 
-def _settled(located: Located, first: _Step) -> Graph:
-    """The program that all steps but the first few run: its state comes back as it went in."""
+def _settled(located: Located, first: _Step, change: _Change | None) -> Graph:
+    """The program that all steps but the first few run: its state comes back as it went in.
+
+    Args:
+      change: that was made in the first step, too.
+    """
+
+    def changed(module: Any, shardings: Mapping[int, Any]) -> None:
+        if change is not None:
+            change(module)
+        with_arguments(module, shardings)
+
     step, stated = first, dict[int, Any]()
     for _ in range(_SETTLING_TRIES):
         if not step.moved:
             break
         stated |= shardings_of_results(step.module, step.moved)
-        change = functools.partial(with_arguments, shardings=dict(stated))
-        step = _partitioned(first.ready, located.sizes, change)
+        again = functools.partial(changed, shardings=dict(stated))
+        step = _partitioned(first.ready, located.sizes, again)
     return step.graph
 
 

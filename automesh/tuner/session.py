@@ -74,6 +74,11 @@ class Session:
     clock: Callable[[], float]
     start_worker: StartWorker = Process
 
+    @property
+    def step(self) -> PropagatedStep:
+        """What all propagations of the step have in common."""
+        return _step(self.preparation, self.target, self.space)
+
     def counting(self, preparation: Preparation) -> Session:
         """The same session with a preparation of which more is known."""
         return replace(self, preparation=preparation)

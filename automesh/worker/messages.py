@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.cost.terms import Cure
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.calibration.points import Probe
 from automesh.mesh.axes import Plan, Scalar
@@ -210,6 +211,7 @@ class PropagateJob:
       exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
       largest: of each axis, the largest size at which the terms are wanted; empty: as many devices
         as there are.
+      cure: what is changed in a copy of the lowered step first.
     """
 
     step: StepRef
@@ -222,6 +224,7 @@ class PropagateJob:
     seen: tuple[tuple[str, int], ...] = ()
     exact: bool = False
     largest: tuple[tuple[str, int], ...] = ()
+    cure: Cure | None = None
     kind: Literal["propagate"] = "propagate"
 
 

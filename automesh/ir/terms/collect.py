@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from automesh.collectives import why_unpriced
 from automesh.cost.terms import (
     CollectiveTerm,
-    Finding,
     HostTransfer,
     Kernel,
     Monomial,
@@ -20,6 +19,8 @@ from automesh.cost.terms import (
     value_of,
 )
 from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
+from automesh.ir.findings.nouns import Program, StepState
+from automesh.ir.findings.program import program_findings
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
@@ -30,7 +31,6 @@ from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
-from automesh.ir.terms.findings import findings_in
 from automesh.outcomes import NO_COST, NO_PRICE, UNKNOWN_LENGTH
 from automesh.platforms import platform_named
 
@@ -110,7 +110,16 @@ _LINK_BYTES_PER_BYTE = 20.0
 _ONCE: Sum = (Monomial(coefficient=1.0),)
 
 
-def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
+_UNKNOWN_STATE = StepState()
+
+
+def collect(
+    graph: Graph,
+    *,
+    active: tuple[str, ...],
+    platform: str,
+    state: StepState = _UNKNOWN_STATE,
+) -> Terms:
     """Says what one device does in a step; where that holds (guards) is left to the caller.
 
     Args:
@@ -118,6 +127,7 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
       active: axes larger than 1, in the order of the mesh.
       platform: whose compiler's rewrites are applied: cpu, gpu or tpu; `none` for the module as
         partitioned.
+      state: what of its arguments and results is the state of the step.
     """
     rewrite(graph, platform)
     libraries = () if platform == "none" else platform_named(platform).library_operations
@@ -137,7 +147,9 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         alias_bytes=memory.alias_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
-        findings=tuple(dict.fromkeys(part.findings)),
+        findings=tuple(
+            dict.fromkeys(program_findings(Program(graph=graph, platform=platform, state=state)))
+        ),
         memory_spread=spread_of(
             graph, platform, has_unknown=any(NO_COST in one.why for one in part.uncounted)
         ),
@@ -153,7 +165,6 @@ class _Part:
     host_transfers: list[HostTransfer] = field(default_factory=list[HostTransfer])
     regions: list[Region] = field(default_factory=list[Region])
     uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
-    findings: list[Finding] = field(default_factory=list[Finding])
 
     def add(self, other: _Part) -> None:
         self.kernels += other.kernels
@@ -161,7 +172,6 @@ class _Part:
         self.host_transfers += other.host_transfers
         self.regions += other.regions
         self.uncounted += other.uncounted
-        self.findings += other.findings
 
 
 class _Collector:
@@ -179,7 +189,6 @@ class _Collector:
         for operation in block.operations:
             region = places.at(operation)
             part.uncounted += uncounted_in(operation)
-            part.findings += findings_in(operation, count)
             if operation.name == "while":
                 part.add(self._loop(operation, count))
             elif operation.name == "case":

@@ -143,12 +143,16 @@ class CarriedLeaves:
       pairs: (argument, the result that replaces it in the next step).
       changed: donated arguments that come back in another type: (argument, type of the result).
       lost: other donated arguments that nothing replaces.
+      on_one_device: arguments that lie on a single device.
+      source: file and line of the step's function; empty if they are not known.
     """
 
     names: tuple[str, ...]
     pairs: tuple[tuple[int, int], ...]
     changed: tuple[tuple[int, str], ...]
     lost: tuple[int, ...]
+    on_one_device: tuple[int, ...] = ()
+    source: tuple[str, int] = ("", 0)
 
 
 def carried_leaves(
@@ -158,6 +162,7 @@ def carried_leaves(
     *,
     names: Sequence[str],
     kept: Sequence[int],
+    source: tuple[str, int] = ("", 0),
 ) -> CarriedLeaves:
     """The default `advance`, array by array.
 
@@ -166,6 +171,7 @@ def carried_leaves(
       outputs: tree of shapes and types that the step returns.
       names: of all leaves of the arguments.
       kept: those of the leaves that are arguments of the lowered program: the step uses them.
+      source: file and line of the step's function.
     """
     places = {leaf: place for place, leaf in enumerate(kept)}
     parts = _parts(outputs)
@@ -198,7 +204,28 @@ def carried_leaves(
         pairs=tuple(pairs),
         changed=tuple(changed),
         lost=tuple(lost),
+        on_one_device=tuple(
+            places[leaf]
+            for leaf, one in enumerate(every)
+            if leaf in places and isinstance(_sharding(one), jax.sharding.SingleDeviceSharding)
+        ),
+        source=source,
     )
+
+
+def _sharding(leaf: Any) -> Any:
+    return None if is_ref(leaf) else getattr(leaf, "sharding", None)
+
+
+def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
+    """File and line of the function that was traced; ("", 0) if jax does not say it."""
+    # `DebugInfo.func_src_info` of jax/_src/core.py: `step at /path/train.py:12`.
+    closed: Any = traced.jaxpr
+    info = getattr(closed.jaxpr, "debug_info", None)
+    text = str(getattr(info, "func_src_info", "") or "")
+    place = text.rpartition(" at ")[2]
+    file, _, line = place.rpartition(":")
+    return (file, int(line)) if file and line.isdecimal() else ("", 0)
 
 
 def _parts(outputs: Any) -> list[Any]:

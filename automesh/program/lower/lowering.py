@@ -133,7 +133,14 @@ class SingleProgram:
         if kept is None:
             return None
         outputs = self.traced.out_info
-        return carry_state.carried_leaves(self.carry, self.args, outputs, names=names, kept=kept)
+        return carry_state.carried_leaves(
+            self.carry,
+            self.args,
+            outputs,
+            names=names,
+            kept=kept,
+            source=carry_state.source_of(self.traced),
+        )
 
     @property
     def donated(self) -> tuple[bool, ...]:

@@ -12,7 +12,8 @@ is null. Keys are only ever added within a schema number.
                 payload_bytes, latency_s, ici_s, dcn_s, seconds, granules}], flops,
                 memory_traffic_bytes, memory {estimated_bytes, argument_bytes, output_bytes,
                 alias_bytes, temporary_bytes, peak_source, compiled_bytes, measured_bytes},
-                uncounted [{what, why, source}]}
+                uncounted [{what, why, source}], findings [{rule, array, axes, source, bytes, count,
+                what, why, cure}]: what costs memory or time and was not asked for}
     against     the same for the other mesh, or null
     changes     null without it, else {causes [{cause, one_s, against_s}], collectives [{kind, axes,
                 source, region, change, one_s, against_s}]}; `change` is appears, vanishes, grows,
@@ -24,15 +25,18 @@ are as if nothing ran beside them. All are estimated but for those called compil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from automesh import jsonio
 from automesh.cost.breakdown import CollectiveCost, MeshCost
 from automesh.cost.comparison import Share, compare_causes, compare_collectives, shares_of
+from automesh.cost.terms import Finding, value_of
 from automesh.outcomes import Replayed
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence
 from automesh.report.files.json import finite
+from automesh.report.findings import RULES
 
 SCHEMA = 1
 
@@ -82,6 +86,22 @@ def explained_to_json(one: Explained) -> dict[str, Any]:
             {"what": missing.what, "why": missing.why, "source": missing.source or None}
             for missing in one.cost.uncounted
         ],
+        "findings": [_finding(found, dict(one.cost.sizes)) for found in one.cost.findings],
+    }
+
+
+def _finding(found: Finding, sizes: Mapping[str, int]) -> dict[str, Any]:
+    words = RULES[found.rule]
+    return {
+        "rule": found.rule,
+        "array": found.array,
+        "axes": list(found.axes),
+        "source": found.source or None,
+        "bytes": value_of(found.bytes, sizes),
+        "count": value_of(found.count, sizes),
+        "what": words.what(found, sizes),
+        "why": words.why,
+        "cure": words.cure(found),
     }
 
 

@@ -20,6 +20,9 @@ known is null. Keys are only ever added within a schema number.
     funnel      counts; `ruled_out` [{rule, count}]
     reference, verifications, stop_reason, notices, details, made_up, tokens_per_step, study,
     results_dir, rules_path, command, speeds, certificate, belief
+    findings    what costs memory or time and was not asked for: {rule, title, why, plans, best};
+                `plans` have it, of which `best` is first in the ranking; `automesh lint` says
+                where, and what would mend it
     device_memory_bytes, reserve_bytes
                 what a program could use of one device, and what of it plans leave free, or null
     split       of a script without `build`, axes of its mesh that are several, or null
@@ -32,6 +35,7 @@ known is null. Keys are only ever added within a schema number.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from automesh import jsonio
@@ -39,6 +43,7 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.mapping import LogicalMapping
 from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.report import words
+from automesh.report.findings import RULES
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
 from automesh.texts.storage_url import masked
@@ -78,6 +83,7 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "speeds": result.speeds or None,
         "certificate": result.certificate or None,
         "belief": result.belief or None,
+        "findings": _findings(result.candidates),
         "device_memory_bytes": result.device_memory_bytes or None,
         "reserve_bytes": result.reserve_bytes or None,
         "split": result.split or None,
@@ -131,6 +137,24 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,
     }
+
+
+def _findings(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """By rule, those of the best plans first."""
+    plans: dict[str, list[Plan]] = {}
+    for candidate in candidates:
+        for rule in candidate.estimated.findings if candidate.estimated else ():
+            plans.setdefault(rule, []).append(candidate.plan)
+    return [
+        {
+            "rule": rule,
+            "title": RULES[rule].title if rule in RULES else rule,
+            "why": RULES[rule].why if rule in RULES else None,
+            "plans": len(having),
+            "best": str(having[0]),
+        }
+        for rule, having in plans.items()
+    ]
 
 
 def _plan(plan: Plan) -> dict[str, Any]:

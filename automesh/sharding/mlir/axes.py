@@ -13,8 +13,8 @@ from automesh.sharding.passes import Bindings
 
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _Groups = Sequence[Sequence[int]]
-# Per dimension the axes that split it; the shape of a part.
-_Split = tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]
+# Per dimension the axes that split it; the shape of a part; the same without padding, if any.
+_Split = tuple[tuple[tuple[str, ...], ...], tuple[int, ...], tuple[int, ...]]
 
 
 class MeshReader:
@@ -58,8 +58,8 @@ class MeshReader:
         return math.prod(self._sizes.get(name, 1) for name in names)
 
     def dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
-        """Per dimension the axes that split it, less the manual ones; and the shape, divided by the
-        sub-axes that split it and padded to equal parts."""
+        """Per dimension the axes that split it, less the manual ones; the shape, divided by the
+        sub-axes that split it and padded to equal parts; and that before it was padded."""
         # MLIR keeps equal attributes once, and a program has few that differ.
         key = (sharding, shape, manual)
         if key not in self._read:
@@ -68,7 +68,7 @@ class MeshReader:
 
     def _dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
         split: list[tuple[str, ...]] = []
-        divided = list(shape)
+        divided, stated = list(shape), list(shape)
         parts = self._sdy.TensorShardingAttr(sharding).dimension_shardings
         for position, part in enumerate(parts):
             names: list[str] = []
@@ -80,13 +80,14 @@ class MeshReader:
                 else:
                     size = self._sdy.SubAxisInfoAttr(reference.sub_axis_info).size
                     divided[position] = -(-divided[position] // size)
+                    stated[position] = divided[position]
                     self.sub_axes.add(reference.name)
             parts_of = self.size(names)
             if divided[position] % parts_of:
                 divided[position] += -divided[position] % parts_of
                 self.padded.update(names)
             split.append(tuple(names))
-        return tuple(split), tuple(divided)
+        return tuple(split), tuple(divided), tuple(stated) if stated != divided else ()
 
     def named(self, attribute: Any) -> tuple[tuple[str, ...], int]:
         """Axes in the text of an attribute of Shardy's, and the devices along them together.

@@ -19,7 +19,6 @@ class SourceReader:
     def __init__(self, found: Bindings, known: dict[Any, str] | None = None) -> None:
         self._ir = found.ir
         self._known: dict[Any, str] = {} if known is None else known
-        self._names: dict[str, str] = {}
 
     def of(self, operation: Any) -> str:
         """`file.py:12`, or an empty text."""
@@ -43,13 +42,26 @@ class SourceReader:
         if isinstance(location, ir.FusedLoc):
             return next(filter(None, map(self._innermost, location.locations)), "")
         if isinstance(location, ir.FileLineColLoc):
-            name = self._name(str(location.filename))
-            return f"{name}:{location.start_line}" if name else ""
+            return place_of(str(location.filename), location.start_line)
         return ""
 
-    def _name(self, path: str) -> str:
-        """Name of a file of the user's; empty for others."""
-        known = self._names.get(path)
-        if known is None:
-            known = self._names[path] = Path(path).name if is_users_file(path) else ""
-        return known
+
+# What this process has met: of each file its name, or nothing if it is not the user's; and of each
+# name the files. Texts name files by their last part.
+_NAMES: dict[str, str] = {}
+_FILES: dict[str, dict[str, None]] = {}
+
+
+def place_of(path: str, line: int) -> str:
+    """`file.py:12` of a place in the user's code; empty for other code."""
+    name = _NAMES.get(path)
+    if name is None:
+        name = _NAMES[path] = Path(path).name if is_users_file(path) else ""
+        if name:
+            _FILES.setdefault(name, {})[path] = None
+    return f"{name}:{line}" if name else ""
+
+
+def files_called(name: str) -> tuple[str, ...]:
+    """The user's files of a name that were met in this process."""
+    return tuple(_FILES.get(name, ()))

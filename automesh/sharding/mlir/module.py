@@ -166,8 +166,8 @@ class _Importer:
         shape, dtype = self._tensor(value)
         if sharding is None:
             return Value(shape=shape, dtype=dtype, axes=((),) * len(shape), manual=manual)
-        axes, divided = self._axes.dimensions(sharding, shape, manual)
-        return Value(shape=divided, dtype=dtype, axes=axes, manual=manual)
+        axes, divided, stated = self._axes.dimensions(sharding, shape, manual)
+        return Value(shape=divided, dtype=dtype, axes=axes, manual=manual, stated=stated)
 
     def _tensor(self, value: Any) -> tuple[tuple[int, ...], str]:
         kind = value.type

@@ -194,7 +194,10 @@ def depends_on_sizes(
     source: tuple[Parts, ...], target: tuple[Parts, ...], mesh: tuple[tuple[str, int], ...]
 ) -> bool:
     """Whether `gathers_all` says otherwise at other sizes of the axes that split the array."""
-    axes = sorted({part.axis for parts in (*source, *target) for part in parts})
+    every = [part for parts in (*source, *target) for part in parts]
+    axes = sorted({part.axis for part in every})
+    if any(part.size != dict(mesh)[part.axis] for part in every):
+        return True  # What of an axis splits a dimension depends on its size by itself.
     if len(axes) < 2 or len(axes) > _MOST_AXES:
         return len(axes) > 1
     found: set[bool] = set()

@@ -19,7 +19,7 @@ from automesh.texts.storage_url import masked_word
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 11  # to be raised when the terms of an unchanged step change
+_FORMAT = 12  # to be raised when the terms of an unchanged step change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,9 +174,8 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         estimated = prices.estimated(0)
         cost = break_down_pipeline(pipeline, terms, estimated, batch, hardware=hardware)
     else:
+        estimated = estimate_of(plan, terms, hardware)
         terms = under_options(terms, plan.compiler_options)
-        priced = price({terms.active: _unguarded(terms)}, batch, hardware=hardware)
-        estimated = priced.estimated(0)
         cost = break_down(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)
     return Explained(
         plan=plan,
@@ -186,6 +185,18 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         measured=_measured(candidate),
         failure=reason(candidate) if candidate is not None else "",
         is_borrowed=not _holds(terms, plan.sizes),
+    )
+
+
+def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
+    """The price of a plan by terms that are taken to hold for it.
+
+    Args:
+      hardware: with the layout of the plan's ICI shape at least.
+    """
+    terms = under_options(terms, plan.compiler_options)
+    return price({terms.active: _unguarded(terms)}, batch_of([plan]), hardware=hardware).estimated(
+        0
     )
 
 

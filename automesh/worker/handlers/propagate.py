@@ -65,6 +65,7 @@ class Propagations:
                 exact=job.exact,
                 largest=job.largest,
                 enter=enter,
+                cure=job.cure,
             )
         # The programs of stages are few, and are not passed on.
         return propagate_pipeline(

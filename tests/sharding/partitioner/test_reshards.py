@@ -99,3 +99,10 @@ def test_a_stack_that_is_split_over_its_layers_is_gathered_for_every_slice():
     gathered = [one.results[0] for one in loop.bodies[0].operations if one.name == "all_gather"]
     assert [value.shape for value in gathered] == [(8, 64, 64)]
     assert gathered[0].axes == ((), (), ())
+
+
+def test_parts_of_an_axis_depend_on_its_size() -> None:
+    first, second = Part(axis="a", before=1, size=2), Part(axis="a", before=2, size=4)
+    b = Part(axis="b", before=1, size=4)
+    # Of eight devices along `a`, two split one dimension and four another.
+    assert depends_on_sizes(((first,), (second, b)), ((), (b,)), (("a", 8), ("b", 4)))

@@ -1,0 +1,132 @@
+"""`automesh lint`: what the compiler does to a step that nobody asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from automesh.cli.options import (
+    Entry,
+    Hardware,
+    Module,
+    ScriptArgs,
+    json_text,
+    named,
+    read_option,
+)
+from automesh.errors import UsageError
+from automesh.jsonio import dumps
+
+HELP = """Say what the compiler does to the step of SCRIPT that nobody asked for: an array that is
+gathered whole, a moment that fsdp was meant to split, a microbatch reshape that sends the batch
+around, a donation that is lost. Nothing is compiled or run, and none of the devices is needed.
+
+SCRIPT is named as in search. MESH is dp:2,tp:4, and knobs may follow: "dp:8 remat=full". Without
+MESH the script's own mesh is looked at, and all meshes of a script that says none.
+
+Printed are for each finding its line, rule, array and bytes, why the compiler does so, and the
+cure; where a cure could be tried in a copy of the step, the change and what it saves, estimated.
+A comment at the line silences a rule: `# automesh: ignore[microbatch-reshape]`. docs/lint.md has
+an example of every rule.
+
+\b
+Examples:
+  automesh lint train.py
+  automesh lint train.py fsdp:8 --target cpu:8
+  automesh lint train.py --all --target tpu-v5p-128 -- --layers 4
+  automesh lint train.py --json | jq '.findings[].rule'
+  automesh lint train.py --sarif lint.sarif      for the checks of a pull request
+
+\b
+Exit codes:
+  0 nothing found   1 findings   2 bad input
+"""
+
+
+def lint(
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MESH]", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False
+        ),
+    ] = None,
+    script_args: ScriptArgs = None,
+    module: Module = "",
+    entry: Entry = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="Look at all meshes, and say each finding once.")
+    ] = False,
+    target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
+    hardware: Hardware = "",
+    space: Annotated[
+        str, typer.Option(metavar="NAME", help="Search space, as in search.")
+    ] = "auto",
+    step: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
+    ] = "",
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")
+    ] = "",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Limit for calling build and propagating once.")
+    ] = "10m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    sarif: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write SARIF 2.1.0 as well.", show_default=False),
+    ] = None,
+) -> None:
+    from automesh import api
+    from automesh.report.files.csv import write_text
+    from automesh.units import parse_duration
+
+    read_option("--timeout", parse_duration, timeout)
+    rest = script_args or []
+    if "--" in sys.argv and mesh is not None and _is_behind_dashes(mesh, rest):
+        mesh, rest = None, [mesh, *rest]
+    if module or entry:
+        # There is no SCRIPT: what stands in its place is the mesh.
+        script, mesh, rest = None, script, [*([] if mesh is None else [mesh]), *rest]
+    script, rest = named(script, module, entry, rest)
+    if script is None:
+        raise UsageError("it was not said what to look at", hint="`automesh lint train.py`")
+    found = api.lint(
+        script,
+        mesh or "",
+        every=every,
+        target=target,
+        hardware=hardware,
+        space=space,
+        step=step,
+        split=split or [],
+        baseline=baseline,
+        args=rest or [],
+        timeout=timeout,
+        progress=api.progress_on_stderr(),
+    )
+    if sarif is not None:
+        write_text(
+            dumps(found.to_sarif(), indent=1) + "\n",
+            sarif,
+            hint="name a file in a folder that you may write to",
+        )
+    sys.stdout.write(json_text(found) if as_json else found.text())
+    if not found.is_clean:
+        raise typer.Exit(1)
+
+
+def _is_behind_dashes(mesh: str, rest: list[str]) -> bool:
+    """Whether what was read as the mesh is the first of the script's own arguments."""
+    own = sys.argv[sys.argv.index("--") + 1 :]
+    return own == [mesh, *rest]

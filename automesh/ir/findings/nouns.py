@@ -1,0 +1,165 @@
+"""What the rules look at: the state of a step, and every operation with the loops around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from automesh.cost.terms import Monomial, Sum
+from automesh.ir.graph import Block, Graph, Operation, Value, multiplied
+from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
+
+# Less than this in the whole array is not worth a word.
+LEAST_BYTES = float(1 << 20)
+_ONCE: Sum = (Monomial(coefficient=1.0),)
+# How far a value is followed through views and elementwise operations.
+_FARTHEST = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """What a step takes and gives back, array by array, counted as in its program.
+
+    Attributes:
+      names: of all arguments.
+      pairs: (argument, the result that replaces it in the next step).
+      moved: those of `pairs` whose result is split otherwise than the argument.
+      changed: donated arguments that come back in another type.
+      lost: other donated arguments that nothing replaces.
+      on_one_device: arguments that lie on one device, though the mesh has several.
+      source: line of the step's function: `file.py:12`, or empty.
+    """
+
+    names: tuple[str, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    moved: tuple[tuple[int, int], ...] = ()
+    changed: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    on_one_device: tuple[int, ...] = ()
+    source: str = ""
+
+    def name(self, argument: int) -> str:
+        """What an argument is called: `args[0]['w']`."""
+        return self.names[argument] if argument < len(self.names) else f"argument {argument}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An operation where it stands.
+
+    Attributes:
+      count: executions in a step.
+      loops: around it, the outermost first.
+    """
+
+    operation: Operation
+    count: Sum
+    loops: tuple[Operation, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """A partitioned program after the rewrites of a platform's compiler.
+
+    Attributes:
+      platform: whose compiler's rewrites were applied.
+      state: what of its arguments and results is the state of the step.
+    """
+
+    graph: Graph
+    platform: str
+    state: StepState
+    _loops: dict[Value, tuple[Operation, int]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for seen in self.operations():
+            if seen.operation.name == "while":
+                for number, value in enumerate(seen.operation.bodies[0].arguments):
+                    self._loops[value] = seen.operation, number
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.graph.mesh)
+
+    def operations(self) -> Iterator[Seen]:
+        """Every operation, those of loops and branches included."""
+        yield from _within(self.graph.top, _ONCE, ())
+
+    def carried(self) -> tuple[tuple[int, Value], ...]:
+        """The arguments that a result replaces."""
+        arguments = self.graph.top.arguments
+        return tuple(
+            (argument, arguments[argument])
+            for argument, _ in self.state.pairs
+            if argument < len(arguments)
+        )
+
+    def like_state(self, value: Value) -> tuple[int, Value] | None:
+        """The first argument of the state with the shape of a value."""
+        return next((one for one in self.carried() if one[1].shape == value.shape), None)
+
+    def loop_of(self, value: Value) -> tuple[Operation, int] | None:
+        """The loop whose body takes a value, and in which place."""
+        return self._loops.get(value)
+
+    def before(self, value: Value) -> Value:
+        """The value that a loop, or several around each other, hands in unchanged; else itself."""
+        while (found := self._loops.get(value)) is not None:
+            loop, number = found
+            if loop.bodies[0].returned[number] is not value:
+                return value
+            value = loop.operands[number]
+        return value
+
+    def maker(self, value: Value) -> Operation | None:
+        """What makes a value, beyond views, conversions and other elementwise operations of one
+        array, and out of the loops that hand it in; None: an argument, or it comes from several."""
+        for _ in range(_FARTHEST):
+            value = self.before(value)
+            made = value.producer
+            if made is not None and made.attributes.get("axes") == () and made.operands:
+                value = made.operands[0]  # A collective that moves nothing.
+                continue
+            if made is None or not (made.name in VIEWS or made.name in ELEMENTWISE):
+                return made
+            arrays = [one for one in made.operands if one.shape and not one.is_constant]
+            if made.name == "reshape" and len(made.operands[0].shape) != len(made.results[0].shape):
+                return made
+            if len(arrays) != 1:
+                return None
+            value = arrays[0]
+        return None
+
+    def argument_of(self, value: Value) -> int | None:
+        """Position of the argument of the program that a value is, seen in another way or not."""
+        for _ in range(_FARTHEST):
+            value = self.before(value)
+            if value.producer is None:
+                arguments = self.graph.top.arguments
+                return next((n for n, one in enumerate(arguments) if one is value), None)
+            if value.producer.name not in {*VIEWS, "convert", "transpose"}:
+                return None
+            value = value.producer.operands[0]
+        return None
+
+
+def _within(block: Block, count: Sum, loops: tuple[Operation, ...]) -> Iterator[Seen]:
+    for operation in block.operations:
+        yield Seen(operation=operation, count=count, loops=loops)
+        if not operation.bodies:
+            continue
+        is_loop = operation.name == "while"
+        times = operation.times if is_loop else None
+        inside = count if times is None else multiplied(count, times)
+        for body in operation.bodies:
+            yield from _within(body, inside, (*loops, operation) if is_loop else loops)
+
+
+def words(value: Value) -> str:
+    """`f32[64,256]`: the whole array."""
+    return f"{value.dtype}[{','.join(map(str, value.stated or value.shape))}]"
+
+
+def several(names: list[str]) -> str:
+    """`args[0]['w'] and 3 more`."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

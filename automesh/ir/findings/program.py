@@ -1,0 +1,431 @@
+"""Rules about operations, found in the program after the rewrites of a platform's compiler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from automesh.cost.terms import Cure, Finding, Monomial, value_of
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.state import parts
+from automesh.ir.graph import Operation, Value, added, element_bytes, multiplied, total_bytes
+from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
+from automesh.ir.terms.collectives import nearby_source
+
+FULL_REMATERIALIZATION = "full-rematerialization"
+LAYER_SPLIT_STACK = "layer-split-stack"
+MICROBATCH_RESHAPE = "microbatch-reshape"
+UNDIVIDED_OPERATION = "undivided-operation"
+GRADIENT_PER_MICROBATCH = "gradient-per-microbatch"
+REPLICATED_GRADIENT = "replicated-gradient"
+PADDING_WASTE = "padding-waste"
+_MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
+# Compute along a dimension as a whole: what is split there is gathered, or moved twice.
+_ALONG = frozenset(
+    ("sort", "fft", "reduce_window", "top_k", "cholesky", "triangular_solve", "custom_call")
+)
+_PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
+# These compilers add up first, and reduce behind the loop: WhileLoopAllReduceCodeMotion in
+# xla/service/gpu/gpu_compiler.cc; seen in programs of libtpu 0.0.52.
+_SINKS_REDUCTIONS = frozenset(("gpu", "tpu"))
+_LEAST_WASTE = 0.1
+_FARTHEST = 256
+
+
+def program_findings(program: Program) -> Iterator[Finding]:
+    """All that the rules find in a program after the rewrites of a platform's compiler."""
+    for seen in program.operations():
+        for rule in RULES:
+            yield from rule(program, seen)
+    yield from padding_waste(program)
+
+
+def full_rematerialization(program: Program, seen: Seen) -> Iterator[Finding]:
+    """An array that is gathered whole, only to be cut in another way."""
+    operation = seen.operation
+    if not _gathers(operation):
+        return
+    whole = operation.results[0]
+    users = set(whole.users)
+    if not users or any(user.name != "all_slice" for user in users):
+        return
+    if _microbatches(program, seen) is None:
+        after = next(iter(users)).results[0].axes
+        source = nearby_source(operation)
+        yield Finding(
+            rule=FULL_REMATERIALIZATION,
+            array=words(whole),
+            bytes=(whole.bytes,),
+            axes=operation.attributes["axes"],
+            count=seen.count,
+            source=source,
+            cure=Cure(
+                kind="hops",
+                shape=whole.shape,
+                splits=(operation.operands[0].axes, after),
+                source=source,
+            ),
+        )
+
+
+def layer_split_stack(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A stack that is split over the dimension that a loop takes apart."""
+    operation = seen.operation
+    if not _is_taken_apart(operation) or _microbatches(program, seen) is not None:
+        return
+    whole = operation.results[0]
+    argument = program.argument_of(operation.operands[0])
+    yield Finding(
+        rule=LAYER_SPLIT_STACK,
+        array=words(whole),
+        bytes=(whole.bytes,),
+        axes=operation.attributes["axes"],
+        count=seen.count,
+        source=nearby_source(operation),
+        detail="" if argument is None else program.state.name(argument),
+        cure=None if argument is None else _other_dimension(program, argument),
+    )
+
+
+def microbatch_reshape(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A batch that is reshaped so that microbatches, and not examples, are split."""
+    operation = seen.operation
+    if operation.name not in _MOVES or operation.attributes.get("manual"):
+        return
+    reshape = _microbatches(program, seen)
+    moved = operation.results[0]
+    if reshape is None or moved.is_constant or moved.global_bytes < LEAST_BYTES:
+        return
+    yield Finding(
+        rule=MICROBATCH_RESHAPE,
+        array=words(reshape.operands[0]),
+        bytes=(moved.bytes,),
+        axes=operation.attributes["axes"],
+        count=seen.count,
+        source=reshape.source or nearby_source(operation),
+        cure=Cure(kind="interleave", shape=reshape.operands[0].shape, source=reshape.source),
+    )
+
+
+def undivided_operation(program: Program, seen: Seen) -> Iterator[Finding]:
+    """An operation that needs a split dimension whole: every device does all of it, or the array
+    is sent around before and after."""
+    operation = seen.operation
+    if operation.name not in _ALONG and operation.name not in _PRODUCTS:
+        return
+    remaining = {axis for one in operation.results for axes in one.axes for axis in axes}
+    moved: list[Value] = []
+    axes: set[str] = set()
+    gathers = False
+    for operand in operation.operands:
+        maker = program.maker(operand)
+        if maker is None or maker.name not in _MOVES or maker.attributes.get("manual"):
+            continue
+        over = set(maker.attributes["axes"])
+        if maker.name == "all_gather" and not over & remaining:
+            gathers = True
+        elif maker.name == "all_gather" or operation.name not in _ALONG:
+            continue
+        moved.append(maker.results[0])
+        axes |= over
+    held = {axis for one in operation.operands for part in one.axes for axis in part}
+    if operation.name in _PRODUCTS and axes & held:
+        return  # Each device adds up its part.
+    if sum(value.global_bytes for value in moved) >= LEAST_BYTES:
+        yield Finding(
+            rule=UNDIVIDED_OPERATION,
+            array=words(max(moved, key=lambda value: value.global_bytes)),
+            bytes=total_bytes(moved),
+            axes=tuple(axis for axis, _ in program.graph.mesh if axis in axes),
+            count=seen.count,
+            source=operation.source or nearby_source(operation),
+            detail=f"{_said(operation)}, {'gathered' if gathers else 'moved'}",
+        )
+
+
+def gradient_per_microbatch(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A gradient that is reduced in a loop and only added up there."""
+    operation = seen.operation
+    if operation.name != "all_reduce" or operation.attributes.get("manual") or not seen.loops:
+        return
+    if program.platform in _SINKS_REDUCTIONS or not operation.attributes["axes"]:
+        return
+    loop, reduced = seen.loops[-1], operation.results[0]
+    if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:
+        return
+    total = _added_up(reduced, loop)
+    if total is not None and program.like_state(total) is not None:
+        yield Finding(
+            rule=GRADIENT_PER_MICROBATCH,
+            array=words(total),
+            bytes=(reduced.bytes,),
+            axes=operation.attributes["axes"],
+            count=seen.count,
+            source=nearby_source(operation),
+        )
+
+
+def replicated_gradient(program: Program, seen: Seen) -> Iterator[Finding]:
+    """What a loop adds up for the state, whole along axes that split the state: it is carried so,
+    or gathered in every iteration, added to and cut again."""
+    loop = seen.operation
+    if loop.name != "while":
+        return
+    body = loop.bodies[0]
+    for number, value in enumerate(body.arguments):
+        if body.returned[number] is value or value.global_bytes < LEAST_BYTES:
+            continue
+        held, source = value, loop.source or nearby_source(loop)
+        count = seen.count
+        gathered = next((user for user in value.users if _is_only_added_to(user)), None)
+        if gathered is not None:
+            held = gathered.results[0]
+            source = _source_of_cut(held) or source
+            count = count if loop.times is None else multiplied(count, loop.times)
+        like = next(
+            (
+                (argument, one)
+                for argument, one in program.carried()
+                if one.shape == held.shape and _every(held) < _every(one)
+            ),
+            None,
+        )
+        if like is None or not _reaches(loop.results[number], program):
+            continue
+        argument, wanted = like
+        missing = _every(wanted) - _every(held)
+        yield Finding(
+            rule=REPLICATED_GRADIENT,
+            array=words(held),
+            bytes=(held.bytes,),
+            axes=tuple(axis for axis, _ in program.graph.mesh if axis in missing),
+            count=count,
+            source=source,
+            detail=program.state.name(argument),
+            cure=Cure(kind="constrain-carried", shape=held.shape, splits=(wanted.axes,)),
+        )
+
+
+def padding_waste(program: Program) -> Iterator[Finding]:
+    """The largest array of each dimension that axes do not divide evenly."""
+    found: dict[tuple[int, tuple[str, ...]], tuple[float, Value, str]] = {}
+    for seen in program.operations():
+        for value in seen.operation.results:
+            if not value.stated or value.is_constant:
+                continue
+            wasted = value.global_bytes - math.prod(value.stated) * element_bytes(value.dtype)
+            if wasted < LEAST_BYTES or wasted < _LEAST_WASTE * value.global_bytes:
+                continue
+            for d, (size, padded) in enumerate(zip(value.stated, value.shape, strict=True)):
+                key = (size, value.axes[d])
+                if 1 < size != padded and wasted > found.get(key, (0.0,))[0]:
+                    source = nearby_source(seen.operation)
+                    found[key] = wasted, value, source
+    sizes = program.sizes
+    for (size, axes), (wasted, value, source) in found.items():
+        share = wasted / value.global_bytes
+        padded = -(-size // parts(axes, sizes)) * parts(axes, sizes)
+        part = value.bytes
+        yield Finding(
+            rule=PADDING_WASTE,
+            array=words(value),
+            bytes=added(Monomial(coefficient=part.coefficient * share, powers=part.powers)),
+            axes=axes,
+            source=source,
+            detail=f"{size} as {padded}",
+        )
+
+
+RULES: tuple[Callable[[Program, Seen], Iterable[Finding]], ...] = (
+    full_rematerialization,
+    layer_split_stack,
+    microbatch_reshape,
+    undivided_operation,
+    gradient_per_microbatch,
+    replicated_gradient,
+)
+
+
+def _gathers(operation: Operation) -> bool:
+    """Whether the partitioner gathers an array of a size worth a word."""
+    if operation.name != "all_gather" or operation.attributes.get("manual"):
+        return False
+    whole = operation.results[0]
+    return not whole.is_constant and whole.global_bytes >= LEAST_BYTES
+
+
+def _is_taken_apart(operation: Operation) -> bool:
+    """Whether loops take single elements of a gathered array along what was gathered."""
+    if not _gathers(operation):
+        return False
+    gathered = [d for d, axes in enumerate(operation.attributes["per_dimension"]) if axes]
+    readers = _slices_of(operation.results[0])
+    return bool(readers) and all(
+        any(reader.attributes["sizes"][d] == 1 for d in gathered) for reader in readers
+    )
+
+
+def _slices_of(whole: Value) -> list[Operation]:
+    """What reads a gathered array, inside the loops that it is carried into too; empty if anything
+    else than a dynamic slice does."""
+    found: list[Operation] = []
+    for user in set(whole.users):
+        if user.name == "while":
+            number = user.operands.index(whole)
+            body = user.bodies[0]
+            if body.returned[number] is not body.arguments[number]:
+                return []
+            inner = _slices_of(body.arguments[number])
+            if not inner:
+                return []
+            found += inner
+        elif user.name == "dynamic_slice" and user.operands[0] is whole:
+            found.append(user)
+        else:
+            return []
+    return found
+
+
+def _microbatches(program: Program, seen: Seen) -> Operation | None:
+    """The reshape that makes one dimension two, of which the first is the number of microbatches,
+    if what is moved for a loop comes from one and some of the axes that it is moved over split the
+    dimension."""
+    operation = seen.operation
+    if not seen.loops and not _is_for_loop(operation.results[0]):
+        return None
+    made = program.maker(operation.operands[0])
+    if made is None or made.name != "reshape":
+        return None
+    before, after = made.operands[0], made.results[0]
+    if len(after.shape) != len(before.shape) + 1:
+        return None
+    for d, axes in enumerate(before.axes):
+        # Sizes of the new dimensions may be those of a part: what stands around tells the place.
+        around = (*before.shape[:d], *before.shape[d + 1 :])
+        if (
+            set(axes) & set(operation.attributes["axes"])
+            and (*after.shape[:d], *after.shape[d + 2 :]) == around
+        ):
+            return made
+    return None
+
+
+def _is_for_loop(value: Value) -> bool:
+    """Whether a loop reads a value, cut or seen in another way or not."""
+    for _ in range(_FARTHEST):
+        users = set(value.users)
+        if any(user.name == "while" for user in users):
+            return True
+        if len(users) != 1:
+            return False
+        user = users.pop()
+        if user.name not in VIEWS and user.name not in ELEMENTWISE and user.name != "all_slice":
+            return False
+        value = user.results[0]
+    return False
+
+
+def _other_dimension(program: Program, argument: int) -> Cure | None:
+    """The stack, and all of the state that is shaped and split like it, split over the largest
+    other dimension instead."""
+    arguments, sizes = program.graph.top.arguments, program.sizes
+    stack = arguments[argument]
+    axes = stack.axes[0]
+    free = [
+        d
+        for d, size in enumerate(stack.shape)
+        if d and not stack.axes[d] and size % parts(axes, sizes) == 0
+    ]
+    if not axes or not free:
+        return None
+    place = max(free, key=lambda d: stack.shape[d])
+    after = tuple(
+        () if d == 0 else axes if d == place else split for d, split in enumerate(stack.axes)
+    )
+    alike = [
+        number
+        for number, one in enumerate(arguments)
+        if one.shape == stack.shape and one.axes == stack.axes
+    ]
+    results = dict(program.state.pairs)
+    return Cure(
+        kind="split-like",
+        arguments=tuple(alike),
+        results=tuple(results.get(number, -1) for number in alike),
+        splits=(after,) * len(alike),
+    )
+
+
+def _added_up(reduced: Value, loop: Operation) -> Value | None:
+    """What the loop carries and a value is added to, if nothing else reads it."""
+    body = loop.bodies[0]
+    value = reduced
+    for _ in range(_FARTHEST):
+        users = set(value.users)
+        if len(users) != 1:
+            return None
+        user = users.pop()
+        if user.name == "add":
+            others = [one for one in user.operands if one is not value]
+            for number, argument in enumerate(body.arguments):
+                if argument in others and body.returned[number] is user.results[0]:
+                    return argument
+            return None
+        if user.name not in ELEMENTWISE and user.name not in VIEWS:
+            return None
+        value = user.results[0]
+    return None
+
+
+def _is_only_added_to(gather: Operation) -> bool:
+    """Whether what is gathered is only used element by element, and cut again afterwards."""
+    if not _gathers(gather):
+        return False
+    users = set(gather.results[0].users)
+    return bool(users) and all(
+        user.name in ELEMENTWISE
+        and user.results[0].users
+        and all(after.name == "all_slice" for after in user.results[0].users)
+        for user in users
+    )
+
+
+def _source_of_cut(gathered: Value) -> str:
+    return next(
+        (
+            after.source
+            for user in gathered.users
+            for after in user.results[0].users
+            if after.source
+        ),
+        "",
+    )
+
+
+def _reaches(value: Value, program: Program) -> bool:
+    """Whether a value becomes state by elementwise operations and views alone."""
+    results = [result for _, result in program.state.pairs]
+    returned = program.graph.top.returned
+    wanted = {returned[result] for result in results if result < len(returned)}
+    waiting, seen = [value], {value}
+    while waiting and len(seen) < _FARTHEST:
+        one = waiting.pop()
+        if one in wanted:
+            return True
+        for user in one.users:
+            if user.name in ELEMENTWISE or user.name in VIEWS or user.name == "all_slice":
+                for result in user.results:
+                    if result not in seen:
+                        seen.add(result)
+                        waiting.append(result)
+    return False
+
+
+def _every(value: Value) -> frozenset[str]:
+    return frozenset(axis for axes in value.axes for axis in axes)
+
+
+def _said(operation: Operation) -> str:
+    if operation.name == "custom_call":
+        return f"custom call {operation.attributes.get('target', '')}".strip()
+    return operation.name

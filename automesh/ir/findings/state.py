@@ -1,0 +1,246 @@
+"""Rules about what a step takes and gives back, found in its first program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from automesh.cost.terms import Cure, Finding, value_of
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, several
+from automesh.ir.graph import Value, total_bytes
+
+SECOND_COMPILE = "second-compile"
+STATE_CHANGES_TYPE = "state-changes-type"
+LOST_DONATION = "lost-donation"
+UNDONATED_STATE = "undonated-state"
+REPLICATED_STATE = "replicated-state"
+STATE_ON_ONE_DEVICE = "state-on-one-device"
+# A whole array is worth a word if it takes this part of what a device holds of the state.
+_SHARE = 0.1
+
+
+def state_findings(program: Program) -> Iterator[Finding]:
+    """All that the rules find in a program before the rewrites of a platform's compiler."""
+    for rule in RULES:
+        yield from rule(program)
+
+
+def second_compile(program: Program) -> Iterator[Finding]:
+    """State that comes back split otherwise than it went in."""
+    if not _is_state(program):
+        return
+    places = [argument for argument, _ in program.state.moved]
+    donated = set(program.graph.donated)
+    if places and not set(places) <= set(program.state.on_one_device):
+        yield _finding(
+            program,
+            SECOND_COMPILE,
+            places,
+            counted=[place for place in places if place in donated],
+            axes=_axes_that_differ(program),
+            cure=Cure(
+                kind="return-as-given",
+                arguments=tuple(places),
+                results=tuple(result for _, result in program.state.moved),
+                splits=tuple(program.graph.top.returned[r].axes for _, r in program.state.moved),
+            ),
+        )
+
+
+def state_changes_type(program: Program) -> Iterator[Finding]:
+    """Donated state whose result has another type."""
+    places = list(program.state.changed)
+    if places:
+        yield _finding(
+            program,
+            STATE_CHANGES_TYPE,
+            places,
+            cure=Cure(kind="convert-back", arguments=tuple(places)),
+        )
+
+
+def lost_donation(program: Program) -> Iterator[Finding]:
+    """Donated arguments that no result replaces."""
+    if program.state.lost:
+        yield _finding(program, LOST_DONATION, list(program.state.lost))
+
+
+def undonated_state(program: Program) -> Iterator[Finding]:
+    """State that is kept beside its successor, because nobody donated it."""
+    if not _is_state(program):
+        return
+    donated = {*program.graph.donated, *program.graph.host}
+    pairs = [(a, r) for a, r in program.state.pairs if a not in donated]
+    places = [argument for argument, _ in pairs if _is_there(program, argument)]
+    if places and _device_bytes(program, places) >= LEAST_BYTES:
+        yield _finding(
+            program,
+            UNDONATED_STATE,
+            places,
+            detail=", ".join(
+                dict.fromkeys(program.state.name(one).partition("]")[0] + "]" for one in places)
+            ),
+            cure=Cure(kind="donate", arguments=tuple(argument for argument, _ in pairs)),
+        )
+
+
+def replicated_state(program: Program) -> Iterator[Finding]:
+    """State that is whole along axes that split a twin of it, or most of the state."""
+    moved = {argument for argument, _ in program.state.moved}
+    alone = set(program.state.on_one_device)
+    carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
+    total = sum(value.bytes.at(program.sizes) for _, value in carried)
+    found: dict[tuple[tuple[str, ...], str], list[tuple[int, Split]]] = {}
+    for argument, value in carried:
+        if value.global_bytes < LEAST_BYTES:
+            continue
+        split = _twin(value, carried, program)
+        if split is None and value.bytes.at(program.sizes) >= _SHARE * total:
+            split = _as_most(value, carried, program.sizes)
+        if split is not None:
+            axes, after, twin = split
+            found.setdefault((axes, twin), []).append((argument, after))
+    for (axes, twin), places in found.items():
+        arguments = [argument for argument, _ in places]
+        results = dict(program.state.pairs)
+        yield _finding(
+            program,
+            REPLICATED_STATE,
+            arguments,
+            axes=axes,
+            detail=twin,
+            cure=Cure(
+                kind="split-like",
+                arguments=tuple(arguments),
+                results=tuple(results[argument] for argument in arguments),
+                splits=tuple(after for _, after in places),
+            ),
+        )
+
+
+def state_on_one_device(program: Program) -> Iterator[Finding]:
+    """State that was made on one device, though the mesh has several."""
+    carried = {argument for argument, _ in program.state.pairs}
+    places = [one for one in program.state.on_one_device if one in carried]
+    if not places:
+        return
+    values = [program.graph.top.arguments[place] for place in places]
+    if sum(value.global_bytes for value in values) >= LEAST_BYTES:
+        yield Finding(
+            rule=STATE_ON_ONE_DEVICE,
+            array=several([program.state.name(place) for place in places]),
+            # All of it lies on the first device.
+            bytes=total_bytes(
+                Value(shape=one.shape, dtype=one.dtype, axes=((),) * len(one.shape))
+                for one in values
+            ),
+            axes=tuple(axis for axis, size in program.graph.mesh if size > 1),
+            source=program.state.source,
+        )
+
+
+RULES: tuple[Callable[[Program], Iterable[Finding]], ...] = (
+    second_compile,
+    state_changes_type,
+    lost_donation,
+    undonated_state,
+    replicated_state,
+    state_on_one_device,
+)
+Split = tuple[tuple[str, ...], ...]
+_Found = tuple[tuple[str, ...], Split, str]
+
+
+def _finding(
+    program: Program,
+    rule: str,
+    places: list[int],
+    *,
+    counted: list[int] | None = None,
+    axes: tuple[str, ...] = (),
+    detail: str = "",
+    cure: Cure | None = None,
+) -> Finding:
+    arguments = program.graph.top.arguments
+    return Finding(
+        rule=rule,
+        array=several([program.state.name(place) for place in places]),
+        bytes=total_bytes(arguments[place] for place in (places if counted is None else counted)),
+        axes=axes,
+        source=program.state.source,
+        detail=detail,
+        cure=cure,
+    )
+
+
+def _is_state(program: Program) -> bool:
+    """Whether what comes back is the next step's argument for certain: a single array that is
+    shaped like an argument may be anything."""
+    pairs = program.state.pairs
+    return (
+        len(pairs) > 1
+        or len(program.graph.top.returned) > len(pairs)
+        or any(argument in program.graph.donated for argument, _ in pairs)
+    )
+
+
+def _is_there(program: Program, argument: int) -> bool:
+    value = program.graph.top.arguments[argument]
+    return bool(value.shape) and value.global_bytes > 0
+
+
+def _device_bytes(program: Program, places: list[int]) -> float:
+    arguments = program.graph.top.arguments
+    return value_of(total_bytes(arguments[place] for place in places), program.sizes)
+
+
+def _axes_that_differ(program: Program) -> tuple[str, ...]:
+    """Mesh axes that split moved arrays before or after, and not both times in the same way."""
+    named: set[str] = set()
+    top = program.graph.top
+    for argument, result in program.state.moved:
+        for one, other in zip(top.arguments[argument].axes, top.returned[result].axes, strict=True):
+            named |= set(one) ^ set(other)
+    return tuple(axis for axis, _ in program.graph.mesh if axis in named)
+
+
+def _twin(value: Value, carried: Sequence[tuple[int, Value]], program: Program) -> _Found | None:
+    """The split of another array of the state with the same shape, where that has more axes."""
+    mine = _every(value.axes)
+    for argument, other in carried:
+        if other.shape == value.shape and mine < _every(other.axes):
+            missing = _every(other.axes) - mine
+            axes = tuple(axis for axis, _ in program.graph.mesh if axis in missing)
+            return axes, other.axes, program.state.name(argument)
+    return None
+
+
+def _as_most(
+    value: Value, carried: Sequence[tuple[int, Value]], sizes: dict[str, int]
+) -> _Found | None:
+    """A split along axes by which most bytes of the state are split, where no axis splits this."""
+    if _every(value.axes):
+        return None
+    total = sum(other.global_bytes for _, other in carried)
+    for axis, size in sizes.items():
+        split = sum(one.global_bytes for _, one in carried if axis in _every(one.axes))
+        if size == 1 or split < total / 2:
+            continue
+        place = max(
+            (d for d, length in enumerate(value.shape) if length % size == 0 and length >= size),
+            key=lambda d: value.shape[d],
+            default=None,
+        )
+        if place is not None:
+            after = tuple((axis,) if d == place else () for d in range(len(value.shape)))
+            return (axis,), after, ""
+    return None
+
+
+def _every(axes: Iterable[tuple[str, ...]]) -> frozenset[str]:
+    return frozenset(axis for one in axes for axis in one)
+
+
+def parts(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
+    """Into how many parts the axes split."""
+    return math.prod(sizes.get(axis, 1) for axis in axes)

@@ -1,0 +1,1 @@
+"""What `automesh lint` prints: as text, JSON and SARIF."""

@@ -1,0 +1,78 @@
+"""A cure that was tried, as one would write it in the script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from automesh.cost.terms import Cure, Finding
+from automesh.texts.terminal import clean
+
+_ARGUMENT = re.compile(r"args\[(\d+)\]")
+Split = tuple[tuple[str, ...], ...]
+
+
+def change_of(finding: Finding, cure: Cure) -> str:
+    """What was changed."""
+    return _CHANGES[cure.kind](finding, cure)
+
+
+def spec(split: Split) -> str:
+    """`P('fsdp', None)`.
+
+    >>> spec(((), ("dp", "tp")))
+    "P(None, ('dp', 'tp'))"
+    """
+    parts = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in split]
+    return f"P({', '.join(map(repr, parts))})"
+
+
+def _donate(finding: Finding, _: Cure) -> str:
+    numbers = sorted({int(number) for number in _ARGUMENT.findall(finding.detail)})
+    if not numbers:
+        return "donate_argnames of these arguments in jax.jit"
+    told = numbers[0] if len(numbers) == 1 else tuple(numbers)
+    return f"jax.jit(..., donate_argnums={told})"
+
+
+def _return_as_given(finding: Finding, _: Cure) -> str:
+    return f"out_shardings of {clean(finding.array)}: the shardings that it is given with"
+
+
+def _split_like(finding: Finding, cure: Cure) -> str:
+    name = finding.detail if finding.rule == "layer-split-stack" else finding.array
+    return f"NamedSharding(mesh, {spec(cure.splits[0])}) for {clean(name)}, in and out"
+
+
+def _hops(_: Finding, cure: Cure) -> str:
+    between = ", then ".join(spec(split) for split in cure.splits[1:-1])
+    return f"with_sharding_constraint to {between} first, then to {spec(cure.splits[-1])}"
+
+
+def _carried(_: Finding, cure: Cure) -> str:
+    return f"with_sharding_constraint(..., NamedSharding(mesh, {spec(cure.splits[0])})) in the loop"
+
+
+def _interleave(finding: Finding, cure: Cure) -> str:
+    del finding
+    rest = ", ".join(str(size) for size in cure.shape[1:])
+    return (
+        f"x.reshape({cure.shape[0]} // n, n, {rest}).swapaxes(0, 1) of n microbatches"
+        if rest
+        else f"x.reshape({cure.shape[0]} // n, n).swapaxes(0, 1) of n microbatches"
+    )
+
+
+def _convert(finding: Finding, _: Cure) -> str:
+    return f".astype(...) of what replaces {clean(finding.array)}, to the type that it had"
+
+
+_CHANGES: Mapping[str, Callable[[Finding, Cure], str]] = {
+    "donate": _donate,
+    "return-as-given": _return_as_given,
+    "split-like": _split_like,
+    "hops": _hops,
+    "constrain-carried": _carried,
+    "interleave": _interleave,
+    "convert-back": _convert,
+}

@@ -1,0 +1,297 @@
+"""Cures of findings, tried in a lowered copy of the step (jax).
+
+Each function changes a module in place that is about to be partitioned, as the user's change of the
+script would; `automesh lint` then estimates what that saves. What a cure needs to find its place is
+in `Cure`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from automesh.cost.terms import Cure
+from automesh.outcomes import Failed
+from automesh.program.refused import Refused
+from automesh.sharding.attribute_names import CARRY
+from automesh.sharding.mlir.locations import SourceReader
+from automesh.sharding.passes import STAGE, Bindings, bindings, functions_of
+
+_SHARDING, _DONOR = "sdy.sharding", "jax.buffer_donor"
+_CONSTRAINT, _RESHAPE, _WHILE = "sdy.sharding_constraint", "stablehlo.reshape", "stablehlo.while"
+Split = tuple[tuple[str, ...], ...]
+
+
+def apply_cure(module: Any, cure: Cure) -> None:
+    """Changes a module, whose context is entered, in place.
+
+    Raises:
+      Refused: the cure finds no place in this program.
+    """
+    copy = _Copy(bindings(), module)
+    if not CURES[cure.kind](copy, cure):
+        raise Refused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
+
+
+class _Copy:
+    """A lowered program that may be changed."""
+
+    def __init__(self, found: Bindings, module: Any) -> None:
+        self.ir, self.sdy = found.ir, found.sdy
+        self.module = module
+        self.main = functions_of(module, found.ir)["main"]
+        self.block = self.main.regions[0].blocks[0]
+        self.arguments = self._entries("arg_attrs", len(self.block.arguments))
+        self.returned = next(
+            one.operation
+            for one in self.block.operations
+            if one.operation.name in ("func.return", "return")
+        )
+        self.results = self._entries("res_attrs", len(self.returned.operands))
+        self._sources = SourceReader(found)
+        self._mesh = next(
+            found.ir.StringAttr(one.operation.attributes["sym_name"]).value
+            for one in module.regions[0].blocks[0].operations
+            if one.operation.name == "sdy.mesh"
+        )
+
+    def _entries(self, name: str, count: int) -> list[dict[str, Any]]:
+        if name not in self.main.attributes:
+            return [{} for _ in range(count)]
+        entries = self.ir.ArrayAttr(self.main.attributes[name])
+        return [{one.name: one.attr for one in self.ir.DictAttr(entry)} for entry in entries]
+
+    def keep_entries(self) -> None:
+        """Writes the attributes of arguments and results back."""
+        for name, entries in (("arg_attrs", self.arguments), ("res_attrs", self.results)):
+            self.main.attributes[name] = self.ir.ArrayAttr.get(
+                [self.ir.DictAttr.get(one) for one in entries]
+            )
+
+    def note_replaced(self, argument: int, result: int) -> None:
+        """Notes that a result now replaces an argument in the next step."""
+        if CARRY in self.main.attributes:
+            noted = json.loads(self.ir.StringAttr(self.main.attributes[CARRY]).value)
+            noted["changed"] = [one for one in noted["changed"] if one[0] != argument]
+            noted["pairs"].append((argument, result))
+            self.main.attributes[CARRY] = self.ir.StringAttr.get(json.dumps(noted))
+
+    def sharding(self, split: Split) -> Any:
+        """An attribute of Shardy's that says how an array is split."""
+        return self.sdy.TensorShardingAttr.get(
+            self._mesh,
+            [
+                self.sdy.DimensionShardingAttr.get(
+                    [self.sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True
+                )
+                for axes in split
+            ],
+        )
+
+    def split_of(self, sharding: Any) -> Split:
+        """The mesh axes of each dimension; parts of axes count as the whole."""
+        dimensions = self.sdy.TensorShardingAttr(sharding).dimension_shardings
+        return tuple(
+            tuple(
+                str(self.sdy.AxisRefAttr(axis).name)
+                for axis in self.sdy.DimensionShardingAttr(one).axes
+            )
+            for one in dimensions
+        )
+
+    def shape_of(self, value: Any) -> tuple[int, ...]:
+        try:
+            return tuple(self.ir.RankedTensorType(value.type).shape)
+        except ValueError:  # A token.
+            return ()
+
+    def source_of(self, operation: Any) -> str:
+        return self._sources.of(operation)
+
+    def operations(self, name: str, root: Any = None) -> Iterator[Any]:
+        """All operations of a name, those in loops included."""
+        for region in (self.main if root is None else root).regions:
+            for block in region.blocks:
+                for view in list(block.operations):
+                    operation = view.operation
+                    if operation.name == name:
+                        yield operation
+                    yield from self.operations(name, operation)
+
+    def constrained(self, value: Any, split: Split, before: Any) -> Any:
+        """A value with a constraint, which stands in front of an operation."""
+        with self.ir.InsertionPoint(before), before.location:
+            return self.sdy.ShardingConstraintOp(value, self.sharding(split)).result
+
+
+def _donate(copy: _Copy, cure: Cure) -> bool:
+    for argument in cure.arguments:
+        copy.arguments[argument][_DONOR] = copy.ir.BoolAttr.get(True)
+    copy.keep_entries()
+    return True
+
+
+def _return_as_given(copy: _Copy, cure: Cure) -> bool:
+    for argument, result in zip(cure.arguments, cure.results, strict=True):
+        whole: Split = ((),) * len(copy.shape_of(copy.block.arguments[argument]))
+        given = copy.arguments[argument].get(_SHARDING)
+        copy.results[result][_SHARDING] = copy.sharding(whole) if given is None else given
+    copy.keep_entries()
+    return True
+
+
+def _split_like(copy: _Copy, cure: Cure) -> bool:
+    for argument, result, split in zip(cure.arguments, cure.results, cure.splits, strict=True):
+        copy.arguments[argument][_SHARDING] = copy.sharding(split)
+        if result >= 0:
+            copy.results[result][_SHARDING] = copy.sharding(split)
+    copy.keep_entries()
+    _forget_constraints(copy, cure)
+    return True
+
+
+def _forget_constraints(copy: _Copy, cure: Cure) -> None:
+    """Constraints in the step that repeat how such an array was split say the new split."""
+    new = {
+        copy.shape_of(copy.block.arguments[argument]): split
+        for argument, split in zip(cure.arguments, cure.splits, strict=True)
+    }
+    for operation in copy.operations(_CONSTRAINT):
+        split = new.get(copy.shape_of(operation.results[0]))
+        if split is not None:
+            operation.attributes["sharding"] = copy.sharding(split)
+
+
+def _hops(copy: _Copy, cure: Cure) -> bool:
+    """Constraints in between, in both directions: a backward pass goes the other way."""
+    before, *between, after = cure.splits
+    done = False
+    for operation in copy.operations(_CONSTRAINT):
+        if copy.shape_of(operation.results[0]) != cure.shape:
+            continue
+        wanted = copy.split_of(operation.attributes["sharding"])
+        operand = operation.operands[0]
+        owner = operand.owner
+        given = None
+        if not isinstance(owner, copy.ir.Block) and owner.name == _CONSTRAINT:
+            given = copy.split_of(owner.attributes["sharding"])
+        is_there = copy.source_of(operation) == cure.source
+        if wanted == after and (given == before or (given is None and is_there)):
+            way: Sequence[Split] = between
+        elif wanted == before and given == after:
+            way = between[::-1]
+        else:
+            continue
+        value = operand
+        for split in way:
+            value = copy.constrained(value, split, operation)
+        operation.operands[0] = value
+        done = True
+    return done
+
+
+def _constrain_carried(copy: _Copy, cure: Cure) -> bool:
+    """Everything of a shape that a loop constrains or carries is split as wanted."""
+    (wanted,) = cure.splits
+    done = False
+    for operation in copy.operations(_CONSTRAINT):
+        if copy.shape_of(operation.results[0]) == cure.shape:
+            operation.attributes["sharding"] = copy.sharding(wanted)
+            done = True
+    for loop in copy.operations(_WHILE):
+        body = loop.regions[1].blocks[0]
+        returned = body.operations[len(body.operations) - 1].operation
+        for place, value in enumerate(returned.operands):
+            if copy.shape_of(value) == cure.shape and not isinstance(value.owner, copy.ir.Block):
+                returned.operands[place] = copy.constrained(value, wanted, returned)
+                done = True
+    return done
+
+
+def _interleave(copy: _Copy, cure: Cure) -> bool:
+    """(batch, ...) to (examples, microbatches, ...), whose first two dimensions change places."""
+    done = False
+    for operation in copy.operations(_RESHAPE):
+        before = copy.shape_of(operation.operands[0])
+        after = copy.shape_of(operation.results[0])
+        if copy.source_of(operation) != cure.source or len(after) != len(before) + 1:
+            continue
+        place = next(
+            (
+                d
+                for d, size in enumerate(before)
+                if after[d] * after[d + 1] == size
+                and (*after[:d], *after[d + 2 :]) == (*before[:d], *before[d + 1 :])
+            ),
+            None,
+        )
+        if place is None:
+            continue
+        swapped = list(after)
+        swapped[place], swapped[place + 1] = after[place + 1], after[place]
+        order = list(range(len(after)))
+        order[place], order[place + 1] = place + 1, place
+        element = copy.ir.RankedTensorType(operation.results[0].type).element_type
+        with copy.ir.InsertionPoint(operation), operation.location:
+            made = copy.ir.Operation.create(
+                _RESHAPE,
+                results=[copy.ir.RankedTensorType.get(swapped, element)],
+                operands=[operation.operands[0]],
+            )
+            turned = copy.ir.Operation.create(
+                "stablehlo.transpose",
+                results=[operation.results[0].type],
+                operands=[made.results[0]],
+                attributes={"permutation": copy.ir.DenseI64ArrayAttr.get(order)},
+            )
+        operation.results[0].replace_all_uses_with(turned.results[0])
+        done = True
+    return done
+
+
+def _convert_back(copy: _Copy, cure: Cure) -> bool:
+    """Results of the shapes of donated arguments, in another type, are converted to theirs."""
+    ir = copy.ir
+    taken: set[int] = set()
+    for argument in cure.arguments:
+        given = copy.block.arguments[argument]
+        place = next(
+            (
+                n
+                for n, value in enumerate(copy.returned.operands)
+                if n not in taken
+                and copy.shape_of(value) == copy.shape_of(given)
+                and value.type != given.type
+            ),
+            None,
+        )
+        if place is None:
+            return False
+        taken.add(place)
+        with ir.InsertionPoint(copy.returned), copy.returned.location:
+            converted = ir.Operation.create(
+                "stablehlo.convert",
+                results=[given.type],
+                operands=[copy.returned.operands[place]],
+            )
+        copy.returned.operands[place] = converted.results[0]
+        copy.arguments[argument][_DONOR] = ir.BoolAttr.get(True)
+        copy.note_replaced(argument, place)
+    kind = ir.FunctionType.get(
+        [one.type for one in copy.block.arguments], [one.type for one in copy.returned.operands]
+    )
+    copy.main.attributes["function_type"] = ir.TypeAttr.get(kind)
+    copy.keep_entries()
+    return True
+
+
+CURES: Mapping[str, Callable[[_Copy, Cure], bool]] = {
+    "donate": _donate,
+    "return-as-given": _return_as_given,
+    "split-like": _split_like,
+    "hops": _hops,
+    "constrain-carried": _constrain_carried,
+    "interleave": _interleave,
+    "convert-back": _convert_back,
+}

@@ -1,0 +1,1 @@
+"""Does `automesh lint` name what is broken, and nothing else? See `command`."""

@@ -1,0 +1,3 @@
+from benchmarks.lint.command import main
+
+main()

@@ -1,0 +1,1 @@
+"""Broken steps, each with its finding, and mended; see `benchmarks.lint`."""

@@ -1,0 +1,324 @@
+"""What the rules find in steps, at which line, and that mended steps are silent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from automesh.cost.terms import Finding, value_of
+from automesh.program.script.build import build_on
+from automesh.sharding.mlir.locations import place_of
+from automesh.sharding.programs import Programs
+from automesh.sharding.propagate import propagate
+from automesh.sharding.silenced import silences
+
+AXES = ("dp", "fsdp", "tp")
+MIB = 1 << 20
+
+
+def found_in(build: Callable[..., Any], platform: str = "tpu", **sizes: int) -> dict[str, Finding]:
+    programs = Programs(
+        build=lambda mesh: build_on(build, mesh), axis_names=AXES, platform=platform
+    )
+    terms = propagate(programs, sizes=tuple(sizes.items()), probes=(), enter=lambda _: None).terms
+    return {one.rule: one for one in terms.findings}
+
+
+def array(mesh: Any, shape: tuple[int, ...], *spec: Any, dtype: Any = jnp.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+def mib(finding: Finding, **sizes: int) -> float:
+    return value_of(finding.bytes, sizes) / MIB
+
+
+def line_of(text: str) -> str:
+    """The place of the only line of this file that contains a text, but for its own search."""
+    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()  # type: ignore[arg-type]
+    (number,) = [n for n, line in enumerate(lines, 1) if text in line and "line_of(" not in line]
+    return f"test_findings.py:{number}"
+
+
+def descend(
+    loss: Callable[..., Any], mesh: Any, state: Any, batch: Any, **options: Any
+) -> tuple[Any, tuple[Any, Any]]:
+    def step(state: Any, batch: Any) -> Any:  # the step of `descend`
+        value, g = jax.value_and_grad(loss)(state, batch)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, state, g), value
+
+    return jax.jit(step, **cast(Any, {"donate_argnums": 0, **options})), (state, batch)
+
+
+def layer(w: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+@pytest.mark.parametrize(("donated", "expected"), [((), True), ((0,), False)])
+def test_state_that_is_not_donated(donated: tuple[int, ...], expected: bool) -> None:
+    def build(mesh: Any) -> Any:
+        state = array(mesh, (768, 1024), "fsdp")
+        batch = array(mesh, (32, 768), "fsdp")
+        return descend(layer, mesh, state, batch, donate_argnums=donated)
+
+    found = found_in(build, fsdp=2)
+    assert ("undonated-state" in found) is expected
+    if expected:
+        one = found["undonated-state"]
+        assert (one.array, one.source) == ("args[0]", line_of("# the step of `descend`"))
+        assert mib(one, fsdp=2) == 1.5
+
+
+@pytest.mark.parametrize("spec", [(), ("fsdp",)])
+def test_a_moment_that_is_whole_although_its_parameter_is_split(spec: tuple[str, ...]) -> None:
+    def build(mesh: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            w, m = state
+            value, g = jax.value_and_grad(layer)(w, x)
+            m = jax.lax.with_sharding_constraint(0.9 * m + g, NamedSharding(mesh, P(*spec)))
+            return (w - 0.1 * m, m), value
+
+        w, m = array(mesh, (512, 1024), "fsdp"), array(mesh, (512, 1024), *spec)
+        kept = jax.tree.map(lambda one: one.sharding, (w, m))
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(kept, None))
+        return jitted, ((w, m), array(mesh, (32, 512), "fsdp"))
+
+    found = found_in(build, fsdp=4)
+    assert ("replicated-state" in found) is (not spec)
+    if not spec:
+        one = found["replicated-state"]
+        assert (one.array, one.detail, one.axes) == ("args[0][1]", "args[0][0]", ("fsdp",))
+        assert mib(one, fsdp=4) == 2.0
+
+
+def test_a_large_parameter_without_a_twin_that_no_axis_splits() -> None:
+    def build(mesh: Any) -> Any:
+        def loss(state: Any, x: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ state["up"]) @ state["down"] + state["bias"]) ** 2)
+
+        state = {
+            "up": array(mesh, (512, 4096), "fsdp"),
+            "down": array(mesh, (4096, 768)),
+            "bias": array(mesh, (768,)),
+        }
+        return descend(
+            loss, mesh, state, array(mesh, (32, 512), "fsdp"),
+            out_shardings=(jax.tree.map(lambda one: one.sharding, state), None),
+        )  # fmt: skip
+
+    # It is the larger half: nothing says that fsdp was meant to split it.
+    assert "replicated-state" not in found_in(build, fsdp=4)
+
+    def mostly_split(mesh: Any) -> Any:
+        step, (state, batch) = build(mesh)
+        del step
+        state |= {"more": array(mesh, (2048, 4096), "fsdp")}
+
+        def loss(state: Any, x: Any) -> Any:
+            hidden = jnp.tanh(x @ state["up"]) @ state["more"].T @ state["more"]
+            return jnp.mean((hidden @ state["down"] + state["bias"]) ** 2)
+
+        return descend(
+            loss, mesh, state, batch,
+            out_shardings=(jax.tree.map(lambda one: one.sharding, state), None),
+        )  # fmt: skip
+
+    one = found_in(mostly_split, fsdp=4)["replicated-state"]
+    assert (one.array, one.axes) == ("args[0]['down']", ("fsdp",))
+
+
+@pytest.mark.parametrize("made", ["on one device", "split"])
+def test_state_that_was_made_on_one_device(made: str) -> None:
+    def build(mesh: Any) -> Any:
+        rows = NamedSharding(mesh, P("fsdp"))
+        state = jnp.zeros((1024, 512))
+        state = state if made == "on one device" else jax.device_put(state, rows)
+        step = descend(layer, mesh, state, None)[0]
+        return step, (state, array(mesh, (32, 1024), "fsdp"))
+
+    found = found_in(build, fsdp=2)
+    assert ("state-on-one-device" in found) is (made == "on one device")
+    if made == "on one device":
+        assert mib(found["state-on-one-device"], fsdp=2) == 2.0
+
+
+def accumulating(mesh: Any, *, interleaved: bool) -> Any:
+    w, x = array(mesh, (256, 512)), array(mesh, (32, 64, 256), ("dp", "fsdp"))
+
+    def step(w: Any, x: Any) -> Any:
+        parts = x.reshape(4, 8, 64, 256)  # contiguous
+        if interleaved:
+            parts = x.reshape(8, 4, 64, 256).swapaxes(0, 1)
+
+        def body(total: Any, part: Any) -> Any:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(layer)(w, part)), None
+
+        (value, g), _ = jax.lax.scan(body, (0.0, jnp.zeros_like(w)), parts)
+        return w - 0.1 * g, value
+
+    return jax.jit(step, donate_argnums=0), (w, x)
+
+
+@pytest.mark.parametrize("sizes", [{"dp": 8}, {"dp": 2}, {"dp": 2, "fsdp": 4}], ids=str)
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_microbatches_that_are_split_instead_of_examples(
+    sizes: dict[str, int], platform: str
+) -> None:
+    one = found_in(lambda mesh: accumulating(mesh, interleaved=False), platform, **sizes)[
+        "microbatch-reshape"
+    ]
+    assert (one.array, one.source) == ("f32[32,64,256]", line_of("# contiguous"))
+    assert set(one.axes) == set(sizes)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
+def test_a_gradient_is_reduced_in_every_microbatch_where_the_compiler_leaves_it_there(
+    platform: str,
+) -> None:
+    found = found_in(lambda mesh: accumulating(mesh, interleaved=True), platform, dp=4)
+    # jaxlib 0.12 leaves it in the loop on CPUs; libtpu 0.0.52 and XLA for GPUs move it behind it.
+    assert set(found) - {"gradient-per-microbatch"} == set()
+    assert ("gradient-per-microbatch" in found) is False  # 512 KiB are not worth a word
+
+    def larger(mesh: Any) -> Any:
+        step, (_, x) = accumulating(mesh, interleaved=True)
+        return step, (array(mesh, (256, 2048)), x)
+
+    found = found_in(larger, platform, dp=4)
+    assert set(found) == ({"gradient-per-microbatch"} if platform == "cpu" else set())
+    if found:
+        one = found["gradient-per-microbatch"]
+        assert one.array == "f32[256,2048]" and value_of(one.count, {"dp": 4}) == 4
+
+
+@pytest.mark.parametrize("split", ["layers", "rows"])
+def test_a_stack_that_is_split_over_its_layers(split: str) -> None:
+    def build(mesh: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            y, _ = jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)
+            return jnp.mean(y**2)
+
+        spec = ("fsdp",) if split == "layers" else (None, "fsdp")
+        return descend(loss, mesh, array(mesh, (4, 512, 512), *spec), array(mesh, (32, 512)))
+
+    found = found_in(build, fsdp=2)
+    assert ("layer-split-stack" in found) is (split == "layers")
+    if split == "layers":
+        one = found["layer-split-stack"]
+        assert one.detail == "args[0]" and one.cure is not None
+        assert one.cure.splits[0] == ((), ("fsdp",), ())
+
+
+ALONG = {
+    "fft": (lambda y: jnp.abs(jnp.fft.fft(y, axis=0)), lambda y: jnp.abs(jnp.fft.fft(y, axis=1))),
+    "sort": (lambda y: jnp.sort(y, axis=0), lambda y: jnp.sort(y, axis=1)),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_operations_along_a_split_dimension(name: str) -> None:
+    across, inside = ALONG[name]
+
+    def build_of(function: Any) -> Any:
+        def build(mesh: Any) -> Any:
+            def loss(w: Any, x: Any) -> Any:
+                return jnp.mean(function(jnp.tanh(x @ w)) ** 2)
+
+            return descend(loss, mesh, array(mesh, (64, 512)), array(mesh, (64, 128, 64), "dp"))
+
+        return build
+
+    one = found_in(build_of(across), dp=4)["undivided-operation"]
+    assert one.axes == ("dp",) and one.detail.startswith(name)
+    assert "undivided-operation" not in found_in(build_of(inside), dp=4)
+
+
+@pytest.mark.parametrize("spec", [(), ("fsdp",)])
+def test_a_batch_that_is_not_split_makes_all_devices_do_the_same(spec: tuple[str, ...]) -> None:
+    def build(mesh: Any) -> Any:
+        return descend(
+            lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2),
+            mesh,
+            array(mesh, (512, 1024), "fsdp"),
+            array(mesh, (64, 256, 512), *spec),
+        )
+
+    assert ("undivided-operation" in found_in(build, fsdp=4)) is (spec == ())
+
+
+@pytest.mark.parametrize("size", [10, 16])
+def test_padding_of_what_an_axis_does_not_divide(size: int) -> None:
+    def build(mesh: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("dp")))
+            return layer(w, x)
+
+        return descend(loss, mesh, array(mesh, (512, 512)), array(mesh, (size, 512, 512)))
+
+    found = found_in(build, dp=8)
+    assert ("padding-waste" in found) is (size == 10)
+    if size == 10:
+        one = found["padding-waste"]
+        assert (one.array, one.detail, one.axes) == ("f32[10,512,512]", "10 as 16", ("dp",))
+        # Six of sixteen rows, two of them on each device.
+        assert mib(one, dp=8) == 0.75
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_gradient_that_a_loop_adds_up_whole(constrained: bool) -> None:
+    def build(mesh: Any) -> Any:
+        w, x = array(mesh, (512, 1024), "fsdp"), array(mesh, (4, 16, 512), None, "fsdp")
+        whole, like = NamedSharding(mesh, P()), w.sharding
+
+        def step(w: Any, x: Any) -> Any:
+            def body(total: Any, part: Any) -> Any:
+                g = total + jax.grad(layer)(w, part)
+                kept = like if constrained else whole
+                return jax.lax.with_sharding_constraint(g, kept), None  # as it is kept
+
+            kept = like if constrained else whole
+            first = jax.lax.with_sharding_constraint(jnp.zeros((512, 1024)), kept)
+            g, _ = jax.lax.scan(body, first, x)
+            return w - 0.1 * g
+
+        return jax.jit(step, donate_argnums=0), (w, x)
+
+    found = found_in(build, fsdp=4)
+    assert ("replicated-gradient" in found) is not constrained
+    if not constrained:
+        one = found["replicated-gradient"]
+        assert (one.detail, one.axes, mib(one, fsdp=4)) == ("args[0]", ("fsdp",), 2.0)
+        assert one.source == line_of("# as it is kept")
+
+
+def test_a_comment_at_the_line_silences_a_rule() -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:  # automesh: ignore[undonated-state]
+            return w - jax.grad(layer)(w, x)
+
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), array(mesh, (32, 1024)))
+
+    assert "undonated-state" not in found_in(build, fsdp=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("x = 1  # automesh: ignore", True),
+        ("x = 1  # automesh: ignore[padding-waste]", False),
+        ("x = 1  # automesh:ignore[padding-waste, lost-donation]", True),
+        ("x = 'ignore[lost-donation]'", False),
+    ],
+)
+def test_comments_name_rules(line: str, expected: bool) -> None:
+    assert silences(line, "lost-donation") is expected
+
+
+def test_code_of_libraries_has_no_place() -> None:
+    assert place_of(str(jnp.__file__), 3) == "" and place_of("/home/me/train.py", 3) == "train.py:3"
