@@ -9,6 +9,8 @@ import subprocess
 import uuid
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -128,3 +130,47 @@ def test_a_job_that_must_be_the_first_of_its_process_is(tmp_path: Path, size: in
         pool.run(job("answer"), 30)
         pool.submit(job("abort"), 30, fresh=True)
         assert [one.doubtful for one in pool.wait(30)] == [False]
+
+
+class Ended:
+    """A search that has ended by itself, with these words."""
+
+    def __init__(self, code: int, words: str) -> None:
+        self.code, self.words = code, words
+        self.said = [(0.0, words)]
+        self.mark, self.has_ended = uuid.uuid4().hex, True
+
+    def finish(self, _: float) -> int:
+        return self.code
+
+    def said_at_s(self, _: str) -> None:
+        return None
+
+    def survivors(self, _: float) -> tuple[list[Any], float]:
+        return [], 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "starts", "left", "faults"),
+    [
+        (1, "error: undecided: dp:4 took 1 ms in one process and 2 ms in another", 2, 1, 0),
+        (1, "error: nothing was measured to the end and confirmed", 2, 1, 0),
+        (1, "error: no plan could be measured", 1, 0, 3),
+        (2, "error: undecided: dp:4", 1, 0, 3),
+    ],
+)
+def test_a_search_without_a_winner_on_a_busy_machine_is_no_fault(
+    tmp_path: Path, code: int, words: str, starts: int, left: int, faults: int
+) -> None:
+    """Nothing is lost by it, and the same command goes on; all other ends are faults."""
+    place: Any = SimpleNamespace(
+        results=tmp_path,
+        study=tmp_path,
+        rules=tmp_path / "rules",
+        start=lambda: Ended(code, words),
+    )
+    watch = StudyOfKills(place=place, report=Report(), luck=Random(0), kills=0)
+    watch.run()
+    found = watch.report
+    assert (found.starts, found.left_undecided, len(found.faults)) == (starts, left, faults)
+    assert found.undecided == (starts if left else 0)
