@@ -6,9 +6,9 @@ SIGKILL to a guardian, or SIGKILL to two processes at once. The same command the
 search ends by itself and another begins. After every end the study is read from outside. The last
 line on stdout is JSON, after SIGTERM of the kills until then; progress goes to stderr.
 
-On a machine that does other work, times of a plan in two processes may differ so much that a search
-names no winner and ends with 1. The same command goes on then, as its hint says; a study that comes
-to no winner after its last kill either is left, and counted.
+On a machine that does other work, times of a plan in two processes may differ so much, or so little
+be done in the budget, that a search names no winner and ends with 1. The same command goes on then,
+as its hint says; a study that comes to no winner after its last kill either is left, and counted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ PHASES = ("", "enumerate", "estimate", "compile", "measure", "confirm")
 ORPHAN_LIMIT_S = 2.0
 SIGTERM_EXIT = 128 + signal.SIGTERM  # The search has heard it, and said how to go on.
 UNDECIDED_EXIT = 1
-UNDECIDED = ("error: undecided: ", "error: nothing was measured to the end and confirmed")
+GO_ON = (
+    "run the same command again to go on",
+    "leave the machine to the search and run the same command",
+)
 UNDECIDED_IN_A_STUDY = 1
 STALE_S = 10.0  # To open a study takes a second or two; to wait for the dead would take 30 s.
 WAIT_S = 600.0
@@ -439,9 +442,10 @@ class StudyOfKills:
 
 
 def is_undecided(search: SearchProcess) -> bool:
-    """Whether a search has said that it names no winner, and that the same command goes on."""
-    errors = [line for _, line in search.said if line.startswith("error: ")]
-    return bool(errors) and errors[-1].startswith(UNDECIDED)
+    """Whether a search has said at its end that the same command goes on: its budget was too short,
+    or the times too unsteady, on a machine with other work."""
+    said = [line.removeprefix("hint: ") for _, line in search.said if line.startswith("hint: ")]
+    return bool(said) and said[-1].startswith(GO_ON)
 
 
 def summary_of(report: Report, seconds: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import open_study
 from automesh.worker.pool import Pool
-from benchmarks.kill_resume import STALE_S, Place, Report, StudyOfKills, kill_and_resume
+from benchmarks.kill_resume import GO_ON, STALE_S, Place, Report, StudyOfKills, kill_and_resume
 from benchmarks.support.search_process import MARK, marked
 from tests.support.samples.storage_cases import compiled, plans
 from tests.support.worker_jobs import MEBIBYTE, job, surroundings
@@ -137,7 +137,7 @@ class Ended:
 
     def __init__(self, code: int, words: str) -> None:
         self.code, self.words = code, words
-        self.said = [(0.0, words)]
+        self.said = [(0.0, line) for line in words.splitlines()]
         self.mark, self.has_ended = uuid.uuid4().hex, True
 
     def finish(self, _: float) -> int:
@@ -153,10 +153,11 @@ class Ended:
 @pytest.mark.parametrize(
     ("code", "words", "starts", "left", "faults"),
     [
-        (1, "error: undecided: dp:4 took 1 ms in one process and 2 ms in another", 2, 1, 0),
-        (1, "error: nothing was measured to the end and confirmed", 2, 1, 0),
+        (1, f"error: undecided: dp:4\nhint: {GO_ON[1]} again: it goes on", 2, 1, 0),
+        (1, f"error: no plan could be measured\nhint: {GO_ON[0]}", 2, 1, 0),
         (1, "error: no plan could be measured", 1, 0, 3),
-        (2, "error: undecided: dp:4", 1, 0, 3),
+        (1, "error: no plan could be measured\nhint: look at the log", 1, 0, 3),
+        (2, f"error: undecided: dp:4\nhint: {GO_ON[0]}", 1, 0, 3),
     ],
 )
 def test_a_search_without_a_winner_on_a_busy_machine_is_no_fault(

@@ -90,7 +90,7 @@ def fuzz_one(
         database=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=SUPPRESSED,
     )
     @given(
         case=st.one_of(*(operation.as_strategy(generation_mode=one) for one in MODES)),
@@ -151,6 +151,12 @@ def learn(path: str, reply: Any, known: dict[str, list[Any]]) -> None:
             known[name] = [*known[name][-4:], found[field]]
 
 
+SUPPRESSED = (
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.too_slow,
+    HealthCheck.large_base_example,
+)
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 
 
