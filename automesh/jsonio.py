@@ -91,7 +91,8 @@ def read_json(text: str | bytes, kind: Any) -> Any:
         path = ".".join(str(part) for part in first["loc"])
         if first["type"] == "json_invalid":
             raise NotJson(first["msg"]) from None
-        raise AutomeshError(f"`{path}`: {first['msg']}, got {_shown(first.get('input'))}") from None
+        where = f"`{path}`: " if path else ""  # Nowhere: all of it is something else.
+        raise AutomeshError(f"{where}{first['msg']}, got {_shown(first.get('input'))}") from None
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,11 @@ A tiny step over `dp` and `tp` on four virtual CPU devices, six plans. At random
 `BLOWS` falls: SIGKILL, SIGTERM or SIGHUP to the search itself, SIGKILL or SIGTERM to a worker,
 SIGKILL to a guardian, or SIGKILL to two processes at once. The same command then goes on, until a
 search ends by itself and another begins. After every end the study is read from outside. The last
-line on stdout is JSON; progress goes to stderr.
+line on stdout is JSON, after SIGTERM of the kills until then; progress goes to stderr.
+
+On a machine that does other work, times of a plan in two processes may differ so much, or so little
+be done in the budget, that a search names no winner and ends with 1. The same command goes on then,
+as its hint says; a study that comes to no winner after its last kill either is left, and counted.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +35,8 @@ import typer
 
 import automesh
 from automesh.errors import AutomeshError
-from benchmarks.support.search_process import SearchProcess, end_processes, role
+from benchmarks.support.finished_trials import Record, Row, finished_trials
+from benchmarks.support.search_process import SearchProcess, end_processes, marked, role
 
 SCRIPT = '''\
 """A regression of one or two layers, sharded over `dp` and `tp`."""
@@ -71,9 +77,14 @@ KILLS_PER_STUDY = 5  # More would all come near its end: what is done stays done
 PHASES = ("", "enumerate", "estimate", "compile", "measure", "confirm")
 ORPHAN_LIMIT_S = 2.0
 SIGTERM_EXIT = 128 + signal.SIGTERM  # The search has heard it, and said how to go on.
+UNDECIDED_EXIT = 1
+GO_ON = (
+    "run the same command again to go on",
+    "leave the machine to the search and run the same command",
+)
+UNDECIDED_IN_A_STUDY = 1
 STALE_S = 10.0  # To open a study takes a second or two; to wait for the dead would take 30 s.
 WAIT_S = 600.0
-Row = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +118,6 @@ BLOWS = (
     Blow(victims=("search", "guardian"), weight=2),
 )
 AT_THE_START = tuple(blow for blow in BLOWS if blow.victims == ("search",))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A finished trial as Optuna gives it."""
-
-    key: tuple[str, str, str]
-    state: str
-    values: tuple[float, ...]
-    params: str
-    attributes: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,10 @@ class Report:
       orphans: processes that outlived their search, or their guardian, by two seconds.
       torn_files: storages, rule files or tables that could not be read.
       incomplete: searches that ended by themselves without a measured rule in the file.
-      unexpected_exits: searches that ended by themselves, and not with 0.
+      unexpected_exits: searches that ended by themselves, neither with 0 nor undecided.
+      undecided: searches that ended by themselves and found the times too unsteady, or too few, to
+        name a winner.
+      left_undecided: studies in which the last search ended so.
       longest_start_s: from the enumeration until the study was open, in a search after a kill.
       first_start_s: the same where there was nothing to resume, the longest.
       longest_survival_s: how long a process outlived its search.
@@ -182,6 +185,8 @@ class Report:
     torn_files: int = 0
     incomplete: int = 0
     unexpected_exits: int = 0
+    undecided: int = 0
+    left_undecided: int = 0
     longest_start_s: float = 0.0
     first_start_s: float = 0.0
     longest_survival_s: float = 0.0
@@ -190,11 +195,15 @@ class Report:
     faults: list[str] = field(default_factory=list[str])
 
 
-def kill_and_resume(kills: int, *, seed: int, folder: Path) -> Report:
-    """Kills searches so many times, and resumes them until the last study is finished."""
+def kill_and_resume(kills: int, *, seed: int, folder: Path, report: Report | None = None) -> Report:
+    """Kills searches so many times, and resumes them until the last study is finished.
+
+    Args:
+      report: is filled in, and so is there for whoever interrupts this.
+    """
     (folder / "train.py").write_text(SCRIPT)
     (folder / "space.toml").write_text(SPACE)
-    report, luck = Report(), random.Random(seed)
+    report, luck = report or Report(), random.Random(seed)
     while report.kills < kills:
         report.studies += 1
         place = Place(folder=folder, results=folder / f"results-{report.studies}")
@@ -219,16 +228,25 @@ class StudyOfKills:
     known: dict[Row, Record] = field(default_factory=dict[Row, Record])
 
     def run(self) -> None:
+        undecided = 0
         while True:
             first = not self.place.results.exists()
-            search = self.place.start()
-            self.report.starts += 1
-            code = self._live(search)
+            with self._started() as search:
+                self.report.starts += 1
+                code = self._live(search)
             self._note_start(search, first=first)
             self._check_processes(search)
             self.check_study()
             if code is None:
                 continue
+            if code == UNDECIDED_EXIT and is_undecided(search):
+                self.report.undecided += 1
+                self._say("undecided")
+                undecided += self.report.kills >= self.kills
+                if undecided <= UNDECIDED_IN_A_STUDY:
+                    continue
+                self.report.left_undecided += 1
+                return
             if code != 0:
                 self.report.unexpected_exits += 1
                 self._fault(f"exit code {code}: {search.words[-500:]}")
@@ -236,6 +254,15 @@ class StudyOfKills:
                 continue  # The budget went to the kills of its workers: once more.
             self._check_finished()
             return
+
+    @contextlib.contextmanager
+    def _started(self) -> Generator[SearchProcess]:
+        search = self.place.start()
+        try:
+            yield search
+        except BaseException:  # An interruption: nothing writes where all is removed.
+            end_processes(marked(search.mark))
+            raise
 
     def _live(self, search: SearchProcess) -> int | None:
         """Kills until the search is dead or at its end: its exit code, None if it was killed."""
@@ -389,13 +416,15 @@ class StudyOfKills:
         before, rules = len(self.known), self.place.rules
         rule = rules.read_bytes() if rules.exists() else b""
         began_s = time.monotonic()
-        search = self.place.start()
-        code = search.finish(WAIT_S)
+        with self._started() as search:
+            code = search.finish(WAIT_S)
         self.report.rerun_s = max(self.report.rerun_s, time.monotonic() - began_s)
         self._check_processes(search)
         self.check_study()
         self.report.rerun_new_trials += len(self.known) - before
-        if code != 0 or not self.has_measured_rule():
+        is_open = code == UNDECIDED_EXIT and is_undecided(search)
+        self.report.undecided += is_open
+        if (code != 0 and not is_open) or not self.has_measured_rule():
             self.report.unexpected_exits += 1
             self._fault(f"one more run: {code}, rule was {rule!r}; {search.words[-500:]}")
         self._say(f"study {self.report.studies} finished, {before} trials")
@@ -412,33 +441,11 @@ class StudyOfKills:
         print(text, file=sys.stderr, flush=True)
 
 
-def finished_trials(database: Path) -> dict[Row, Record]:
-    """Every finished trial of the studies in a SQLite file, read with Optuna alone."""
-    storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
-    found: dict[Row, Record] = {}
-    for summary in optuna.get_all_study_summaries(storage):
-        rung = summary.study_name.rpartition("/")[2]
-        study = optuna.load_study(study_name=summary.study_name, storage=storage)
-        for trial in study.trials:
-            if trial.state.is_finished():
-                found[rung, trial.number] = _record(trial)
-    storage.engine.dispose()
-    return found
-
-
-def _record(trial: optuna.trial.FrozenTrial) -> Record:
-    attributes = trial.user_attrs
-    return Record(
-        key=(
-            attributes["plan_json"],
-            attributes["source_hash"],
-            json.dumps(attributes["versions"], sort_keys=True),
-        ),
-        state=trial.state.name,
-        values=tuple(trial.values or ()),
-        params=json.dumps(trial.params, sort_keys=True),
-        attributes=json.dumps(attributes, sort_keys=True),
-    )
+def is_undecided(search: SearchProcess) -> bool:
+    """Whether a search has said at its end that the same command goes on: its budget was too short,
+    or the times too unsteady, on a machine with other work."""
+    said = [line.removeprefix("hint: ") for _, line in search.said if line.startswith("hint: ")]
+    return bool(said) and said[-1].startswith(GO_ON)
 
 
 def summary_of(report: Report, seconds: float) -> dict[str, Any]:
@@ -457,9 +464,13 @@ def main(
 ) -> None:
     """Kills searches at random moments, resumes them, and counts what was lost or left behind."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="automesh-kill-") as folder:
-        report = kill_and_resume(kills, seed=seed, folder=Path(folder))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began_s, report = time.monotonic(), Report()
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-kill-") as folder,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        kill_and_resume(kills, seed=seed, folder=Path(folder), report=report)
     print(json.dumps(summary_of(report, time.monotonic() - began_s)))
     if report.faults:
         sys.exit(1)

@@ -55,3 +55,9 @@ def test_what_could_not_be_read_back_is_not_written() -> None:
         pytest.raises(AutomeshError, match="reason"),
     ):
         to_checked_json(wrong, Failed)
+
+
+def test_what_is_wrong_as_a_whole_has_no_name() -> None:
+    with pytest.raises(AutomeshError) as caught:
+        read_json("null", Failed)
+    assert caught.value.message == "Input should be an object, got None"

@@ -15,6 +15,7 @@ import stat
 from pathlib import Path
 
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 
 
 def why_others_may_write(folder: Path) -> str:
@@ -32,6 +33,36 @@ def why_others_may_write(folder: Path) -> str:
     except OSError as error:
         return f"`{error.filename}` cannot be looked at: {(error.strerror or '').lower()}"
     return ""
+
+
+def why_others_may_replace(folder: Path) -> str:
+    """Why another account may move away what this one makes in a folder and make another entry of
+    the same name, in words; empty if none may. Unlike `why_others_may_write`, others may make
+    entries of their own in a folder like `/tmp`, and a folder of who has no number here, in a
+    container or a sandbox, counts as the system's.
+
+    Raises:
+      OSError: the folder, or one that it lies in, cannot be looked at.
+    """
+    real = Path(os.path.realpath(folder))
+    trusted = frozenset({os.geteuid(), 0, *_unmapped()})
+    for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
+        status = place.stat()
+        if status.st_uid not in trusted:
+            return f"`{place}` belongs to another account"
+        if not status.st_mode & stat.S_ISVTX and _is_open(status):
+            return f"other accounts may write into `{place}`"
+    return ""
+
+
+def _unmapped() -> frozenset[int]:
+    """The number that stands for all accounts that have none in this user namespace of Linux; none
+    where all have one."""
+    try:
+        every = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+        return frozenset() if every else frozenset({int(_OVERFLOW.read_text())})
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def why_file_is_foreign(path: Path) -> str:

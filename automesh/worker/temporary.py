@@ -2,6 +2,10 @@
 
 A folder holds a mark, which its process keeps locked while it lives. The kernel releases the lock
 at the death of the process, however it dies: a folder of ours whose mark nobody holds is left over.
+
+Functions that are unpickled, native code and scripts for other programs lie in such folders. Where
+others may rename what lies in $TMPDIR, which has the sticky bit as a rule, they are made in the
+folder for caches.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from functools import cache
 from pathlib import Path
 
 from automesh.errors import UsageError
+from automesh.foreign.ownership import why_others_may_replace
+from automesh.hlo.store import cache_root
 
 _MARK = ".automesh-temporary"
 _NAME = re.compile(r"automesh-[a-z]+-[a-z0-9_]{8}")  # as `mkdtemp` ends a name
@@ -60,6 +66,8 @@ def _made(purpose: str) -> tuple[Path, int]:
     """A new folder, and the descriptor of its mark."""
     try:
         parent = Path(tempfile.gettempdir())
+        if reason := why_others_may_replace(parent):
+            parent = _among_caches(reason)
         _collect(parent)
         folder = Path(tempfile.mkdtemp(prefix=f"automesh-{purpose}-", dir=parent))
     except OSError as error:
@@ -69,6 +77,18 @@ def _made(purpose: str) -> tuple[Path, int]:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise _refused(error) from None
+
+
+def _among_caches(reason: str) -> Path:
+    """A folder for temporary ones where $TMPDIR is none, for a reason."""
+    place = cache_root(os.environ) / "temporary"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if why := why_others_may_replace(place):
+        raise UsageError(
+            f"no temporary folder is safe from other accounts: {reason}, and {why}",
+            hint="set TMPDIR to a folder where only you may write",
+        )
+    return place
 
 
 def _refused(error: OSError) -> UsageError:

@@ -12,23 +12,33 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.kill_resume import SCRIPT
+from benchmarks.kill_resume import GO_ON, SCRIPT
+from benchmarks.support.finished_trials import finished_trials
 
 _WORDS = [sys.executable, "-m", "automesh", "search", "train.py", "--target", "cpu:2"]
 _STOPPED_S = 3.0
-LIMIT_S = 300.0
+LIMIT_S = 900.0  # Their budgets are three minutes; the rest is for a machine with other work.
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
+
+
+def ended_well(code: int, said: str) -> bool:
+    """Whether a search ended with a winner; else, on a machine with other work, it must have said
+    that it names none, and that the same command goes on."""
+    assert code == 0 or (code == 1 and any(f"\nhint: {words}" in said for words in GO_ON)), said
+    assert "Traceback" not in said
+    return code == 0
 
 
 def below(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
@@ -66,10 +76,17 @@ def test_a_process_that_is_stopped_and_goes_on(folder: Path, who: str) -> None:
     if victim.is_running():
         victim.send_signal(signal.SIGCONT)
     out, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, err
-    assert "saved" in out and "Traceback" not in err
-    (rule,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
-    assert rule["match"] == "cpu-2"
+    if ended_well(process.returncode, err):
+        assert "saved" in out
+        (rule,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
+        assert rule["match"] == "cpu-2"
+    # Its plans were measured all the same, each once.
+    (database,) = folder.glob("results/*/study.db")
+    found = finished_trials(database)
+    assert {rung for rung, _ in found} == {"compile", "measure"}
+    plans = Counter((rung, one.key) for (rung, _), one in found.items())
+    assert set(plans.values()) == {1}
+    assert all(one.state == "COMPLETE" for one in found.values())
 
 
 # Another account
@@ -128,7 +145,7 @@ def test_a_folder_that_another_account_may_only_read(open_folder: Path, account:
         text=True,
         timeout=LIMIT_S,
     )
-    assert mine.returncode == 0, mine.stderr
+    ended_well(mine.returncode, mine.stderr)
     before = {one: one.read_bytes() for one in open_folder.rglob("*") if one.is_file()}
     ran = run_as(account, open_folder)
     assert ran.returncode == 2 and ran.stdout == ""
@@ -172,6 +189,5 @@ def test_two_searches_on_one_storage_lose_nothing(folder: Path) -> None:
         for _ in range(2)
     ]
     said = [one.communicate(timeout=LIMIT_S) for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
-    assert all("Traceback" not in err for _, err in said)
-    assert len(tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]) == 1
+    if any([ended_well(one.returncode, err) for one, (_, err) in zip(both, said, strict=True)]):
+        assert len(tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]) == 1

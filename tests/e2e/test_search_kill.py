@@ -9,13 +9,15 @@ import subprocess
 import uuid
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import open_study
 from automesh.worker.pool import Pool
-from benchmarks.kill_resume import STALE_S, Place, Report, StudyOfKills, kill_and_resume
+from benchmarks.kill_resume import GO_ON, STALE_S, Place, Report, StudyOfKills, kill_and_resume
 from benchmarks.support.search_process import MARK, marked
 from tests.support.samples.storage_cases import compiled, plans
 from tests.support.worker_jobs import MEBIBYTE, job, surroundings
@@ -128,3 +130,48 @@ def test_a_job_that_must_be_the_first_of_its_process_is(tmp_path: Path, size: in
         pool.run(job("answer"), 30)
         pool.submit(job("abort"), 30, fresh=True)
         assert [one.doubtful for one in pool.wait(30)] == [False]
+
+
+class Ended:
+    """A search that has ended by itself, with these words."""
+
+    def __init__(self, code: int, words: str) -> None:
+        self.code, self.words = code, words
+        self.said = [(0.0, line) for line in words.splitlines()]
+        self.mark, self.has_ended = uuid.uuid4().hex, True
+
+    def finish(self, _: float) -> int:
+        return self.code
+
+    def said_at_s(self, _: str) -> None:
+        return None
+
+    def survivors(self, _: float) -> tuple[list[Any], float]:
+        return [], 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "starts", "left", "faults"),
+    [
+        (1, f"error: undecided: dp:4\nhint: {GO_ON[1]} again: it goes on", 2, 1, 0),
+        (1, f"error: no plan could be measured\nhint: {GO_ON[0]}", 2, 1, 0),
+        (1, "error: no plan could be measured", 1, 0, 3),
+        (1, "error: no plan could be measured\nhint: look at the log", 1, 0, 3),
+        (2, f"error: undecided: dp:4\nhint: {GO_ON[0]}", 1, 0, 3),
+    ],
+)
+def test_a_search_without_a_winner_on_a_busy_machine_is_no_fault(
+    tmp_path: Path, code: int, words: str, starts: int, left: int, faults: int
+) -> None:
+    """Nothing is lost by it, and the same command goes on; all other ends are faults."""
+    place: Any = SimpleNamespace(
+        results=tmp_path,
+        study=tmp_path,
+        rules=tmp_path / "rules",
+        start=lambda: Ended(code, words),
+    )
+    watch = StudyOfKills(place=place, report=Report(), luck=Random(0), kills=0)
+    watch.run()
+    found = watch.report
+    assert (found.starts, found.left_undecided, len(found.faults)) == (starts, left, faults)
+    assert found.undecided == (starts if left else 0)

@@ -19,7 +19,8 @@ import pytest
 import automesh
 from automesh import limits
 from automesh.submissions.store import ENDED
-from benchmarks.kill_resume import DEVICES, SCRIPT, SPACE, finished_trials
+from benchmarks.kill_resume import DEVICES, SCRIPT, SPACE
+from benchmarks.support.finished_trials import finished_trials
 from tests.support.serve_process import START_S, AgentProcess, ServeProcess, until
 
 SERVER_KILLS = 20

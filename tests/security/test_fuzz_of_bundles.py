@@ -29,6 +29,7 @@ from automesh.tuner.study.study import open_study, parse_storage
 from tests.support.service import make_measured
 
 FEW, ALL = 100, 50_000
+PARTS = 4  # of the long test, for `-n 4`
 SECONDS = 2.0
 NAME = "train-cpu-2-0123456789abcdef-01234567"
 NAMES = (
@@ -232,9 +233,9 @@ class Fuzz:
         self.clean()
 
 
-def fuzz(folder: Path, most: int) -> Fuzz:
+def fuzz(folder: Path, numbers: range) -> Fuzz:
     tried = Fuzz(folder)
-    for number in range(most):
+    for number in numbers:
         luck = random.Random(number)
         try:
             # A study takes a hundred times as long to read as a tar.
@@ -251,13 +252,14 @@ def check_seen(tried: Fuzz) -> None:
 
 
 def test_a_few_archives_and_databases(tmp_path: Path) -> None:
-    check_seen(fuzz(tmp_path, FEW))
+    check_seen(fuzz(tmp_path, range(FEW)))
 
 
 @pytest.mark.long
-def test_fifty_thousand_archives_and_databases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_fifty_thousand_archives_and_databases(tmp_path: Path, part: int) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tried = fuzz(tmp_path, ALL)
+    tried = fuzz(tmp_path, range(part * ALL // PARTS, (part + 1) * ALL // PARTS))
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
     print(dict(tried.seen), f"slowest {tried.slowest_s:.2f} s", f"{more / 1024:.0f} MiB more")
     check_seen(tried)

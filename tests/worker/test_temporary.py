@@ -155,3 +155,35 @@ def test_a_file_system_without_locks_will_do(parent: Path, monkeypatch: pytest.M
         assert folder.is_dir()
         assert not (folder / MARK).exists()
     assert list(parent.iterdir()) == []
+
+
+def test_where_others_may_rename_it_is_made_among_the_caches(
+    parent: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unpickled and run lies in it: who renames it puts a folder of theirs there."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("AUTOMESH_CACHE", str(cache / "mine"))
+    parent.chmod(0o1777)
+    with temporary_folder("session") as folder:
+        assert folder.parent == parent, "as in /tmp"
+    parent.chmod(0o777)
+    with temporary_folder("session") as folder:
+        assert folder.parent == cache / "mine" / "temporary"
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert list(folder.parent.iterdir()) == list(parent.iterdir()) == []
+    cache.chmod(0o777)
+    with pytest.raises(UsageError, match="no temporary folder is safe from other") as caught:
+        temporary_folder("session").__enter__()
+    assert f"`{parent}`" in caught.value.message
+    assert f"`{cache}`" in caught.value.message
+    assert "TMPDIR" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_folder_of_another_account_is_no_place_for_it(
+    parent: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOMESH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    os.chown(parent, 65534, 65534)
+    with temporary_folder("session") as folder:
+        assert folder.parent != parent

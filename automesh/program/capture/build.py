@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError
+from automesh.foreign.private import is_own_folder
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.abstract_arrays import ValueNeeded, without_arrays
 from automesh.program.capture.flow.sequence import StepCollector
@@ -44,8 +45,8 @@ def captured_build(entry: Entry) -> Any:
         from automesh.program.infer.build import inferred_build
 
         return inferred_build(entry)
-    # On another host than that of the search there is no such folder.
-    if entry.capture.is_carried and Path(entry.capture.folder).is_dir():
+    # On another host than that of the search there is no such folder, or it is somebody else's.
+    if entry.capture.is_carried and is_own_folder(Path(entry.capture.folder)):
         return carried_build(entry, lambda _: build_by_running(entry))
     return build_by_running(entry)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from automesh.foreign.private import append_own, is_own_folder, read_own
+from automesh.limits import SMALL_RECORD_BYTES
+
 _FILE = "starts"
 
 
@@ -18,20 +21,15 @@ def note_start(folder: str, why: str) -> None:
       folder: of the stored step; empty: nobody counts.
       why: `first run`, `second run`, `winner`, or the mesh for which it is started.
     """
-    if not folder or not Path(folder).is_dir():  # Of a search on another host.
-        return
-    line = f"{os.getpid()} {why}\n".encode()
-    descriptor = os.open(Path(folder) / _FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    # On another host than that of the search there is no such folder, or it is somebody else's.
+    if folder and is_own_folder(Path(folder)):
+        append_own(Path(folder) / _FILE, f"{os.getpid()} {why}\n".encode())
 
 
 def starts(folder: str) -> tuple[str, ...]:
     """Why the script was started, each time, in order."""
-    try:
-        text = (Path(folder) / _FILE).read_text()
-    except FileNotFoundError:
+    path = Path(folder) / _FILE
+    if not path.exists():
         return ()
+    text = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode()
     return tuple(line.partition(" ")[2] for line in text.splitlines())

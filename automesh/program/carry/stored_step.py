@@ -1,7 +1,8 @@
 """The step of a script in a folder: its trace, its arguments, what it was jitted with (jax).
 
 The folder is written by the run that found the step and read by every worker of the search. It
-belongs to the search alone (mode 0700): what is read here is unpickled.
+belongs to the search alone (mode 0700): what is read here is unpickled, from a folder that is seen
+to be this account's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from automesh.foreign.private import read_own
+from automesh.limits import PAYLOAD_BYTES
 from automesh.program.capture.hooks import Settings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.step_call import Program, TracedCall, trace
@@ -177,8 +180,12 @@ def set_config(step: StoredStep) -> None:
 
 
 def read_step(folder: Path) -> StoredStep:
-    """Reads what `store` wrote; unpickles it."""
-    step = pickle.loads((folder / _STEP).read_bytes())
+    """Reads what `store` wrote; unpickles it.
+
+    Raises:
+      Unreadable: it is not there, or others may have written it.
+    """
+    step = pickle.loads(read_own(folder / _STEP, limit_bytes=PAYLOAD_BYTES))
     assert isinstance(step, StoredStep)
     return step
 
