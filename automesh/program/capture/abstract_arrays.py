@@ -355,6 +355,10 @@ def _code_at(frame: FrameType) -> str:
     return text if len(text) <= 60 else ""
 
 
+# The function itself: calls of what `jax.jit` gives a script are seen.
+_JIT: Any = importlib.import_module("jax._src.api").jit
+
+
 class _AbstractTrace(_CORE.Trace):
     """Stands in the place of jax's eager evaluation."""
 
@@ -401,6 +405,20 @@ class _AbstractTrace(_CORE.Trace):
         _, fun, _, _, tracers = given
         with _CORE.set_current_trace(self):
             return fun.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        """A `shard_map` outside of jit does what it does in one."""
+        made: list[Any] = []
+
+        def inside(*args: Any) -> list[Any]:
+            trace: Any = _CORE.trace_ctx.trace
+            made.append(trace.process_shard_map(primitive, fun, args, **params))
+            return list(made[-1])
+
+        with _CORE.set_current_trace(self):
+            outs = _JIT(inside)(*tracers)
+        # Newer versions of jax want the results in the tree that they were given in.
+        return made[-1].update(outs) if hasattr(made[-1], "update") else outs
 
     def cur_qdd(self, x: Any) -> Any:
         return x.cur_qdd()

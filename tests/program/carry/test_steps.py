@@ -297,6 +297,25 @@ def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
     assert text(own) != text(split)
 
 
+def test_names_of_an_axis_that_is_split_are_bound_in_parts_by_hand(tmp_path: Path) -> None:
+    case = Case(make=_in_parts_over_data, sizes={"data": 8})
+    case.stored(tmp_path)
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    sizes: list[dict[str, int]] = [{"dp": 8, "fsdp": 1}, {"dp": 2, "fsdp": 4}]
+    first, second = (text(case.carried(tmp_path, one, splits=splits)) for one in sizes)
+    assert first != second
+
+
+def _in_parts_over_data(mesh: Mesh) -> Any:
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    def loss(w: Any, x: Any) -> Any:
+        return jax.lax.pmean(jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2), "data")
+
+    w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
+    step = jax.jit(trained(loss), donate_argnums=0)
+    return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
+
+
 def _over_data(mesh: Mesh) -> Any:
     w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
     step = jax.jit(trained(plain), donate_argnums=0)
