@@ -1,4 +1,5 @@
-"""How often a script was started in a search: once is the rule, and more than three times is told.
+"""How often a script was started in a search: once is the rule, and more than three times is told;
+and whether its stored step was lost meanwhile.
 
 Every process that starts it appends a line to a file in the folder of the stored step.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_FILE = "starts"
+_FILE, _LOST = "starts", "lost"
 
 
 def note_start(folder: str, why: str) -> None:
@@ -18,10 +19,23 @@ def note_start(folder: str, why: str) -> None:
       folder: of the stored step; empty: nobody counts.
       why: `first run`, `second run`, `winner`, or the mesh for which it is started.
     """
+    _append(folder, _FILE, why)
+
+
+def note_lost(folder: str, why: str) -> None:
+    """Notes that the stored step cannot be read.
+
+    Args:
+      why: in words, without the name of the script.
+    """
+    _append(folder, _LOST, why)
+
+
+def _append(folder: str, name: str, why: str) -> None:
     if not folder or not Path(folder).is_dir():  # Of a search on another host.
         return
     line = f"{os.getpid()} {why}\n".encode()
-    descriptor = os.open(Path(folder) / _FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(descriptor, line)
     finally:
@@ -30,8 +44,17 @@ def note_start(folder: str, why: str) -> None:
 
 def starts(folder: str) -> tuple[str, ...]:
     """Why the script was started, each time, in order."""
+    return _lines(folder, _FILE)
+
+
+def lost(folder: str) -> tuple[str, ...]:
+    """Why the stored step could not be read, each reason once."""
+    return tuple(dict.fromkeys(_lines(folder, _LOST)))
+
+
+def _lines(folder: str, name: str) -> tuple[str, ...]:
     try:
-        text = (Path(folder) / _FILE).read_text()
+        text = (Path(folder) / name).read_text()
     except FileNotFoundError:
         return ()
     return tuple(line.partition(" ")[2] for line in text.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.program.capture.nouns import AxisSplit
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.starts import lost
 from tests.support.carried import Case, Make, Sizes, places, text
 
 OWN = {"data": 4, "model": 2}
@@ -280,6 +282,32 @@ def test_a_carried_step_computes_what_the_script_does(name: str, tmp_path: Path)
 def _plain(leaf: Any) -> Any:
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["step.pickle", "values.bin"])
+@pytest.mark.parametrize("harm", [Path.unlink, _emptied, _changed])
+def test_a_stored_step_that_is_lost_is_told_and_the_script_is_run(
+    harm: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    case = CASES["plain"]
+    case.stored(tmp_path)
+    harm(tmp_path / name)
+    said = rf"its stored step is lost: {name} (is damaged|cannot be read \(.+\))"
+    # In this test what runs the script refuses.
+    with pytest.raises(CannotCarry, match=said):
+        case.carried(tmp_path, {"data": 2, "model": 4}, without_arrays=False)
+    (why,) = lost(str(tmp_path))
+    assert why.startswith(name)
 
 
 def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
