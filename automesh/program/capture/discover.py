@@ -81,7 +81,7 @@ def discover(
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
         found = run.finder.found
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
-        error = run.refusal(entry, ended)
+        error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
     discovery = run.discovery(found, entry)
     if run.finder.found is None:  # The script has ended by itself.
@@ -96,6 +96,12 @@ def discover(
     return replace(
         discovery, capture=replace(discovery.capture, without_arrays=True), notices=notices
     )
+
+
+def _caught(ended: Ended | None) -> UsageError | None:
+    """The value that was asked for in vain, where a framework has caught what was raised and has
+    ended the script with an exit code."""
+    return seen().needed if ended is not None and ended.exit_code else None
 
 
 def _is_guess(found: FoundStep, ended: Ended | None) -> bool:

@@ -358,6 +358,16 @@ SCRIPTS = {
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, scaled(batch(step)))
     """,
+    "caught_by_a_framework": """# bare
+        import sys
+        try:
+            rows = int(jnp.max(batch(0)))
+        except Exception:
+            sys.exit(1)
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
     "fails_after_an_evaluation": """
         @jax.jit
         def eval_step(params, total, x):
@@ -496,6 +506,14 @@ def test_a_mesh_that_is_not_reached_is_told_with_its_line(
 def test_parts_by_hand_outside_of_jit_need_no_arrays(found: dict[str, dict[str, Any]]) -> None:
     seen = found["parts_outside_of_jit"]
     assert (seen["name"], seen["num_carried"]) == ("train", 4)
+
+
+@pytest.mark.slow
+def test_a_value_that_was_asked_for_is_told_though_the_script_has_caught_the_error(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    error = found["caught_by_a_framework"]["error"]
+    assert error.startswith("caught_by_a_framework.py:27 needs the value of an array")
 
 
 @pytest.mark.slow
