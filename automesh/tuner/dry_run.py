@@ -22,7 +22,7 @@ from automesh.tuner.choose.ranking import WIDE, estimated_candidates, hardly_fit
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.script.carried import starts_detail
+from automesh.tuner.script.carried import with_starts
 from automesh.tuner.session import BUILD_SHARE, open_session
 from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import Header, header_of, notebook_of
@@ -80,8 +80,7 @@ def estimate_only(
             header = header_of(
                 whole, preparation, estimates, study, is_ahead=target.absent is not None
             )
-            if started := starts_detail(request.entry):
-                header = replace(header, details=(*header.details, started))
+            header = with_starts(header, request.entry)
             notebook_of(study, header).note_header(header)
         write_estimates(estimates, preparation.folder / ESTIMATES)
         return _result(header, preparation, estimates)

@@ -26,7 +26,7 @@ from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.script.carried import check_winner, starts_detail
+from automesh.tuner.script.carried import check_winner, with_starts
 from automesh.tuner.session import BUILD_SHARE, open_session
 from automesh.tuner.strategies.absent import AbsentStrategy, ready_for
 from automesh.tuner.strategies.attached import AttachedStrategy
@@ -140,7 +140,7 @@ def run_search(
                 rules_before=rules_before,
                 folder=preparation.folder,
                 check_winner=lambda plan: check_winner(request, target, plan, progress),
-                started=lambda: starts_detail(request.entry),
+                with_starts=lambda header: with_starts(header, request.entry),
             ).run(strategy)
 
 

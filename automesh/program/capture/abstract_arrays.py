@@ -81,6 +81,7 @@ class _State:
       trace: the one in force while a script runs without its arrays.
       alive_bytes, most_bytes: of the arrays that the script holds, and held at most.
       printed: lines that were given `nan` for a number.
+      needed: the last value that Python asked for in vain.
       compiled: shardings of what the compiler was asked about.
     """
 
@@ -89,6 +90,7 @@ class _State:
     alive_bytes: int = 0
     most_bytes: int = 0
     printed: dict[SourceLine, None] = field(default_factory=dict[SourceLine, None])
+    needed: ValueNeeded | None = None
     compiled: dict[Any, tuple[Sharding | None, ...]] = field(
         default_factory=dict[Any, "tuple[Sharding | None, ...]"]
     )
@@ -104,15 +106,18 @@ class Seen:
     Attributes:
       most_bytes: of the arrays that the script held at the same time.
       printed: lines that were given `nan` for a number.
+      needed: the last value that Python asked for in vain, whether or not somebody has caught what
+        was raised; None if there was none.
     """
 
     most_bytes: int
     printed: tuple[SourceLine, ...]
+    needed: ValueNeeded | None
 
 
 def seen() -> Seen:
     """Of the last run without arrays."""
-    return Seen(most_bytes=_STATE.most_bytes, printed=tuple(_STATE.printed))
+    return Seen(most_bytes=_STATE.most_bytes, printed=tuple(_STATE.printed), needed=_STATE.needed)
 
 
 def is_abstract(leaf: Any) -> bool:
@@ -335,12 +340,13 @@ def _needed(array: AbstractArray) -> ValueNeeded:
     aval: Any = array.aval
     what = f"`{name}`" if name else f"an array {aval.str_short()}"
     what += f" for `{code}`" if code else ""
-    return ValueNeeded(
+    _STATE.needed = ValueNeeded(
         f"{place} needs the value of {what}, which is not there: the script is run without the "
         "data of its arrays",
         hint="do without it before the third call of the step, or write a function `build(mesh)`; "
         "a single number can be printed and read by `float`, as nan",
     )
+    return _STATE.needed
 
 
 def _code_at(frame: FrameType) -> str:
@@ -401,6 +407,20 @@ class _AbstractTrace(_CORE.Trace):
         _, fun, _, _, tracers = given
         with _CORE.set_current_trace(self):
             return fun.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        """A `shard_map` outside of jit does what it does in one."""
+        made: list[Any] = []
+
+        def inside(*args: Any) -> list[Any]:
+            trace: Any = _CORE.trace_ctx.trace
+            made.append(trace.process_shard_map(primitive, fun, args, **params))
+            return list(made[-1])
+
+        with _CORE.set_current_trace(self):
+            outs = _jit(inside)(*tracers)  # Calls of what `jax.jit` gives a script are seen.
+        # Newer versions of jax want the results in the tree that they were given in.
+        return made[-1].update(outs) if hasattr(made[-1], "update") else outs
 
     def cur_qdd(self, x: Any) -> Any:
         return x.cur_qdd()
@@ -613,6 +633,7 @@ def without_arrays() -> Generator[None]:
     _STATE.trace = trace
     _STATE.alive_bytes = _STATE.most_bytes = 0
     _STATE.printed.clear()
+    _STATE.needed = None
     _STATE.compiled.clear()
     try:
         with _CORE.set_current_trace(trace):

@@ -34,7 +34,7 @@ from automesh.program.capture.nouns import (
     Sizes,
     SourceLine,
 )
-from automesh.program.capture.refusals import no_step
+from automesh.program.capture.refusals import mesh_in_text, no_step
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
@@ -47,6 +47,8 @@ from automesh.program.nouns import Entry
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 # Arrays up to this size are made on this machine if a script cannot do without.
 _LARGEST_MADE = 2**31
+# How long a script may train on one device before it makes the mesh that is in its text.
+_LONGEST_BEFORE_MESH_S = 60.0
 # A loop with at most so much work is run where nothing else tells whether it is all of a training.
 _LONGEST_RUN_FLOPS = 1e12
 
@@ -81,7 +83,7 @@ def discover(
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
         found = run.finder.found
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
-        error = run.refusal(entry, ended)
+        error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
     discovery = run.discovery(found)
     if run.finder.found is None:  # The script has ended by itself.
@@ -96,6 +98,12 @@ def discover(
     return replace(
         discovery, capture=replace(discovery.capture, without_arrays=True), notices=notices
     )
+
+
+def _caught(ended: Ended | None) -> UsageError | None:
+    """The value that was asked for in vain, where a framework has caught what was raised and has
+    ended the script with an exit code."""
+    return seen().needed if ended is not None and ended.exit_code else None
 
 
 def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
@@ -132,7 +140,8 @@ def _run(
         if bare:
             go_on_bare()
         finder = StepFinder(wanted=wanted, on_long_loop=go_on_bare, known=known)
-        run = _Watch(finder=finder, keep=keep)
+        run = _Watch(finder=finder, keep=keep, mesh_to_come=mesh_in_text(entry))
+        finder.may_stop = run.may_stop
         return run, run_script(entry, run)
 
 
@@ -196,9 +205,14 @@ def discover_here(
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """Notes down what a script makes and calls."""
+    """Notes down what a script makes and calls.
+
+    Attributes:
+      mesh_to_come: the line of the script that makes a mesh as its text says; None if none does.
+    """
 
     finder: StepFinder
+    mesh_to_come: SourceLine | None = None
     keep: Keep | None = None
     not_carried: str = ""
     pmapped: SourceLine | None = None
@@ -207,6 +221,7 @@ class _Watch:
     )
     made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
     _is_ours: bool = False
+    _waits_since_s: float = 0.0
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """The script's own mesh, noted down."""
@@ -221,8 +236,23 @@ class _Watch:
                 axis_types=tuple(_WORDS[kind] for kind in made.axis_types),
                 made_at=place,
             )
+            if not self.meshes and self.finder.has_gone_on:
+                self.finder.look_anew()
             self.made.setdefault(self.meshes.setdefault((axes, noted.axis_types), noted), made)
         return made
+
+    def _never_reached(self) -> tuple[str, ...]:
+        if self.mesh_to_come is None:
+            return ()
+        return (f"{self.mesh_to_come}, which would make a mesh, was not reached",)
+
+    def may_stop(self) -> bool:
+        """Whether a step may be the one that is looked for: a script that trains on one device, and
+        makes a mesh afterwards, goes on until then."""
+        if self.meshes or self.mesh_to_come is None:
+            return True
+        self._waits_since_s = self._waits_since_s or perf_counter()
+        return perf_counter() - self._waits_since_s > _LONGEST_BEFORE_MESH_S
 
     def call(self, call: Call) -> Any:
         """Notes a call down; stops the script once its step is known."""
@@ -275,7 +305,7 @@ class _Watch:
         """What is known, once a step is chosen; of a script that makes no mesh, the classes of its
         dimensions."""
         if not self.meshes:
-            return _without_mesh(found)
+            return replace(_without_mesh(found), notices=self._never_reached())
         own = self._mesh_of(found)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),

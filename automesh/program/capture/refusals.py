@@ -10,15 +10,55 @@ import jax
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.limits import SCRIPT_BYTES
+from automesh.package import is_users_file
 from automesh.program.capture.abstract_arrays import ValueNeeded
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
+from automesh.program.script.notebook import cell_name, code_of
 from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
+
+
+def mesh_in_text(entry: Entry) -> SourceLine | None:
+    """The first line of a script that calls what makes a mesh, as its name says; None if none does.
+
+    Whether it is reached, only a run tells.
+    """
+    path = Path(entry.location)
+    try:
+        content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
+    except (UsageError, OSError):
+        return None  # A run says what is wrong with it.
+    texts: list[tuple[str, bytes | str]] = [(entry.location, content)]
+    if path.suffix == ".ipynb":
+        cells = enumerate(code_of(content, path.name), start=1)
+        texts = [(cell_name(path, number), text) for number, text in cells]
+    places = (place for file, text in texts for place in _calls_for_meshes(file, text))
+    return next(places, None)
+
+
+def _calls_for_meshes(file: str, text: bytes | str) -> list[SourceLine]:
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []  # Such as a cell with a magic.
+    lines = [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Call) and _last_name(node.func).lower().endswith("mesh")
+    ]
+    return [SourceLine(file=file, line=line) for line in sorted(lines)]
+
+
+def _last_name(function: ast.expr) -> str:
+    """`jax.make_mesh` -> `make_mesh`."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def no_step(
@@ -85,9 +125,13 @@ def _functions(path: Path) -> list[str]:
 
 def _failed(name: str, error: Exception) -> UsageError:
     place = failing_line(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename and is_users_file(error.filename):
+        place = SourceLine(file=error.filename, line=error.lineno or 0)
     if isinstance(error, UsageError) and not place.file:
         return error  # Of the file as a whole, such as a notebook that cannot be read.
     text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, SyntaxError):
+        text = f"{type(error).__name__}: {error.msg}"  # Without the place, which is told before.
     if isinstance(error, EOFError):
         return UsageError(
             f"{name} asks for input at {place}, and there is nobody to answer",

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from automesh.program.capture.nouns import Capture, CarriedBy
 from automesh.program.capture.step_call import workload_of
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.starts import note_lost
 from automesh.program.carry.stored_step import (
     CarriedCall,
     StoredStep,
@@ -18,6 +19,7 @@ from automesh.program.carry.stored_step import (
     read_step,
     set_config,
 )
+from automesh.program.carry.values import StoredStepLost
 from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
@@ -38,7 +40,12 @@ def carried_build(
     capture = entry.capture
     assert capture is not None
     folder = Path(capture.folder)
-    step = read_step(folder)
+    name = Path(entry.location).name
+    try:
+        step = read_step(folder)
+    except StoredStepLost as error:
+        _tell_lost(capture, name, error)
+        return otherwise(f"its stored step is lost: {error}")
     set_config(step)
     with_values = not capture.without_arrays
     by = capture.carried_by or "trace"
@@ -52,15 +59,23 @@ def carried_build(
             carried = _on_plan(step, folder, mesh, capture, ways, with_values=with_values)
         except CannotCarry as error:
             return run(mesh, error.message)
+        except StoredStepLost as error:
+            _tell_lost(capture, name, error)
+            return run(mesh, f"its stored step is lost: {error}")
         return workload_of(carried.call, capture, carried.made)
 
     def run(mesh: Mesh, why: str) -> Workload:
         if not running:
             running.append(otherwise(why))
-            note(f"{Path(entry.location).name} is run for its step: {why}")
+            note(f"{name} is run for its step: {why}")
         return running[0](mesh)
 
     return build
+
+
+def _tell_lost(capture: Capture, name: str, error: StoredStepLost) -> None:
+    note(f"the stored step of {name} is lost: {error}")
+    note_lost(capture.folder, str(error))
 
 
 def _on_plan(

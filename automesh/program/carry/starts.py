@@ -1,4 +1,5 @@
-"""How often a script was started in a search: once is the rule, and more than three times is told.
+"""How often a script was started in a search: once is the rule, and more than three times is told;
+and whether its stored step was lost meanwhile.
 
 Every process that starts it appends a line to a file in the folder of the stored step.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 from automesh.foreign.private import append_own, is_own_folder, read_own
 from automesh.limits import SMALL_RECORD_BYTES
 
-_FILE = "starts"
+_FILE, _LOST = "starts", "lost"
 
 
 def note_start(folder: str, why: str) -> None:
@@ -21,14 +22,36 @@ def note_start(folder: str, why: str) -> None:
       folder: of the stored step; empty: nobody counts.
       why: `first run`, `second run`, `winner`, or the mesh for which it is started.
     """
+    _append(folder, _FILE, why)
+
+
+def note_lost(folder: str, why: str) -> None:
+    """Notes that the stored step cannot be read.
+
+    Args:
+      why: in words, without the name of the script.
+    """
+    _append(folder, _LOST, why)
+
+
+def _append(folder: str, name: str, why: str) -> None:
     # On another host than that of the search there is no such folder, or it is somebody else's.
     if folder and is_own_folder(Path(folder)):
-        append_own(Path(folder) / _FILE, f"{os.getpid()} {why}\n".encode())
+        append_own(Path(folder) / name, f"{os.getpid()} {why}\n".encode())
 
 
 def starts(folder: str) -> tuple[str, ...]:
     """Why the script was started, each time, in order."""
-    path = Path(folder) / _FILE
+    return _lines(folder, _FILE)
+
+
+def lost(folder: str) -> tuple[str, ...]:
+    """Why the stored step could not be read, each reason once."""
+    return tuple(dict.fromkeys(_lines(folder, _LOST)))
+
+
+def _lines(folder: str, name: str) -> tuple[str, ...]:
+    path = Path(folder) / name
     if not path.exists():
         return ()
     text = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode()

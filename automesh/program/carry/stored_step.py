@@ -27,14 +27,25 @@ from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stor
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
 from automesh.program.carry.trace_file import Handed, read_trace, write_trace
-from automesh.program.carry.values import StoredLeaf, Values, bytes_of, dtype_of, write_values
+from automesh.program.carry.values import (
+    StoredLeaf,
+    StoredStepLost,
+    Values,
+    bytes_of,
+    digest_of,
+    dtype_of,
+    write_values,
+)
 from automesh.program.notes import note
+from automesh.reading import Unreadable
 
 # Arguments up to this size are stored; larger ones are made up where they are measured.
 LARGEST_STORED_BYTES = 4 * 2**30
 # What a function refers to besides its arguments, as a data set, is stored up to this size.
 LARGEST_HELD_BYTES = 2**28
 _STEP, _VALUES = "step.pickle", "values.bin"
+# Before the pickled step stands the digest of its bytes, in hex.
+_DIGEST_BYTES = 32
 # Settings of jax that decide what a trace means when it is read. Others are the script's business
 # (its guards and checks), or the worker's own (platforms, caches).
 _CONFIG = (
@@ -131,7 +142,8 @@ def store(
         config=_config(),
     )
     draft = folder / f"{_STEP}.draft"
-    draft.write_bytes(pickle.dumps(step))
+    content = pickle.dumps(step)
+    draft.write_bytes(digest_of(content).encode() + content)
     draft.replace(folder / _STEP)
     return step
 
@@ -183,9 +195,16 @@ def read_step(folder: Path) -> StoredStep:
     """Reads what `store` wrote; unpickles it.
 
     Raises:
-      Unreadable: it is not there, or others may have written it.
+      StoredStepLost: it is gone or damaged, or others may have written it.
     """
-    step = pickle.loads(read_own(folder / _STEP, limit_bytes=PAYLOAD_BYTES))
+    try:
+        whole = read_own(folder / _STEP, limit_bytes=PAYLOAD_BYTES)
+    except Unreadable as error:
+        raise StoredStepLost(str(error)) from error
+    digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if digest_of(content).encode() != digest:
+        raise StoredStepLost(f"{_STEP} is damaged")
+    step = pickle.loads(content)
     assert isinstance(step, StoredStep)
     return step
 

@@ -57,7 +57,9 @@ _SCALARS = (_LITERALS.TypedInt, _LITERALS.TypedFloat, _LITERALS.TypedComplex)
 # Frames of a traceback that are kept: `explain` and MLIR's locations show no more.
 _MOST_FRAMES = 10
 # Parameters of collectives that name mesh axes.
-_AXIS_PARAMETERS = frozenset({"axes", "axis_name", "axis_names", "manual_axes"})
+_AXIS_PARAMETERS = frozenset(
+    {"axes", "axis_name", "axis_names", "manual_axes", "newly_manual_axes"}
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,7 +275,8 @@ def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], .
     """Of a `shard_map`, the sizes of the axes over which its body runs apart: the shapes inside are
     those of a part."""
     mesh = params["mesh"]
-    manual = params.get("manual_axes") or frozenset(mesh.axis_names)
+    manual = params.get("newly_manual_axes") or params.get("manual_axes")
+    manual = manual or frozenset(mesh.axis_names)
     sizes = tuple((str(name), int(mesh.shape[name])) for name in mesh.axis_names if name in manual)
     return "shard_map", sizes
 

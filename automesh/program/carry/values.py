@@ -78,7 +78,7 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
                 continue
             # `ascontiguousarray` makes an array of one dimension of a number.
             values = np.asarray(_on_host(leaf), order="C")
-            digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+            digest = digest_of(np.frombuffer(values.tobytes(), dtype=np.uint8))
             key = (digest, values.shape, str(values.dtype))
             if key not in known:
                 file.write(b"\0" * (-file.tell() % _ALIGNED))
@@ -89,6 +89,11 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
             )
         file.write(b"\0")  # A file without bytes cannot be mapped.
     return tuple(found)
+
+
+def digest_of(content: np.ndarray[Any, Any] | bytes) -> str:
+    """Of some bytes, in hex."""
+    return hashlib.blake2b(memoryview(content), digest_size=16).hexdigest()
 
 
 def _with_place(
@@ -164,17 +169,31 @@ def dtype_of(leaf: StoredLeaf) -> Any:
     return jnp.dtype(leaf.dtype)
 
 
+class StoredStepLost(Exception):
+    """What was stored is gone or is not what was written; says which file, and in what way."""
+
+
 class Values:
-    """The values in a file, mapped into memory."""
+    """The values in a file, mapped into memory.
+
+    Raises:
+      StoredStepLost: there is no such file, or a value is not the one that was written.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        self._name = path.name
+        try:
+            self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        except (OSError, ValueError) as error:  # ValueError: it is empty.
+            raise StoredStepLost(f"{path.name} cannot be read ({error})") from error
 
     def host(self, leaf: StoredLeaf) -> np.ndarray[Any, Any]:
         """A copy of its values on the host."""
         dtype = jnp.dtype(leaf.stored_dtype)
         count = math.prod(leaf.stored_shape) * dtype.itemsize
         part = np.array(self._bytes[leaf.offset : leaf.offset + count], copy=True)
+        if digest_of(part) != leaf.digest:
+            raise StoredStepLost(f"{self._name} is damaged")
         return part.view(dtype).reshape(leaf.stored_shape)
 
     def made(self, leaf: StoredLeaf, sharding: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from automesh.errors import UsageError
@@ -25,3 +26,8 @@ def code_of(content: bytes, name: str) -> list[str]:
             f"`{name}` is no notebook that can be read",
             hint="save it as a notebook of version 4, as Jupyter does",
         ) from None
+
+
+def cell_name(path: Path, number: int) -> str:
+    """What the text of a code cell, counted from 1, is called where its lines are told."""
+    return f"{path} [cell {number}]"

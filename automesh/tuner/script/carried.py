@@ -17,13 +17,14 @@ from automesh.hardware import Target
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import AxisSplit, CarryCheck, Discovery, ScriptMesh
-from automesh.program.carry.starts import starts
+from automesh.program.carry.starts import lost, starts
 from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
 from automesh.report.words import count
 from automesh.space.enumerate import factorizations
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.metadata import Header
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import ask, one_worker, surroundings_of
 from automesh.worker.messages import CarryJob, Surroundings
@@ -134,10 +135,19 @@ def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tu
     )
 
 
-def starts_detail(entry: Entry) -> str:
-    """How often the script was started, and why; empty for what is no script of its own."""
+def with_starts(header: Header, entry: Entry) -> Header:
+    """A header that says how often the script was started until now and why, and whether its stored
+    step was lost; the same one for what is no script of its own."""
     capture = entry.capture
-    why = starts(capture.folder) if capture is not None else ()
-    if not why:
-        return ""
-    return f"the script was started {count(len(why), 'time')}: {', '.join(why)}"
+    if capture is None or not (why := starts(capture.folder)):
+        return header
+    said = f"the script was started {count(len(why), 'time')}: {', '.join(why)}"
+    header = replace(header, details=(*header.details, said))
+    if not (reasons := lost(capture.folder)):
+        return header
+    notice = (
+        f"the stored step of {Path(entry.location).name} was lost while the search ran "
+        f"({'; '.join(reasons)}): from then on the script was run up to its step again for each "
+        "mesh"
+    )
+    return replace(header, notices=(*header.notices, notice))

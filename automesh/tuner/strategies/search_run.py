@@ -98,7 +98,7 @@ class SearchRun:
       rules_before: what that file said when the search began.
       folder: of the study.
       check_winner: what speaks against a rule for a plan, a sentence; empty if nothing does.
-      started: how often the script was started until now, in words.
+      with_starts: adds to a header how often the script was started until now.
     """
 
     study: Study
@@ -109,7 +109,7 @@ class SearchRun:
     rules_before: tuple[MeshRule, ...]
     folder: Path
     check_winner: Callable[[Plan], str] = lambda _: ""
-    started: Callable[[], str] = str
+    with_starts: Callable[[Header], Header] = lambda header: header
 
     def run(self, strategy: Strategy) -> SearchResult:
         """Runs a strategy to its end, or to Ctrl-C; gives what the study then holds.
@@ -144,17 +144,13 @@ class SearchRun:
             reason = f"{footer.stop_reason}; interrupted before the rule was written"
             self.notebook.note_footer(replace(footer, interrupted=True, stop_reason=reason))
         finally:
-            header = self._with_starts(header)
+            header = self.with_starts(header)
             if header is not self.header:
                 self.notebook.note_header(header)
             result = assemble(self.study, header)
             # Also without the rule: somebody may have broken its file while the search ran.
             write_table(dataframe(result), self.folder / "trials.csv")
         return result
-
-    def _with_starts(self, header: Header) -> Header:
-        started = self.started()
-        return replace(header, details=(*header.details, started)) if started else header
 
     def _with_rule(self, strategy: Strategy, result: SearchResult, footer: Footer) -> Footer:
         path = Path(self.rules)

@@ -17,24 +17,26 @@ SCRIPT = """# {meshes}
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+mesh = jax.make_mesh({mesh}, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 data, model = mesh.shape["data"], mesh.shape["model"]
 {first}
 w = jax.device_put(np.full((16, 32), 0.1, np.float32), NamedSharding(mesh, {weights}))
 
 
 @jax.jit
-def train_step(w, x):
+def train_step(w, x, *more):
     loss, slope = jax.value_and_grad(lambda w: {loss})(w)
     return w - 0.1 * slope, loss
 
 
 for step in range(6):
     x = jax.device_put(np.ones(({rows}, 16), np.float32), NamedSharding(mesh, {batch}))
-    w, loss = train_step(w, x)
+    w, loss = train_step(w, x{more})
 """
 PARTS = {
     "meshes": "data:2,model:4",
+    "mesh": "(4, 2)",
+    "more": "",
     "first": "",
     "weights": 'P(None, "model")',
     "loss": "jnp.mean((x @ w) ** 2)",
@@ -51,6 +53,12 @@ CASES: dict[str, dict[str, str]] = {
     # 48 rows do not divide by 5: the step is not taken there, and the next mesh is.
     "next_mesh": {"meshes": "data:5,model:1 data:3,model:2"},
     "no_mesh": {"meshes": "data:5,model:1 data:7,model:1"},
+    # After its first call, with a plain number, the step is given what the compiler has placed.
+    "axis_of_one": {
+        "mesh": "(8, 1)",
+        "weights": 'P("model", "data")',
+        "more": ", step if step == 0 else np.float32(step)",
+    },
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
@@ -99,6 +107,7 @@ SAID = {
     "constant_by_mesh": "stablehlo.constant dense<2.000000e+00> : tensor<f32>`, and not `",
     "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:13: `",
     "next_mesh": "",
+    "axis_of_one": "",
     "no_mesh": "48",
     # The trace has other shapes there; the function is traced again.
     "in_parts": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.program.capture.nouns import AxisSplit
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.starts import lost
 from tests.support.carried import Case, Make, Sizes, places, text
 
 OWN = {"data": 4, "model": 2}
@@ -282,6 +284,32 @@ def _plain(leaf: Any) -> Any:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["step.pickle", "values.bin"])
+@pytest.mark.parametrize("harm", [Path.unlink, _emptied, _changed])
+def test_a_stored_step_that_is_lost_is_told_and_the_script_is_run(
+    harm: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    case = CASES["plain"]
+    case.stored(tmp_path)
+    harm(tmp_path / name)
+    said = rf"its stored step is lost: {name} (is damaged|cannot be read \(.+\))"
+    # In this test what runs the script refuses.
+    with pytest.raises(CannotCarry, match=said):
+        case.carried(tmp_path, {"data": 2, "model": 4}, without_arrays=False)
+    (why,) = lost(str(tmp_path))
+    assert why.startswith(name)
+
+
 def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
     tmp_path: Path,
 ) -> None:
@@ -295,6 +323,25 @@ def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
         assert x.sharding.spec == P(("dp", "fsdp"))
         assert down.sharding.spec == up.sharding.spec == P()
     assert text(own) != text(split)
+
+
+def test_names_of_an_axis_that_is_split_are_bound_in_parts_by_hand(tmp_path: Path) -> None:
+    case = Case(make=_in_parts_over_data, sizes={"data": 8})
+    case.stored(tmp_path)
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    sizes: list[dict[str, int]] = [{"dp": 8, "fsdp": 1}, {"dp": 2, "fsdp": 4}]
+    first, second = (text(case.carried(tmp_path, one, splits=splits)) for one in sizes)
+    assert first != second
+
+
+def _in_parts_over_data(mesh: Mesh) -> Any:
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    def loss(w: Any, x: Any) -> Any:
+        return jax.lax.pmean(jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2), "data")
+
+    w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
+    step = jax.jit(trained(loss), donate_argnums=0)
+    return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
 
 
 def _over_data(mesh: Mesh) -> Any:

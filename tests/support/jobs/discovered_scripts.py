@@ -40,6 +40,7 @@ def found_in(script: Path) -> dict[str, Any]:
         "num_carried": sum(run.count for run in found.capture.step.carried),
         "others": {one.name: one.calls for one in found.other_steps},
         "batch_axes": list(found.batch_axes),
+        "notices": list(found.notices),
         "printed": printed.getvalue(),
     }
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
 from automesh.program.capture.abstract_arrays import without_data
@@ -117,6 +118,7 @@ class Function:
 
     Attributes:
       number: its place in the log.
+      calls: all of them, also those that are left out.
       first_s: when it was called first, on a clock of this process.
     """
 
@@ -132,6 +134,11 @@ class Function:
     def usual(self) -> Variant:
         """The variant that is called most, of several the earliest."""
         return max(self.variants, key=lambda variant: variant.calls)
+
+    @property
+    def counted(self) -> int:
+        """Its calls without those that are left out."""
+        return sum(variant.calls for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +188,7 @@ class CallLog:
         if variant is None:
             variant = Variant(number=len(function.variants), key=key, first=function.calls)
             variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
-            variant.placed = tuple(map(place_of, leaves))
+            variant.placed = _as_stated(function, [place_of(leaf) for leaf in leaves], leaves)
             function.variants.append(variant)
         function.calls += 1
         variant.calls += 1
@@ -251,7 +258,7 @@ class CallLog:
         that look like them. These are noted down as what would come back to it."""
         variant = function.usual
         facts, call = variant.facts, variant.described
-        if function.calls != 1 or facts is None or not facts.has_gradient or call is None:
+        if function.counted != 1 or facts is None or not facts.has_gradient or call is None:
             return False
         arguments, outputs = mirrored(variant), mirroring(variant)
         pairs = list(zip(arguments, outputs, strict=True))
@@ -293,11 +300,37 @@ class CallLog:
         found = self._made.get(id(leaf))
         return found[1] if found is not None and _referred(found[0]) is leaf else None
 
+    def leave_out(self) -> None:
+        """Counts no call so far: the next one of each function is the first of a new variant."""
+        for function in self.functions:
+            for variant in function.variants:
+                variant.key, variant.calls = (object(), (), ()), 0
+
     def last_iteration(self, number: int) -> list[int]:
         """The functions that were called since the last but one call of a function, which is the
         first of them; only this function if there was none."""
         places = [place for place, called in enumerate(self.order) if called == number]
         return self.order[places[-2] : places[-1]] if len(places) > 1 else [number]
+
+
+def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Where the arguments of a new variant are, in the words of an earlier one where both say the
+    same: what a compiler gives back leaves axes of size 1 out, which matter on other meshes."""
+    found = list(placed)
+    for earlier in function.variants:
+        if len(earlier.placed) != len(found):
+            continue
+        for place, (before, now, leaf) in enumerate(
+            zip(earlier.placed, placed, leaves, strict=True)
+        ):
+            if (
+                isinstance(before, NamedSharding)
+                and isinstance(now, NamedSharding)
+                and before.mesh == now.mesh
+                and before.is_equivalent_to(now, len(leaf_shape(leaf)))
+            ):
+                found[place] = before
+    return tuple(found)
 
 
 def _same_program(function: Function, key: Any, call: Call) -> Variant | None:

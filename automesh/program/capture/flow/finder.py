@@ -78,13 +78,17 @@ class StepFinder:
       on_long_loop: called before a call that may be the whole training, so that it is not run with
         its data.
       known: the step, where an earlier run of the script has told it.
+      may_stop: asked where the step is known; False to let the script go on, for another step.
       found: the step, once the script was stopped.
+      has_gone_on: whether the script was let go on.
     """
 
     wanted: str
     on_long_loop: Callable[[], None]
     known: ScriptStep | None = None
+    may_stop: Callable[[], bool] = lambda: True
     found: FoundStep | None = None
+    has_gone_on: bool = False
     log: CallLog = field(default_factory=CallLog)
     _choice: Choice | None = None
     _chosen: ScriptStep | None = None
@@ -103,14 +107,17 @@ class StepFinder:
                 later = _skipping(self.known, 1)
                 self._chosen, self._collector = self.known, StepCollector(later)
             elif (choice := self._decided(noted.function)) is not None:
-                self._start(choice)
+                if self.may_stop():
+                    self._start(choice)
+                else:
+                    self.has_gone_on = True
         if self._collector is not None:
             whole = self._collector.offer(call)
             if whole is not None:
                 self.found = self._found(whole)
                 raise ScriptStopped
         loop = noted.variant.facts.loop if noted.variant.facts is not None else None
-        if loop is not None and noted.function.calls == 1 and _is_long(noted.variant):
+        if loop is not None and noted.function.counted == 1 and _is_long(noted.variant):
             self.on_long_loop()
         outputs = call.run()
         self.log.ran(noted, outputs)
@@ -126,6 +133,10 @@ class StepFinder:
         else:
             step = self._several(functions, choice)
         self._chosen, self._collector = step, StepCollector(_skipping(step, 0))
+
+    def look_anew(self) -> None:
+        """Takes no call so far for one of the step's: the step comes later."""
+        self.log.leave_out()
 
     def ended(self) -> FoundStep | ScriptStep | None:
         """What is known when the script has ended without being stopped.
@@ -235,7 +246,7 @@ class StepFinder:
             found[function.number] = Candidate(
                 number=function.number,
                 calls=variant.calls,
-                all_calls=function.calls,
+                all_calls=function.counted,
                 has_gradient=variant.facts is not None and variant.facts.has_gradient,
                 trains=variant.trains(function.number),
                 bytes=variant.bytes,
@@ -252,7 +263,7 @@ class StepFinder:
             (function, variant, variant.facts.loop)
             for function in self.log.functions
             for variant in function.variants
-            if function.calls == 1
+            if function.counted == 1
             and self._is_wanted(function.number)
             and variant.facts is not None
             and variant.facts.loop is not None

@@ -6,7 +6,9 @@ the line at which it failed. Its files are kept apart as in every run.
 
 from __future__ import annotations
 
+import ast
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -87,17 +89,18 @@ def _in_words(error: BaseException) -> str:
 
 
 def _watch(file: str, line: int) -> None:
-    """Ends the process once code of the same function, or of the module, is run below the line, or
-    after it."""
+    """Ends the process once code of the same function, or of the module, is run below the statement
+    of the line, or after it."""
     executed: set[int] = set()
+    first, last = _statement(file, line)
 
     def inside(frame: FrameType, event: str, arg: object) -> Any:
         del arg
         if event == "exception":
             executed.discard(id(frame))
-        elif event == "line" and frame.f_lineno == line:
+        elif event == "line" and first <= frame.f_lineno <= last:
             executed.add(id(frame))
-        elif event in ("line", "return") and (id(frame) in executed or frame.f_lineno > line):
+        elif event in ("line", "return") and (id(frame) in executed or frame.f_lineno > last):
             _say(Verdict(what="passes"))
             _leave()
         return inside
@@ -110,6 +113,24 @@ def _watch(file: str, line: int) -> None:
 
     threading.settrace(outside)
     sys.settrace(outside)
+
+
+def _statement(file: str, line: int) -> tuple[int, int]:
+    """First and last line of the innermost statement that a line belongs to; of one with a body, of
+    what stands before the body."""
+    found = (line, line)
+    try:
+        statements = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except (SyntaxError, ValueError):
+        return found  # Such as a cell with a magic.
+    for one in statements:
+        if not isinstance(one, ast.stmt):
+            continue
+        body: list[ast.stmt] = getattr(one, "body", [])
+        last = body[0].lineno - 1 if body else one.end_lineno or one.lineno
+        if one.lineno <= line <= last:
+            found = (one.lineno, last)
+    return found
 
 
 def _say(verdict: Verdict) -> None:

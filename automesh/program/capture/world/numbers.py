@@ -15,6 +15,7 @@ from automesh.program.capture.world.told import want_devices
 # Sizes of a mesh in a message: `(2, 4)`, `(8,)`.
 _SIZES = re.compile(r"[(\[](\d+(?:, ?\d+)*),?[)\]]")
 _ABOUT = re.compile(r"device|reshape", re.I)
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.]*\d)")
 # A check of the script's own: `assert jax.device_count() == 8`, `if len(jax.devices()) < 8: raise`.
 _CHECKED = re.compile(
     r"(?:device_count\(\)|len\((?:jax\.)?(?:local_)?devices(?:\(\))?\)|num_devices|n_devices)"
@@ -26,7 +27,9 @@ _MOST = 4096
 def note_wanted_devices(error: Exception) -> None:
     """Notes down how many devices a script wants, if that is why it failed."""
     shown = jax.device_count()
-    wanted = _from_message(str(error), shown) or _from_line(error, shown)
+    wanted = (
+        _from_message(str(error), shown) or _from_line(error, shown) or _from_words(error, shown)
+    )
     if 0 < wanted <= _MOST and wanted != shown:
         want_devices(wanted)
 
@@ -41,6 +44,21 @@ def _from_message(text: str, shown: int) -> int:
         if product != shown:
             return product
     return 0
+
+
+def _from_words(error: Exception, shown: int) -> int:
+    """The one other number that a check of the script's own names beside that of the devices, as in
+    `16 devices do not match the product of the mesh, 8`; 0 if there is none, or more than one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not is_users_file(frames[-1].filename):
+        return 0
+    text = str(error)
+    if not isinstance(error, AssertionError | ValueError | RuntimeError):
+        return 0
+    numbers = {int(number) for number in _NUMBER.findall(text)}
+    others = numbers - {shown}
+    is_about = "device" in text.lower() and shown in numbers
+    return others.pop() if is_about and len(others) == 1 else 0
 
 
 def _from_line(error: Exception, shown: int) -> int:

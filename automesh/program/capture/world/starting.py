@@ -19,7 +19,7 @@ from automesh.limits import SCRIPT_BYTES
 from automesh.package import INSTALLED, count_as_users
 from automesh.program.capture.world.told import tell
 from automesh.program.nouns import Entry
-from automesh.program.script.notebook import code_of
+from automesh.program.script.notebook import cell_name, code_of
 from automesh.program.script.started import ENTRY, MODULE
 from automesh.reading import read_bytes
 
@@ -91,7 +91,7 @@ def _notebook(path: Path) -> None:
     sys.modules["__main__"] = main
     try:
         for number, source in enumerate(code_cells(path), start=1):
-            name = f"{path} [cell {number}]"
+            name = cell_name(path, number)
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
             exec(compile(source, name, "exec"), main.__dict__)
     finally:

@@ -350,6 +350,24 @@ SCRIPTS = {
         for step in range(10**6):
             params, state, loss = train_step(params, state, batch(step))
     """,
+    "parts_outside_of_jit": """# bare
+        scaled = jax.shard_map(
+            lambda x: x / jax.lax.pmax(jnp.max(x), "data"), mesh=mesh, in_specs=P("data"),
+            out_specs=P("data"), check_vma=False)
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, scaled(batch(step)))
+    """,
+    "caught_by_a_framework": """# bare
+        import sys
+        try:
+            rows = int(jnp.max(batch(0)))
+        except Exception:
+            sys.exit(1)
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
     "fails_after_an_evaluation": """
         @jax.jit
         def eval_step(params, total, x):
@@ -362,6 +380,28 @@ SCRIPTS = {
 }
 
 
+# Whole scripts: each trains on one device at first.
+WITHOUT_PREAMBLE = {
+    "mesh_comes_late": """
+        import jax, jax.numpy as jnp
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        @jax.jit
+        def train_step(w, x):
+            loss = lambda w: jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2)
+            value, g = jax.value_and_grad(loss)(w)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), value
+        def train(w, x, steps):
+            for step in range(steps):
+                w, loss = train_step(w, x)
+        w, x = {"up": jnp.ones((32, 64)), "down": jnp.ones((64, 32))}, jnp.ones((16, 32))
+        train(w, x, 20)
+        if MAKES_ONE:
+            mesh = jax.make_mesh((jax.device_count(),), ("data",), (AxisType.Auto,))
+            w = jax.device_put(w, NamedSharding(mesh, P()))
+            train(w, jax.device_put(x, NamedSharding(mesh, P("data"))), 10**6)
+    """,
+}
+WITHOUT_PREAMBLE["mesh_never_comes"] = WITHOUT_PREAMBLE["mesh_comes_late"]
 SAME_LOSSES = ("two_players", "one_call", "by_keyword", "state_in_references", "two_iterations")
 
 
@@ -377,6 +417,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder = tmp_path_factory.mktemp("scripts")
     for name in SCRIPTS:
         (folder / f"{name}.py").write_text(text_of(name))
+    for name, text in WITHOUT_PREAMBLE.items():
+        body = textwrap.dedent(text).replace("MAKES_ONE", str(name == "mesh_comes_late"))
+        (folder / f"{name}.py").write_text(body)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.jobs.discovered_scripts", str(folder)],
         cwd=ROOT,
@@ -439,6 +482,38 @@ def test_the_batch_is_split_over_data(script: str, found: dict[str, dict[str, An
     assert found[script]["batch_axes"] == (
         [] if script == "ragged_and_data_on_device" else ["data"]
     )
+
+
+@pytest.mark.slow
+def test_what_trains_on_one_device_at_first_is_searched_on_the_mesh_that_comes_later(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    seen = found["mesh_comes_late"]
+    assert (seen["name"], seen["batch_axes"]) == ("train_step", ["data"])
+    assert (seen["skipped"], seen["calls"], seen["num_carried"]) == (20, 23, 2)
+
+
+@pytest.mark.slow
+def test_a_mesh_that_is_not_reached_is_told_with_its_line(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    seen = found["mesh_never_comes"]
+    assert (seen["name"], seen["batch_axes"]) == ("train_step", [])
+    assert seen["notices"] == ["mesh_never_comes.py:15, which would make a mesh, was not reached"]
+
+
+@pytest.mark.slow
+def test_parts_by_hand_outside_of_jit_need_no_arrays(found: dict[str, dict[str, Any]]) -> None:
+    seen = found["parts_outside_of_jit"]
+    assert (seen["name"], seen["num_carried"]) == ("train", 4)
+
+
+@pytest.mark.slow
+def test_a_value_that_was_asked_for_is_told_though_the_script_has_caught_the_error(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    error = found["caught_by_a_framework"]["error"]
+    assert error.startswith("caught_by_a_framework.py:27 needs the value of an array")
 
 
 @pytest.mark.slow

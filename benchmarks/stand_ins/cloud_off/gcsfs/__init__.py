@@ -1,0 +1,1 @@
+"""Stands in for `gcsfs` where a script imports it and keeps its files on the disk."""

@@ -1,0 +1,48 @@
+"""A script that fails under automesh is run by itself: whether it goes past the line."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from automesh.program.capture.world.by_itself import run_by_itself
+from automesh.program.nouns import Entry
+
+# Script -> the line at which it failed, and what it does by itself.
+SCRIPTS = {
+    "one_line": ("assert 1 + 1 == 3, 'no'\nprint('on')", 1, "fails"),
+    "several_lines": (
+        """\
+        count = 16
+        assert (
+            4 * 2 == count
+        ), f"there are {count} devices, \\
+            and not {4 * 2}"
+        print('on')
+        """,
+        2,
+        "fails",
+    ),
+    "call_over_lines": ("print(\n    1,\n    2,\n)\nprint('on')", 1, "passes"),
+    "in_a_function": (
+        "def check(n):\n    if (\n        n > 8\n    ):\n        raise ValueError(n)\n\n"
+        "check(16)\nprint('on')",
+        5,
+        "fails",
+    ),
+    "last_line": ("print('on')", 1, "passes"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_statement_over_several_lines_is_passed_when_it_is_done(
+    name: str, tmp_path: Path
+) -> None:
+    text, line, what = SCRIPTS[name]
+    script = tmp_path / f"{name}.py"
+    script.write_text(textwrap.dedent(text))
+    entry = Entry(kind="script", location=str(script))
+    verdict = run_by_itself(entry, str(script), line, limit_s=120)
+    assert verdict.what == what
