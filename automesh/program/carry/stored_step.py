@@ -200,7 +200,8 @@ def read_step(folder: Path) -> StoredStep:
     try:
         whole = read_own(folder / _STEP, limit_bytes=PAYLOAD_BYTES)
     except Unreadable as error:
-        raise StoredStepLost(str(error)) from error
+        why = str(error).removeprefix(f"`{folder / _STEP}` ")
+        raise StoredStepLost(f"{_STEP} cannot be read ({why})") from error
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if digest_of(content).encode() != digest:
         raise StoredStepLost(f"{_STEP} is damaged")
