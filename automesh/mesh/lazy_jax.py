@@ -17,7 +17,7 @@ def shardings_half() -> Any:
 
 
 def applied_half() -> Any:
-    """`automesh.program.infer.search.applied`, which traces steps and so stands above this layer."""
+    """`automesh.program.infer.search.applied`, which traces steps: above this layer."""
     return _beyond_the_wall("automesh.program.infer.search.applied")
 
 
