@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 from automesh.program.infer.classes import classes_of
-from automesh.program.infer.dimensions import Dim, Dimensions, Mark
+from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.nouns import CautionKind
-from automesh.program.infer.operation import Made
-from automesh.program.infer.walk import Walked, walk
+from automesh.program.infer.operation import Made, Operation
+from automesh.program.infer.walk import RULES, Walked, walk
 from tests.support.infer_models import f32, i32
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -189,6 +189,23 @@ def test_what_is_not_known_stays_whole_and_is_told() -> None:
     assert not found.named(found.arguments[0].dims[1]).whole
     (said,) = [one for one in found.cautions if one.kind == CautionKind.UNKNOWN_OPERATION]
     assert "pure_callback" in said.text
+
+
+def test_an_operation_with_other_parameters_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(op: Operation) -> list[Dims]:
+        return [op.params["no such parameter"]]
+
+    monkeypatch.setitem(RULES, "cumsum", changed)
+    found = walked(lambda x: jnp.cumsum(x, 1) + 1, f32(4, 5))
+    assert found.events.unknown == {"cumsum": 1}
+    assert all(
+        found.all.marks(factor) & Mark.UNKNOWN
+        for dim in (*found.inputs[0], *found.outputs[0])
+        for factor in found.all.factors(dim)
+    )
+    # One that gives an array of another rank is as wrong.
+    monkeypatch.setitem(RULES, "cumsum", lambda op: [op.ins[0][:1]])
+    assert walked(lambda x: jnp.cumsum(x, 1), f32(4, 5)).events.unknown == {"cumsum": 1}
 
 
 def test_a_loop_walks_over_what_it_slices() -> None:
