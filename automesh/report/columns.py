@@ -9,7 +9,8 @@ from typing import Literal
 
 from rich.cells import cell_len
 
-from automesh.mesh.axes import Plan, format_setting
+from automesh.mesh.axes import format_setting
+from automesh.mesh.mapping import NONE
 from automesh.report import words
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import EXPORTED, Candidate
@@ -53,7 +54,7 @@ def ranking_columns(
     if least_width(columns) <= width:
         return columns
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
-    plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
+    plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
     figures = [column for column in columns if not column.floor]
     return [text_column("mesh", map(clean, plans), most=8), *figures]
 
@@ -115,16 +116,16 @@ def wrapped(text: str, width: int) -> str:
 
 def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Logical axes, knobs and options that tell candidates apart, in the order of the space."""
-    settings = [settings_of(candidate.plan) for candidate in candidates]
+    settings = [words.settings_shown(candidate) for candidate in candidates]
     names = dict.fromkeys(name for setting in settings for name in setting)
     return tuple(
         name for name in names if len({setting.get(name, "default") for setting in settings}) > 1
     )
 
 
-def settings_of(plan: Plan) -> dict[str, str]:
-    """Logical axes (as `mapping.NAME`), knobs and compiler options by name, as text."""
-    return {name: str(value) for name, value in plan.settings}
+def absent(row: Candidate) -> str:
+    """What a cell says of a setting that a plan does not have."""
+    return "default" if row.is_scripts else NONE
 
 
 def _all_columns(
@@ -134,11 +135,11 @@ def _all_columns(
     seconds = [words.step_s(row) or 0.0 for row in rows]
     columns = [text_column("mesh", [clean(mesh_cell(row)) for row in rows], most=20)]
     if len(knobs) == 1:
-        values = [settings_of(row.plan).get(knobs[0], "default") for row in rows]
+        values = [words.settings_shown(row).get(knobs[0], absent(row)) for row in rows]
         header = clean(knobs[0])
         columns.append(text_column(header, map(clean, values), most=12, name="knobs"))
     elif knobs:
-        values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
+        values = [" ".join(knob_cells(row, knobs)) for row in rows]
         columns.append(text_column("knobs", map(clean, values), most=16))
     times = [
         f"{'> ' if row.partly_counted else ''}{format_seconds(step_s)}"
@@ -179,12 +180,13 @@ def _all_columns(
 
 def mesh_cell(row: Candidate) -> str:
     """The mesh, and whether it is the script's own."""
-    return row.plan.mesh + (" (script)" if row.is_baseline else "")
+    whose = "script" if row.is_scripts else "baseline"
+    return row.plan.mesh + (f" ({whose})" if row.is_baseline else "")
 
 
-def knob_cells(plan: Plan, knobs: tuple[str, ...]) -> list[str]:
+def knob_cells(row: Candidate, knobs: tuple[str, ...]) -> list[str]:
     """`name=value`, or `name:axes`, for those of `knobs` that the plan sets."""
-    settings = settings_of(plan)
+    settings = words.settings_shown(row)
     return [format_setting(name, settings[name]) for name in knobs if name in settings]
 
 

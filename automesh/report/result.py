@@ -7,7 +7,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
-from automesh.program.infer.layout import NamedSplit
+from automesh.program.infer.search.layout import NamedSplit
 
 Verdict = Literal[
     "kept",
@@ -62,6 +62,7 @@ class Candidate:
       peak_bytes: per device, from the device where it says, else from the compiler, else estimated;
         0 if unknown.
       is_baseline: True for the script's own mesh.
+      is_scripts: False for a baseline of a script that has no mesh.
       compiled: what the compiler said of a plan that went further than that, or, at low effort, of
         one that did not; None if it never compiled, or if `outcome` itself is `Compiled`.
       estimated: its estimate, if it has one and went further.
@@ -75,6 +76,7 @@ class Candidate:
     bound_by: str = ""
     peak_bytes: int = 0
     is_baseline: bool = False
+    is_scripts: bool = True
     compiled: Compiled | None = None
     estimated: Estimated | None = None
     partly_counted: bool = False

@@ -71,7 +71,7 @@ def render(
         parts += [Text(), _ranking(shown, columns, width)]
         notes = _marks(shown, columns, made_up=result.made_up)
         in_all = tuple(name for name in knobs if name not in in_rows)
-        if cells := knob_cells(shown[0].plan, in_all):
+        if cells := knob_cells(shown[0], in_all):
             notes.append(("", f"{clean(' '.join(cells))} in every row"))
         if len(own) > len(shown):
             notes.append(
@@ -139,7 +139,7 @@ def _marks(
 
 
 def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
-    plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
+    plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
     plans = [clean(plan) for plan in plans]
     size = min(max(cell_len(plan) for plan in plans), width * 2 // 5)
     grid = Table.grid(padding=(0, GAP, 0, 0))

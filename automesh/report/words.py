@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from automesh.mesh.axes import MAPPING, format_setting
+from automesh.mesh.mapping import NONE, format_axes
 from automesh.outcomes import (
     Compiled,
     Estimated,
@@ -342,10 +344,32 @@ def best_sentence(result: SearchResult) -> str:
     time = _time_and_evidence(best, result.verifications)
     gain = _gain(best, baseline_of(result), result.verifications)
     if best.standing.verdict == "kept":
-        return clean(f"{best.plan}, the script's own mesh, {time}: {_most_faster(result)}")
+        return clean(f"{plan_shown(best)}, {_own(best)}, {time}: {_most_faster(result)}")
     if gain and _is_shown_faster(result):
-        return clean(f"{best.plan} is {gain}: {time}")
-    return clean(", ".join(part for part in (str(best.plan), time, gain) if part))
+        return clean(f"{plan_shown(best)} is {gain}: {time}")
+    return clean(", ".join(part for part in (plan_shown(best), time, gain) if part))
+
+
+def plan_shown(row: Candidate) -> str:
+    """The plan as text; where shardings are inferred, without what splits nothing on its mesh."""
+    if row.is_scripts:
+        return str(row.plan)
+    settings = settings_shown(row).items()
+    return " ".join([row.plan.mesh, *(format_setting(name, value) for name, value in settings)])
+
+
+def settings_shown(row: Candidate) -> dict[str, str]:
+    """Settings of a plan by name, as text: all of them; where shardings are inferred, of logical
+    axes those that split something on its mesh, and over what."""
+    if row.is_scripts:
+        return {name: str(value) for name, value in row.plan.settings}
+    sizes = row.plan.sizes
+    over = {
+        f"{MAPPING}{name}": format_axes(tuple(axis for axis in axes if sizes[axis] > 1))
+        for name, axes in row.plan.mapping
+    }
+    rest = {name: str(value) for name, value in (*row.plan.knobs, *row.plan.compiler_options)}
+    return {name: axes for name, axes in over.items() if axes != NONE} | rest
 
 
 def _is_shown_faster(result: SearchResult) -> bool:
@@ -427,16 +451,21 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
             return ""
 
 
+def _own(best: Candidate) -> str:
+    """What the exported plan is where it is the baseline."""
+    return "the script's own mesh" if best.is_scripts else "the baseline"
+
+
 def _gain(
     best: Candidate, baseline: Candidate | None, verifications: Sequence[Verification]
 ) -> str:
     if baseline is None:
         return ""
     if best.is_baseline:
-        return "the script's own mesh"
-    whose = f"the script's {baseline.plan.mesh}"
-    if baseline.plan.mesh == best.plan.mesh:
-        whose = f"the script's {baseline.plan}"
+        return _own(best)
+    is_told = baseline.plan.mesh == best.plan.mesh
+    whose = "the script's" if baseline.is_scripts else "the baseline"
+    whose += f" {baseline.plan if is_told else baseline.plan.mesh}"
     if not is_ranked(baseline):
         return f"while {whose} gives no time ({reason(baseline)})"
     # A decision of a search with another baseline, or with none, says nothing about this one.

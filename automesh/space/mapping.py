@@ -251,8 +251,9 @@ def _divides(
     array: SplitArray, part: SplitDimension, logical: Sequence[str], axes: tuple[str, ...]
 ) -> Rule:
     names = "*".join(name[len(MAPPING) :] for name in logical)
+    over = "*".join(dict.fromkeys(axes))
     return Rule(
-        name=f"{names} divides {part.size}",
+        name=f"{over} divides {names} ({part.size})",
         factors=tuple(dict.fromkeys(axes)),
         relation="divides",
         bound=part.size,

@@ -19,8 +19,11 @@ from automesh.mesh.mapping import LogicalMapping, format_axes, parse_axes
 from automesh.mesh.rules.file import merge_rule, read_rules
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.shape import HybridMeshShape
-from automesh.report.columns import knob_cells, settings_of
+from automesh.outcomes import TimedOut
+from automesh.report.columns import knob_cells
 from automesh.report.files.csv import plan_cells
+from automesh.report.result import Candidate, Standing
+from automesh.report.words import settings_shown
 from automesh.tuner.choose.baseline import parse_plan
 from automesh.tuner.study.optuna_records import extended, new_trial, read_trial
 
@@ -177,6 +180,16 @@ def test_a_trial_keeps_the_mapping_as_choices_of_the_study():
 
 
 def test_tables_show_logical_axes():
-    assert settings_of(WHOLE)["mapping.mlp"] == "tp+fsdp"
-    assert knob_cells(WHOLE, ("mapping.mlp", "remat")) == ["mlp:tp+fsdp", "remat=full"]
+    row = Candidate(
+        plan=WHOLE,
+        outcome=TimedOut(stage="build", limit_s=1.0),
+        standing=Standing(verdict="not_measured"),
+    )
+    assert settings_shown(row)["mapping.mlp"] == "tp+fsdp"
+    assert knob_cells(row, ("mapping.mlp", "remat")) == ["mlp:tp+fsdp", "remat=full"]
+    # Where shardings are inferred: what splits nothing on the mesh is left out.
+    found = replace(row, is_scripts=False)
+    over = [axis for axis in ("tp", "fsdp") if WHOLE.sizes[axis] > 1]
+    assert settings_shown(found)["mapping.mlp"] == "+".join(over)
+    assert "mapping.vocab" not in settings_shown(found)
     assert plan_cells(WHOLE)["mapping.vocab"] == "none"

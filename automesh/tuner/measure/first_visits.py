@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, TimedOut
 from automesh.tuner.measure.known import Known
 from automesh.tuner.measure.leased_pool import LivePool
-from automesh.tuner.measure.numerics import Reference, find_reference
+from automesh.tuner.measure.numerics import Reference, find_reference, on_one_device
 from automesh.tuner.measure.schedule import (
     BoundedPool,
     Calibration,
@@ -20,7 +21,7 @@ from automesh.tuner.measure.schedule import (
 from automesh.tuner.measure.time_left import TimeLeft
 from automesh.tuner.study.retrace import other_program
 from automesh.tuner.workers import memory_share_bytes
-from automesh.units import format_wait
+from automesh.units import format_seconds, format_wait
 
 _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
@@ -138,13 +139,38 @@ class FirstVisits:
         for plan in baseline:
             if plan not in known.calibrations:
                 self._visit(plan)
+        ran = [known.calibrations[plan] for plan in baseline if plan in known.calibrations]
+        if alone := self._alone(ran):
+            return alone
         return find_reference(
             self._bounded(),
             self.subject,
-            baseline=[known.calibrations[plan] for plan in baseline if plan in known.calibrations],
+            baseline=ran,
             plans=known.search.preparation.plans,
             rules=self.rules,
         )
+
+    def _alone(self, baseline: Sequence[Calibration]) -> Reference | None:
+        """Of a script that makes no mesh, the step as the script runs it, on one device, with its
+        time; None where it does not run so, and for any other script."""
+        preparation = self.known.search.preparation
+        capture = preparation.entry.capture
+        if capture is None or capture.layout is None:
+            return None
+        single = on_one_device(preparation.plans[0])
+        self.known.search.progress.now("running the step on one device, as the script does")
+        found = calibrate(
+            self._bounded(),
+            self.subject,
+            single,
+            rules=self.rules,
+            clock=self.known.search.clock,
+            is_reference=True,
+        )
+        if not isinstance(found, Calibration):
+            return None
+        name = f"the step on one device{_said_of_time(found, baseline)}"
+        return Reference.of(name, single, found.first)
 
     def _bounded(self) -> BoundedPool:
         """The workers, for visits of which nobody knows how long they take: the search must end."""
@@ -179,3 +205,15 @@ class FirstVisits:
             return memory.limit_bytes - memory.reserve_bytes
         worker_bytes = search.request.memory_limit_bytes or memory_share_bytes(1)
         return worker_bytes // (2 * search.preparation.aim.num_devices)
+
+
+def _said_of_time(alone: Calibration, baseline: Sequence[Calibration]) -> str:
+    """How long a step takes on one device at its first visit, and whether several pay."""
+    alone_s = median(alone.first.samples_s)
+    said = f", which takes {format_seconds(alone_s)}"
+    for other in baseline:
+        other_s = median(other.first.samples_s)
+        if other_s >= alone_s:
+            mesh = other.plan.mesh
+            said += f" (one device is right: {mesh} takes {format_seconds(other_s)})"
+    return said

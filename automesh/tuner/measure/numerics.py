@@ -337,7 +337,7 @@ def find_reference(
     for calibration in baseline:
         name = f"the baseline {calibration.plan}"
         return Reference.of(name, calibration.plan, calibration.first)
-    single = replace(plans[0], axes=tuple(replace(axis, ici=1, dcn=1) for axis in plans[0].axes))
+    single = on_one_device(plans[0])
     candidates = [("the step on one device", single)]
     # A model that needs sharding fits neither one device nor dp alone: fsdp splits the batch, too.
     first = "dp" if "dp" in single.sizes else single.axes[0].name
@@ -353,6 +353,11 @@ def find_reference(
     return Reference(
         name="none: neither one device nor data parallelism could run the step", plan=(), losses=()
     )
+
+
+def on_one_device(plan: Plan) -> Plan:
+    """The plan with all axes of size 1."""
+    return replace(plan, axes=tuple(replace(axis, ici=1, dcn=1) for axis in plan.axes))
 
 
 def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:

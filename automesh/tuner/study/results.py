@@ -25,7 +25,8 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
         axes=header.axes,
         axis_types=header.axis_types,
         batch_axes=batch_axes_of(header),
-        candidates=tuple(candidates),
+        # A script whose shardings are inferred has no mesh of its own.
+        candidates=tuple(replace(one, is_scripts=not header.arguments) for one in candidates),
         funnel=funnel,
         reference="",
         verifications=(),

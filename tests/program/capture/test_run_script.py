@@ -100,15 +100,6 @@ HOPELESS = {
         f = jax.pmap(lambda x: x + 1)
         f(jnp.ones((4, 2)))
     """,
-    "no-mesh": """
-        import jax
-        def train_step(x):
-            return x + 1
-        train_step = jax.jit(train_step)
-        x = 1.0
-        for _ in range(5):
-            x = train_step(x)
-    """,
     "other-shapes-every-time": """
         import jax, jax.numpy as jnp
         mesh = jax.make_mesh((4,), ("data",))

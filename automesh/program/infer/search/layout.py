@@ -14,6 +14,7 @@ fsdp splits best. So ZeRO-1 is `params:none moments:fsdp`, and full fsdp `params
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,10 @@ LEAST_ELEMENTS = 1024
 # the mappings double with each of them.
 MOST_CLASSES = 5
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.002
 _EXPERT = "expert"
+_NAMELESS = re.compile(r"d\d+")
+_NUMBERED = re.compile(r"\d+$")  # Classes for which nobody has a name of their own: `d0`.
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
@@ -80,12 +83,12 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
         names: list[str] = []
         for name in one.split[place]:
             over = tuple(axis for axis in mapping.get(name, ()) if plan.sizes.get(axis, 1) > 1)
-            names += over if name in (PARAMS, MOMENTS) else (name,)
-        if names or not one.classes:
-            return tuple(names)
-        said = one.classes[place]
-        # What the mapping splits elsewhere is no name for what is whole here.
-        return (said,) if said and not mapping.get(said) else ()
+            names += over if name in (PARAMS, MOMENTS) else (name,) if mapping.get(name) else ()
+        said = one.classes[place] if one.classes else ""
+        # What the mapping splits elsewhere is no name for what is whole here; and names that say
+        # nothing would tell arrays apart that are split alike.
+        is_telling = said and not mapping.get(said) and not _NAMELESS.fullmatch(said)
+        return (said, *names) if is_telling else tuple(names)
 
     return fewest_patterns(
         [
@@ -249,22 +252,21 @@ class _Chosen:
 
     def kept_dimensions(self) -> dict[int, int]:
         """Of each leaf of the state that is large enough, the dimension that fsdp splits: the one
-        that most devices divide, of those as good one that is not split over tp, then the largest.
-        What belongs to a parameter is split as it is."""
+        that most devices divide, of those as good the one whose class is in most parameters (as
+        `embed` is, which leaves the others to tp), then the largest. What belongs to a parameter is
+        split as it is."""
         found: dict[int, int] = {}
-        shared = {one.name for one in self.over_tp}
-        if self.expert is not None:
-            shared.add(self.expert.name)
+        weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
             if array.role not in (*_WEIGHTS, *_CHANGED):
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
-            best: tuple[int, bool, int] | None = None
+            best: tuple[int, int, int] | None = None
             for place, (name, size) in enumerate(zip(array.dims, array.shape, strict=True)):
                 parts = math.gcd(self._stored(name, size), self.num_devices)
-                rank = (parts, name not in shared, size)
+                rank = (parts, weights[name], size)
                 if parts > 1 and (best is None or rank > best):
                     best, found[number] = rank, place
         for number, array in enumerate(arrays):
@@ -315,7 +317,7 @@ class _Chosen:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
         is_state = array.role in (*_WEIGHTS, *_CHANGED)
-        if array.role in (Role.KEY, Role.COUNTER, Role.DEAD):
+        if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
         if not is_state:
             rows = {one.name for one in self.batches}
@@ -368,19 +370,38 @@ class _Chosen:
         return (SplitArray(name=name, split=parts) for parts, name in seen.items())
 
     def notices(self, logical: Sequence[LogicalAxis]) -> Iterable[str]:
-        """What is searched, and what stays whole, with the cure."""
-        said = ", ".join(
-            f"{axis.name} over {' or '.join('+'.join(one) for one in axis.choices if one)}"
-            for axis in logical
-        )
-        yield f"no sharding is written in the script: what is searched is {said}"
+        """What is searched, and what of the parameters stays whole, with the cure."""
+        over = {
+            axis.name: " or ".join("+".join(one) for one in axis.choices if one) for axis in logical
+        }
+        state = [name for name in (PARAMS, MOMENTS) if name in over]
+        said = [f"{self._told(name)} over {axes}" for name, axes in over.items()]
+        yield f"the script splits nothing: searched are {', '.join(said)}"
+        if state == [PARAMS, MOMENTS]:
+            yield (
+                f"`{PARAMS}:{FSDP}` splits parameters and the optimizer's state over {FSDP}; "
+                "without it the state alone is split, and gradients are summed into its parts"
+            )
         if not self.batches:
             yield (
                 "no class of its dimensions is a batch that these devices divide: nothing is split "
-                "over dp"
+                f"over {DP}"
             )
-        for one in [one for one in self.classes.classes if one.whole and one.cure][:3]:
+        weights = _weights(self.classes)
+        whole = [
+            one for one in self.classes.classes if one.whole and one.cure and weights[one.name]
+        ]
+        for one in whole[:3]:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
+
+    def _told(self, name: str) -> str:
+        """A logical axis; of a class whose name says nothing, where it is."""
+        if not _NUMBERED.search(name):
+            return name
+        for array in self.classes.arguments:
+            if name in array.dims:
+                return f"{name} (dimension {array.dims.index(name)} of {array.name})"
+        return name
 
 
 def _weights(classes: StepClasses) -> Counter[str]:
