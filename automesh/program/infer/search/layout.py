@@ -380,7 +380,7 @@ class _Chosen:
         if state == [PARAMS, MOMENTS]:
             yield (
                 f"`{PARAMS}:{FSDP}` splits parameters and the optimizer's state over {FSDP}; "
-                "without it the state alone is split, and gradients are summed into its parts"
+                "without it the state alone is split"
             )
         if not self.batches:
             yield (
