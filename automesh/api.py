@@ -128,6 +128,8 @@ def search(
       step: of a script without `build`, the jitted function that is its training step.
       split: of a script without `build`, axes of its mesh to search as several, `data=dp,fsdp`:
         fsdp splits the parameters, too, that the script leaves whole over `data`.
+      infer: the script makes no mesh: how its arrays are split is searched, too, as it is for every
+        such script; one that makes a mesh is refused.
       budget: time for the search, as `90s`, `10m`, `1.5h`.
       top: finalists of one race (by default 8, of a command 4), or plans to compile for devices
         that are not here (by default 10).

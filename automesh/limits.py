@@ -343,3 +343,7 @@ REMOTE_FIRST_S = 20.0
 
 REMOTE_BACK_S = 300.0
 """For which it tries again once somebody has: the service may be started again."""
+
+STORED_STEP_BYTES = 4 * 2**30
+"""Of the arguments of a captured step: with larger ones a script is run again where it is measured,
+and one without a mesh is not measured."""

@@ -17,8 +17,8 @@ def shardings_half() -> Any:
 
 
 def applied_half() -> Any:
-    """`automesh.program.infer.applied`, which traces steps and so stands above this layer."""
-    return _beyond_the_wall("automesh.program.infer.applied")
+    """`automesh.program.infer.search.applied`, which traces steps: above this layer."""
+    return _beyond_the_wall("automesh.program.infer.search.applied")
 
 
 def attached_selector() -> str:

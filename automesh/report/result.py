@@ -7,7 +7,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
-from automesh.program.infer.layout import NamedSplit
+from automesh.program.infer.search.layout import NamedSplit
 
 Verdict = Literal[
     "kept",

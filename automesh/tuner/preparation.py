@@ -14,7 +14,7 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failure
-from automesh.program.infer.layout import NamedSplit
+from automesh.program.infer.search.layout import NamedSplit
 from automesh.program.nouns import Attachment, Entry, Inspection, StepRef
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal

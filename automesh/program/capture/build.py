@@ -42,7 +42,7 @@ def captured_build(entry: Entry) -> Any:
     """The function `build(mesh)` of a script that has none of its own."""
     assert entry.capture is not None
     if entry.capture.layout is not None:
-        from automesh.program.infer.build import inferred_build
+        from automesh.program.infer.search.build import inferred_build
 
         return inferred_build(entry)
     # On another host than that of the search there is no such folder, or it is somebody else's.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.program.infer.layout import Layout
 from automesh.program.infer.nouns import StepClasses
+from automesh.program.infer.search.layout import Layout
 
 CarriedBy = Literal["trace", "function"]
 """How a stored step gets to another mesh: as it was traced, or its function is traced anew."""

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.foreign.private import read_own
-from automesh.limits import PAYLOAD_BYTES
+from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
 from automesh.program.capture.hooks import Settings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.step_call import Program, TracedCall, trace
@@ -40,7 +40,7 @@ from automesh.program.notes import note
 from automesh.reading import Unreadable
 
 # Arguments up to this size are stored; larger ones are made up where they are measured.
-LARGEST_STORED_BYTES = 4 * 2**30
+LARGEST_STORED_BYTES = STORED_STEP_BYTES
 # What a function refers to besides its arguments, as a data set, is stored up to this size.
 LARGEST_HELD_BYTES = 2**28
 _STEP, _VALUES = "step.pickle", "values.bin"

@@ -142,7 +142,6 @@ def _found_again(every: Dimensions, facts: Facts) -> Facts:
         data_sets=again(facts.data_sets),
         pooled=again(facts.pooled),
         mixed=again(facts.mixed),
-        data=facts.data,
         is_trained=facts.is_trained,
     )
 

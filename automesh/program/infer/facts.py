@@ -33,7 +33,6 @@ class Facts:
       data_sets: what the step takes rows of, or slices.
       pooled: that are summed up before a batch is.
       mixed: that a forward pass sums products over.
-      data: of arguments that are data.
       is_trained: whether there are parameters; else all that comes back counts for weights.
     """
 
@@ -46,7 +45,6 @@ class Facts:
     data_sets: set[int] = field(default_factory=set[int])
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
-    data: Counter[int] = field(default_factory=Counter[int])
     is_trained: bool = True
 
 
@@ -77,10 +75,8 @@ def facts_of(
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
     _find_graphs(every, events, found)
     _find_data_sets(every, events, found)
+    _join_put_together(every, found)
     _join_stacked(every, found)
-    for dims, role in zip(inputs, roles, strict=True):
-        if role in (Role.DATA, Role.KEY):
-            found.data.update(roots(every, dims))
     _find_meeting(every, events, found)
     found.batches = _batches(every, events, inputs, roles, found)
     after = _frozen(every, events, inputs, roles, floats, found)
@@ -164,6 +160,18 @@ def data_lookups(events: Events) -> Iterator[Lookup]:
         is_table = one.is_float and len(one.by) > 1
         if one.is_held_whole and not one.made & Made.STATE and one.is_forward and not is_table:
             yield one
+
+
+def _join_put_together(every: Dimensions, found: Facts) -> None:
+    """What is taken apart and put together again from the same pieces is the same."""
+    first: dict[object, int] = {}
+    for root in every.roots():
+        pieces = every.packed(root)
+        if pieces:
+            key = tuple((interval, every.factors(dim)) for interval, dim in pieces)
+            every.join((first.setdefault(key, root),), (root,))
+    found.weights = roots(every, [(root,) for root in found.weights])
+    found.backward = roots(every, [(root,) for root in found.backward])
 
 
 def _join_stacked(every: Dimensions, found: Facts) -> None:

@@ -21,7 +21,9 @@ class _Signs:
     vocab: set[int] = field(default_factory=set[int])
     embed: Counter[int] = field(default_factory=Counter[int])
     heads: set[int] = field(default_factory=set[int])
-    groups: set[int] = field(default_factory=set[int])
+    of_keys: set[int] = field(default_factory=set[int])
+    beside_keys: set[int] = field(default_factory=set[int])
+    of_values: set[int] = field(default_factory=set[int])
     along_heads: set[int] = field(default_factory=set[int])
     head_dim: set[int] = field(default_factory=set[int])
     group: set[int] = field(default_factory=set[int])
@@ -104,8 +106,8 @@ def _signs(
     for dims, role in arrays:
         own = roots(every, dims) if role in _WEIGHTS else set[int]()
         if own & signs.heads:  # Both are parts of the same weights; a sequence is not.
-            signs.head_dim |= own & signs.along_heads - signs.groups
-            signs.group |= own & signs.groups - signs.along_heads
+            signs.head_dim |= own & (signs.of_keys | signs.of_values - signs.beside_keys)
+            signs.group |= own & signs.beside_keys - signs.heads
     return signs
 
 
@@ -141,10 +143,11 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             signs.heads |= batch & facts.weights
             sides = (left | right) & facts.weights
             if summed <= facts.weights:  # Queries with keys.
-                signs.along_heads |= summed
-                signs.groups |= sides
+                signs.of_keys |= summed
+                signs.beside_keys |= sides
             else:  # What is looked up with values.
-                signs.along_heads |= (summed | sides) & facts.weights
+                signs.of_values |= sides
+                signs.along_heads |= summed & facts.weights
         if batch | summed <= facts.weights and is_of_weights:
             signs.features |= summed
 
@@ -203,6 +206,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
     beside = signs.beside.get(root, set())
+    rows = signs.along_heads | signs.beside_keys | signs.with_batch - signs.features - signs.chosen
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
     return _first(
         (
@@ -212,7 +216,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
             ("group", signs.group),
-            ("sequence", signs.along_heads | signs.with_batch - signs.features - signs.chosen),
+            ("sequence", rows),
             ("channels", signs.channels),
             ("space", {one for patch in signs.patches for one in patch}),
             ("features", signs.in_data & signs.features - signs.chosen),

@@ -44,6 +44,7 @@ _SAME_INTEGERS = primitives(
     sharding_constraint optimization_barrier
     """
 )
+_OTHER_PARAMETERS = (KeyError, AttributeError, IndexError, TypeError, ValueError, StopIteration)
 _PLACES = frozenset({"argmax", "argmin", "top_k", "approx_top_k"})
 _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
@@ -228,7 +229,14 @@ class _Walker:
             all=self.all,
             events=self.events,
         )
-        found = RULES[name](operation)
+        try:
+            found = RULES[name](operation)
+        except _OTHER_PARAMETERS:
+            # Another jax says in other parameters what the operation does: told like any other
+            # whose rules are not known.
+            return self._unknown(equation, given)
+        if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
+            return self._unknown(equation, given)
         made = rules.made_of(operation)
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape

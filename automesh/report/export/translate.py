@@ -54,7 +54,9 @@ def setting_of(rules: Rules, rule: MeshRule, framework: Framework, words: Words)
         said = ", ".join(name for name, _ in rule.mapping.axes)
         raise refuse(
             framework.title,
-            f"it maps logical axes of your own `build` ({said})",
+            f"it splits the arrays of your own script, by {said}"
+            if rule.shardings
+            else f"it maps logical axes of your own `build` ({said})",
             hint="give --leave-out mapping, and map them in the framework's own configuration",
         )
     sizes = _sizes(rule, names, called, framework)

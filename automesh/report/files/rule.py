@@ -23,7 +23,7 @@ from automesh.outcomes import (
     open_ended,
 )
 from automesh.platforms import COMPILED_ABSENT
-from automesh.program.infer.layout import shardings_of
+from automesh.program.infer.search.layout import shardings_of
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult

@@ -51,9 +51,12 @@ def check_capture_options(request: SearchRequest) -> None:
     given += [f"--step {request.step}"] if request.step else []
     given += [f"--split {split}" for split in request.splits]
     for option in given:
+        name = Path(request.entry.location).name
         raise UsageError(
             f"`{option}` is for scripts without a function `build`",
-            hint=f"name a function with `{Path(request.entry.location).name}:FUNCTION`",
+            hint="leave it out: what `build` splits is searched as it is written"
+            if request.infer
+            else f"name a function with `{name}:FUNCTION`",
         )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
+from automesh.limits import STORED_STEP_BYTES
 from automesh.program.capture.nouns import Discovery
-from automesh.program.infer.layout import DP, TP, Layout, lay_out
+from automesh.program.infer.search.layout import DP, TP, Layout, lay_out
 from automesh.report.progress import Progress
 from automesh.report.words import count
 from automesh.space.space import AxisRange, SearchSpace
@@ -53,6 +54,15 @@ def inferred(
             f"{name} makes no mesh, and its step {found.capture.step.in_short()} cannot be taken "
             f"to one: {found.not_carried}",
             hint="write a function `build(mesh)` that returns the step and its arguments",
+        )
+    is_measured = target.absent is None and not request.dry_run
+    if is_measured and found.capture.step.argument_bytes > STORED_STEP_BYTES:
+        raise UsageError(
+            f"the arguments of the step of {name} have "
+            f"{format_bytes(found.capture.step.argument_bytes)}, and up to "
+            f"{format_bytes(STORED_STEP_BYTES)} are kept to measure it on other meshes",
+            hint="estimate it with `--dry-run`, compile it for devices that are named, "
+            "`--target tpu-v5p-16`, or write a function `build(mesh)`",
         )
     devices, granules = known_devices(target)
     layout = lay_out(classes, num_devices=devices or found.num_devices, script=name)

@@ -12,7 +12,7 @@ from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
-from automesh.program.infer.layout import NamedSplit
+from automesh.program.infer.search.layout import NamedSplit
 from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
 from automesh.report.search_command import SearchCommand, read_text

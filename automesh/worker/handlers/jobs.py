@@ -36,7 +36,7 @@ from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
 from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
-from automesh.program.infer.layout import Layout
+from automesh.program.infer.search.layout import Layout
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.lower.host_callbacks import said_of_callbacks

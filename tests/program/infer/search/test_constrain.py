@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.program.infer.constrain import OtherProgram, constrained
+from automesh.program.infer.search.constrain import OtherProgram, constrained
 
 MESH = Mesh(np.asarray(jax.devices()[:4]), ("dp",))
 ROWS = NamedSharding(MESH, P("dp"))

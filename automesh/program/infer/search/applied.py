@@ -22,10 +22,10 @@ from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall, trace
-from automesh.program.infer.build import constraints_of
 from automesh.program.infer.classes import step_classes
-from automesh.program.infer.constrain import constrained
-from automesh.program.infer.layout import inner_splits
+from automesh.program.infer.search.build import constraints_of
+from automesh.program.infer.search.constrain import constrained
+from automesh.program.infer.search.layout import inner_splits
 from automesh.program.lower.static_args import is_jitted, leaf_shape
 
 

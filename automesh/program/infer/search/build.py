@@ -19,8 +19,8 @@ from automesh.mesh.mapping import LogicalMapping, MappedAxes
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
 from automesh.program.carry.stored_step import placed_call, read_step, set_config
-from automesh.program.infer.constrain import Place, constrained
-from automesh.program.infer.layout import InnerSplit, Layout, Split
+from automesh.program.infer.search.constrain import Place, constrained
+from automesh.program.infer.search.layout import InnerSplit, Layout, Split
 from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload

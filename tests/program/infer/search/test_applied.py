@@ -20,9 +20,9 @@ from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Capture, Carried, ScriptMesh, ScriptStep, SourceLine
 from automesh.program.capture.step_call import trace
 from automesh.program.carry.stored_step import store_in
-from automesh.program.infer.build import inferred_build
 from automesh.program.infer.classes import step_classes
-from automesh.program.infer.layout import lay_out, shardings_of
+from automesh.program.infer.search.build import inferred_build
+from automesh.program.infer.search.layout import lay_out, shardings_of
 from automesh.program.nouns import Entry
 
 RNG = np.random.RandomState(0)

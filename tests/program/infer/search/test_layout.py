@@ -9,7 +9,6 @@ import pytest
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.mesh.rules.shardings import spelled_shardings
-from automesh.program.infer.layout import Layout, lay_out, shardings_of
 from automesh.program.infer.nouns import (
     ArrayClasses,
     Caution,
@@ -18,6 +17,7 @@ from automesh.program.infer.nouns import (
     Role,
     StepClasses,
 )
+from automesh.program.infer.search.layout import Layout, lay_out, shardings_of
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import AxisRange, SearchSpace

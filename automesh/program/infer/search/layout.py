@@ -40,7 +40,8 @@ MOST_CLASSES = 5
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
 LEAST_SHARE = 0.002
 _EXPERT = "expert"
-_NUMBERED = re.compile(r"d\d+")  # Classes for which nobody has a name.
+_NAMELESS = re.compile(r"d\d+")
+_NUMBERED = re.compile(r"\d+$")  # Classes for which nobody has a name of their own: `d0`.
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
@@ -86,7 +87,7 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
         said = one.classes[place] if one.classes else ""
         # What the mapping splits elsewhere is no name for what is whole here; and names that say
         # nothing would tell arrays apart that are split alike.
-        is_telling = said and not mapping.get(said) and not _NUMBERED.fullmatch(said)
+        is_telling = said and not mapping.get(said) and not _NAMELESS.fullmatch(said)
         return (said, *names) if is_telling else tuple(names)
 
     return fewest_patterns(
@@ -369,19 +370,38 @@ class _Chosen:
         return (SplitArray(name=name, split=parts) for parts, name in seen.items())
 
     def notices(self, logical: Sequence[LogicalAxis]) -> Iterable[str]:
-        """What is searched, and what stays whole, with the cure."""
-        said = ", ".join(
-            f"{axis.name} over {' or '.join('+'.join(one) for one in axis.choices if one)}"
-            for axis in logical
-        )
-        yield f"no sharding is written in the script: what is searched is {said}"
+        """What is searched, and what of the parameters stays whole, with the cure."""
+        over = {
+            axis.name: " or ".join("+".join(one) for one in axis.choices if one) for axis in logical
+        }
+        state = [name for name in (PARAMS, MOMENTS) if name in over]
+        said = [f"{self._told(name)} over {axes}" for name, axes in over.items()]
+        yield f"the script splits nothing: searched are {', '.join(said)}"
+        if state == [PARAMS, MOMENTS]:
+            yield (
+                f"`{PARAMS}:{FSDP}` splits parameters and the optimizer's state over {FSDP}; "
+                "without it the state alone is split"
+            )
         if not self.batches:
             yield (
                 "no class of its dimensions is a batch that these devices divide: nothing is split "
-                "over dp"
+                f"over {DP}"
             )
-        for one in [one for one in self.classes.classes if one.whole and one.cure][:3]:
+        weights = _weights(self.classes)
+        whole = [
+            one for one in self.classes.classes if one.whole and one.cure and weights[one.name]
+        ]
+        for one in whole[:3]:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
+
+    def _told(self, name: str) -> str:
+        """A logical axis; of a class whose name says nothing, where it is."""
+        if not _NUMBERED.search(name):
+            return name
+        for array in self.classes.arguments:
+            if name in array.dims:
+                return f"{name} (dimension {array.dims.index(name)} of {array.name})"
+        return name
 
 
 def _weights(classes: StepClasses) -> Counter[str]:
