@@ -189,5 +189,6 @@ def test_two_searches_on_one_storage_lose_nothing(folder: Path) -> None:
         for _ in range(2)
     ]
     said = [one.communicate(timeout=LIMIT_S) for one in both]
-    if any([ended_well(one.returncode, err) for one, (_, err) in zip(both, said, strict=True)]):
+    ended = [ended_well(one.returncode, err) for one, (_, err) in zip(both, said, strict=True)]
+    if any(ended):
         assert len(tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]) == 1
