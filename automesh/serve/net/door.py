@@ -25,7 +25,7 @@ gone only then."""
 _REST_S = 0.02
 """While there is no descriptor at all: a listening socket with somebody waiting is always ready."""
 _LATE_S, _ONCE_MORE_S = 0.1, 1.0
-"""A deadline that the loop comes to so late says nothing of who came: that one gets so much more."""
+"""A deadline that the loop comes to so late says nothing of who came: that one gets this more."""
 _OUT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG = logging.getLogger("automesh.serve")
 
