@@ -23,6 +23,7 @@ from automesh.submissions.database import Database
 from automesh.submissions.leases import Offer
 from automesh.submissions.store import Store
 from tests.serve.test_submissions import BUNDLE, submit
+from tests.support.hot_journal import plant_journal
 from tests.support.service import Reply, Running, make_measured, running_service, tar_of
 
 OFFER: dict[str, Any] = {"name": "gpu-7", "takes": ["*"], "has": ["gpu-h100-8"], "place": "/a"}
@@ -472,6 +473,59 @@ def test_the_name_of_a_study_is_its_submissions_whoever_sends_it_first(
     assert known is not None and known.folder.parent.parent.name == honest
     for one in (liar, target.partition("/state")[0]):
         say(running, f"{one}/end", "agent" if one == liar else "other", code=1)
+
+
+def tar_of_folders(count: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in range(count):
+            member = tarfile.TarInfo(f"results/e{number}")
+            member.type = tarfile.DIRTYPE
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("what", ["a journal", "a check", "folders"])
+def test_a_state_of_a_liar_costs_nobody_a_file_or_a_turn(
+    running: Running, tmp_path: Path, what: str
+) -> None:
+    """Before, the service's reader played the journal back and deleted the file that it names, and
+    the next agent was given the same; 4,000 folders kept that one from sending its own state."""
+    number, liar = leased(running)
+    name = f"train-cpu-2-{number}-1a2b3c4d"
+    study = make_measured(tmp_path / name)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    with closing(sqlite3.connect(study / "study.db")) as made:
+        made.execute("PRAGMA journal_mode=DELETE").fetchall()
+    sound = {f"results/{name}/study.db": (study / "study.db").read_bytes()}
+    journal = plant_journal(study / "study.db", victim).read_bytes()
+    with closing(sqlite3.connect(tmp_path / "slow.db")) as made:
+        made.execute("CREATE TABLE zz (x CHECK (length(hex(zeroblob(x))) > 0))")
+    slow = {f"results/{name}/study.db": (tmp_path / "slow.db").read_bytes()}
+    tar = {
+        "a journal": lambda: tar_of({**sound, f"results/{name}/study.db-journal": journal}),
+        "a check": lambda: tar_of(slow),
+        "folders": lambda: tar_of_folders(4000),
+    }[what]()
+
+    def send(path: str, token: str, sequence: int, tar: bytes) -> int:
+        target = f"{path}/state?sequence={sequence}"
+        status = running.ask("PUT", target, token=token, body=tar).status
+        running.service.catalogue.refresh()
+        return status
+
+    answer = send(liar, "agent", 1, tar)
+    say(running, f"{liar}/end", code=None, is_meant=True)
+    found = take(running, "other").json()
+    assert found["number"] == number
+    honest = f"/v1/agent/leases/{found['id']}"
+    handed = running.ask("GET", f"{honest}/state", token="other").body
+    taken = send(honest, "other", 9, tar_of(sound))
+    say(running, f"{honest}/end", "other", code=1)
+    assert victim.exists()
+    assert b"-journal" not in handed
+    assert (answer, taken) == (422, 204)
 
 
 def test_a_name_is_nobodys_only_after_somebody_has_looked(

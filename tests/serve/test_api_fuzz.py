@@ -109,7 +109,7 @@ def fuzz_one(
                     sound["bundle"] = data.draw(st.sampled_from(known["digest"]))
                 case.body = nearly_sound(case.body, sound, data)
         headers = {"Authorization": f"Bearer {running.tokens[token]}"} if token else {}
-        reply = case.call(headers=headers, timeout=60)
+        reply = case.call(headers=headers, timeout=600)
         seen[reply.status_code] += 1
         learn(operation.path, reply, known)
         said = f"{case.as_curl_command()}\n{reply.text[:500]}"

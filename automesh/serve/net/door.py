@@ -24,6 +24,8 @@ _AT_ONCE = 16
 gone only then."""
 _REST_S = 0.02
 """While there is no descriptor at all: a listening socket with somebody waiting is always ready."""
+_LATE_S, _ONCE_MORE_S = 0.1, 1.0
+"""A deadline that the loop comes to so late says nothing of who came: that one gets this more."""
 _OUT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG = logging.getLogger("automesh.serve")
 
@@ -75,7 +77,7 @@ class Door(socket.socket):
             taken.close()
             raise BlockingIOError(errno.EAGAIN, "there are too many connections")
         taken.on_close = lambda: self._connections.leave(held)
-        loop.call_later(limits.HEAD_S, _end_unbegun, held)
+        _end_unbegun_in(limits.HEAD_S, held)
         return taken, address
 
     def close(self) -> None:
@@ -117,7 +119,21 @@ def _ender(taken: socket.socket) -> Callable[[], None]:
     return end
 
 
-def _end_unbegun(held: Held) -> None:
-    """Ends a connection whose handshake has not ended in time."""
-    if not held.is_begun:
-        held.close()
+def _end_unbegun_in(wait_s: float, held: Held) -> None:
+    """Ends a connection whose handshake has not ended in time.
+
+    Where the loop comes to it late, it was held up itself, and perhaps not who came: what is ready
+    by now goes first.
+    """
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + wait_s
+
+    def end() -> None:
+        if held.is_begun:
+            return
+        if loop.time() - due_s > _LATE_S:
+            _end_unbegun_in(_ONCE_MORE_S, held)
+        else:
+            held.close()
+
+    loop.call_later(wait_s, end)

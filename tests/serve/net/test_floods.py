@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from automesh import limits
 from automesh.serve.limiter import Limiter
 from automesh.serve.net.addresses import tls_context
+from automesh.serve.net.door import Door
 from tests.serve.test_attacks import head, raw
 from tests.serve.test_server import certificate
 from tests.support.serve_process import ServeProcess
@@ -135,6 +137,24 @@ def test_handshakes_that_do_not_end_are_counted_and_ended(
         assert 0 < len(running.service.connections) <= MOST
         until_empty(running)
         assert not any(map(is_open, all_of_them))
+
+
+def test_who_comes_while_the_service_itself_is_held_up_is_answered(
+    few: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, on a machine with other work: one that was accepted when the process had to wait for
+    a processor for ten seconds was closed without an answer."""
+    accept, stalls = Door.accept, [0.7]
+
+    def accept_and_wait(door: Door) -> tuple[socket.socket, Any]:
+        taken = accept(door)
+        time.sleep(stalls.pop() if stalls else 0.0)
+        return taken
+
+    monkeypatch.setattr(limits, "HEAD_S", 0.3)
+    monkeypatch.setattr(Door, "accept", accept_and_wait)
+    assert few.ask("GET", "/v1/me").status == 200
+    assert not stalls
 
 
 def test_an_answer_that_nobody_takes_is_not_kept_for_ever(
