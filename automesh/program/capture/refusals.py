@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from automesh.program.script.notebook import cell_name, code_of
 from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
+_MESH = re.compile(r"mesh(?!grid)", re.I)
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
@@ -49,7 +51,7 @@ def _calls_for_meshes(file: str, text: bytes | str) -> list[SourceLine]:
     lines = [
         node.lineno
         for node in nodes
-        if isinstance(node, ast.Call) and _last_name(node.func).lower().endswith("mesh")
+        if isinstance(node, ast.Call) and _MESH.search(_last_name(node.func))
     ]
     return [SourceLine(file=file, line=line) for line in sorted(lines)]
 

@@ -389,6 +389,12 @@ def _variable(is_dropped: bool, aval: Any) -> Any:
 
 
 def _shaped(fields: dict[str, Any]) -> Any:
+    binding = _READING.get().binding
+    manual = fields.get("manual_axis_type")
+    if binding.splits and manual is not None:
+        sets = {name: getattr(manual, name) for name in type(manual).__slots__ if name[0] != "_"}
+        renamed = {name: binding.axes(value) for name, value in sets.items()}
+        fields["manual_axis_type"] = type(manual)(**renamed)
     shape, dtype = fields.pop("shape"), fields.pop("dtype")
     return _CORE.ShapedArray(shape, dtype, **fields)
 
@@ -422,9 +428,35 @@ def _equation(
             for name, value in params.items()
         }
     made = _CORE.JaxprEqn(invars, outvars, primitive, params, effects, source_info, context)
+    if primitive.name == "axis_index" and not isinstance(params["axis_name"], str):
+        return _index_over_several(made, binding)
     if sizes is not None:
         binding.check_manual(*sizes, place=line_of(made))
     return made
+
+
+def _index_over_several(equation: Any, binding: Binding) -> list[Any]:
+    """What gives the position of a device along several axes together: jax has no operation that
+    does."""
+    names = tuple(equation.params["axis_name"])
+    sizes = [(name, int(binding.plan.shape[name])) for name in names]
+    config: Any = importlib.import_module("jax._src.config")
+    meshes: Any = importlib.import_module("jax._src.mesh")
+    aval = equation.outvars[0].aval
+    with (
+        _CORE.extend_axis_env_nd(sizes),
+        meshes.use_abstract_mesh(aval.sharding.mesh),
+        config._check_vma(bool(aval.manual_axis_type.varying)),
+    ):
+        traced: Any = jax.make_jaxpr(lambda: jax.lax.axis_index(names))().jaxpr
+    (result,) = traced.outvars
+    found: list[Any] = []
+    for one in traced.eqns:
+        outvars = [equation.outvars[0] if out is result else out for out in one.outvars]
+        found.append(
+            one.replace(outvars=outvars, source_info=equation.source_info, ctx=equation.ctx)
+        )
+    return found
 
 
 def _jaxpr(
@@ -438,6 +470,7 @@ def _jaxpr(
     consts: Any,
 ) -> Any:
     more = {"consts": consts} if consts is not None else {}
+    equations = [one for made in equations for one in (made if isinstance(made, list) else (made,))]
     return _CORE.Jaxpr(constvars, invars, outvars, equations, effects, debug_info, is_high, **more)
 
 

@@ -325,8 +325,11 @@ def test_an_axis_that_is_split_does_with_its_first_part_what_the_script_does(
     assert text(own) != text(split)
 
 
-def test_names_of_an_axis_that_is_split_are_bound_in_parts_by_hand(tmp_path: Path) -> None:
-    case = Case(make=_in_parts_over_data, sizes={"data": 8})
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_names_of_an_axis_that_is_split_are_bound_in_parts_by_hand(
+    check_vma: bool, tmp_path: Path
+) -> None:
+    case = Case(make=partial(_in_parts_over_data, check_vma=check_vma), sizes={"data": 8})
     case.stored(tmp_path)
     splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
     sizes: list[dict[str, int]] = [{"dp": 8, "fsdp": 1}, {"dp": 2, "fsdp": 4}]
@@ -334,13 +337,33 @@ def test_names_of_an_axis_that_is_split_are_bound_in_parts_by_hand(tmp_path: Pat
     assert first != second
 
 
-def _in_parts_over_data(mesh: Mesh) -> Any:
-    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+@pytest.mark.parametrize("sizes", [{"dp": 8, "fsdp": 1}, {"dp": 2, "fsdp": 4}])
+def test_a_device_has_the_same_number_along_an_axis_that_is_split(
+    sizes: Sizes, tmp_path: Path
+) -> None:
+    case = Case(make=partial(_in_parts_over_data, check_vma=False), sizes={"data": 8})
+    case.stored(tmp_path)
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    built = case.carried(tmp_path, sizes, splits=splits, without_arrays=False)
+    workload = built.workload
+    *_, numbers = jax.tree.leaves(workload.step(*workload.args, **dict(workload.kwargs)))
+    assert numbers.tolist() == list(range(8))
+
+
+def _in_parts_over_data(mesh: Mesh, *, check_vma: bool) -> Any:
+    parts = partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
+
+    @partial(parts, in_specs=(P(), P("data")), out_specs=P())
     def loss(w: Any, x: Any) -> Any:
         return jax.lax.pmean(jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2), "data")
 
+    @partial(parts, in_specs=(), out_specs=P("data"))
+    def numbers() -> Any:
+        return jax.lax.axis_index("data")[None]
+
     w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
-    step = jax.jit(trained(loss), donate_argnums=0)
+    train = trained(loss)
+    step = jax.jit(lambda w, x: (*train(w, x), numbers()), donate_argnums=0)
     return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
 
 

@@ -315,7 +315,8 @@ class CallLog:
 
 def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Where the arguments of a new variant are, in the words of an earlier one where both say the
-    same: what a compiler gives back leaves axes of size 1 out, which matter on other meshes."""
+    same and that names more axes: what a compiler gives back often leaves axes of size 1 out, which
+    matter on other meshes."""
     found = list(placed)
     for earlier in function.variants:
         if len(earlier.placed) != len(found):
@@ -328,9 +329,15 @@ def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any])
                 and isinstance(now, NamedSharding)
                 and before.mesh == now.mesh
                 and before.is_equivalent_to(now, len(leaf_shape(leaf)))
+                and _named_axes(before) > _named_axes(now)
             ):
                 found[place] = before
     return tuple(found)
+
+
+def _named_axes(sharding: NamedSharding) -> int:
+    parts = [part if isinstance(part, tuple) else (part,) for part in sharding.spec]
+    return sum(isinstance(name, str) for part in parts for name in part)
 
 
 def _same_program(function: Function, key: Any, call: Call) -> Variant | None:

@@ -394,6 +394,7 @@ WITHOUT_PREAMBLE = {
             for step in range(steps):
                 w, loss = train_step(w, x)
         w, x = {"up": jnp.ones((32, 64)), "down": jnp.ones((64, 32))}, jnp.ones((16, 32))
+        grid = jnp.meshgrid(jnp.arange(2), jnp.arange(2))
         train(w, x, 20)
         if MAKES_ONE:
             mesh = jax.make_mesh((jax.device_count(),), ("data",), (AxisType.Auto,))
@@ -499,7 +500,7 @@ def test_a_mesh_that_is_not_reached_is_told_with_its_line(
 ) -> None:
     seen = found["mesh_never_comes"]
     assert (seen["name"], seen["batch_axes"]) == ("train_step", [])
-    assert seen["notices"] == ["mesh_never_comes.py:15, which would make a mesh, was not reached"]
+    assert seen["notices"] == ["mesh_never_comes.py:16, which would make a mesh, was not reached"]
 
 
 @pytest.mark.slow
