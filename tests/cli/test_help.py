@@ -21,6 +21,7 @@ HELPS = {
     "help_search": "search --help",
     "help_check": "check --help",
     "help_check_script": "check-script --help",
+    "help_lint": "lint --help",
     "help_show": "show --help",
     "help_explain": "explain --help",
     "help_report": "report --help",

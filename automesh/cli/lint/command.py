@@ -38,7 +38,7 @@ Examples:
   automesh lint train.py fsdp:8 --target cpu:8
   automesh lint train.py --all --target tpu-v5p-128 -- --layers 4
   automesh lint train.py --json | jq '.findings[].rule'
-  automesh lint train.py --sarif lint.sarif      for the checks of a pull request
+  automesh lint train.py --sarif lint.sarif    for checks of pull requests
 
 \b
 Exit codes:
@@ -54,7 +54,7 @@ def lint(
     mesh: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MESH]", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False
+            metavar="MESH", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False
         ),
     ] = None,
     script_args: ScriptArgs = None,

@@ -9,7 +9,7 @@ from automesh.report.words import count
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
 
-_LABEL = 8
+_LABEL = 9
 _LEAST_S = 1e-9
 
 
