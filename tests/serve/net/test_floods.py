@@ -83,7 +83,7 @@ def test_half_sent_requests_of_strangers_push_each_other_out(few: Running, data:
         for _ in range(5):
             began_s = time.monotonic()
             assert few.ask("GET", "/v1/me").status == 200
-            assert time.monotonic() - began_s < 5
+            assert time.monotonic() - began_s < 30  # Seconds on a machine with other work.
         end_s = time.monotonic() + 20
         while sum(map(is_open, all_of_them)) > MOST:
             assert time.monotonic() < end_s
