@@ -70,7 +70,8 @@ class Outcome:
       target: of the search.
       step: the function that it took for the training step; empty if it found none.
       plans: how many meshes are legal; 0 if the search failed.
-      best: the mesh of the rule, or of the best estimate; empty if the search failed.
+      best: the mesh of the rule, or what was best until the search ended; empty if it failed.
+      has_rule: whether a rule was written.
       own: the script's own mesh; empty if it is not one of the target's.
       starts: how often the script was started; 0 if that was not said.
       started_for: what each start was for.
@@ -84,6 +85,7 @@ class Outcome:
     step: str = ""
     plans: int = 0
     best: str = ""
+    has_rule: bool = False
     own: str = ""
     starts: int = 0
     started_for: str = ""
@@ -148,6 +150,7 @@ def outcome_of(target: str, said: str, words: str, took_s: float) -> Outcome:
         step=step[1] if step else "",
         plans=report["funnel"]["legal"],
         best=best.get("plan") or "",
+        has_rule=bool(report.get("rules_path")),
         own=report["baseline"] or "",
         starts=int(started[1]) if started else 0,
         started_for=(started[2] or "") if started else "",
@@ -208,7 +211,8 @@ def cell(outcome: Outcome) -> str:
         return outcome.error
     kept = "" if outcome.best != outcome.own else ", its own"
     how = "carried" if outcome.is_carried else "run again"
-    return f"{outcome.best}{kept}, of {outcome.plans}; {how}, {outcome.starts} starts"
+    ruled = "" if outcome.has_rule or not outcome.target.startswith("cpu") else "; no rule"
+    return f"{outcome.best}{kept}, of {outcome.plans}; {how}, {outcome.starts} starts{ruled}"
 
 
 def summary(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
@@ -225,6 +229,7 @@ def summary(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
             target: {
                 "searched": len(found),
                 "with_a_result": sum(not one.error for one in found),
+                "with_a_rule": sum(one.has_rule for one in found),
                 "among_several": sum(not one.error and one.plans > 1 for one in found),
                 "carried": sum(not one.error and one.is_carried for one in found),
                 "three_starts_at_most": sum(0 < one.starts <= 3 for one in found),

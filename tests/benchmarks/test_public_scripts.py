@@ -42,6 +42,13 @@ def test_a_result_is_read() -> None:
     assert cell(found) == "model:8, of 4; carried, 2 starts"
 
 
+def test_a_measurement_without_a_rule_is_told() -> None:
+    found = outcome_of("cpu:8", report(rules_path="mesh_rules.toml"), "", 3.0)
+    assert found.has_rule
+    assert "no rule" not in cell(found)
+    assert cell(outcome_of("cpu:8", report(), "", 3.0)).endswith("2 starts; no rule")
+
+
 def test_why_a_script_is_run_again_is_read() -> None:
     why = "the batch size depends on the mesh: train.py is run again for each mesh"
     found = outcome_of("cpu:8", report(notices=[why]), "", 3.0)
@@ -64,6 +71,7 @@ def test_scripts_are_counted_for_each_target() -> None:
     assert counts["targets"]["cpu:8"] == {
         "searched": 3,
         "with_a_result": 2,
+        "with_a_rule": 0,
         "among_several": 1,
         "carried": 1,
         "three_starts_at_most": 1,

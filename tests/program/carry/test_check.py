@@ -24,19 +24,20 @@ w = jax.device_put(np.full((16, 32), 0.1, np.float32), NamedSharding(mesh, {weig
 
 
 @jax.jit
-def train_step(w, x, *more):
+def train_step({lead}w, x):
     loss, slope = jax.value_and_grad(lambda w: {loss})(w)
-    return w - 0.1 * slope, loss
+    return {lead}w - 0.1 * slope, loss
 
 
 for step in range(6):
     x = jax.device_put(np.ones(({rows}, 16), np.float32), NamedSharding(mesh, {batch}))
-    w, loss = train_step(w, x{more})
+    {lead}w, loss = train_step({call}w, x)
 """
 PARTS = {
     "meshes": "data:2,model:4",
     "mesh": "(4, 2)",
-    "more": "",
+    "lead": "",
+    "call": "",
     "first": "",
     "weights": 'P(None, "model")',
     "loss": "jnp.mean((x @ w) ** 2)",
@@ -56,8 +57,9 @@ CASES: dict[str, dict[str, str]] = {
     # After its first call, with a plain number, the step is given what the compiler has placed.
     "axis_of_one": {
         "mesh": "(8, 1)",
-        "weights": 'P("model", "data")',
-        "more": ", step if step == 0 else np.float32(step)",
+        "weights": 'P("data", "model")',
+        "lead": "count, ",
+        "call": "step if step == 0 else np.float32(step), ",
     },
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
