@@ -154,7 +154,7 @@ class FirstVisits:
         """Of a script that makes no mesh, the step as the script runs it, on one device, with its
         time; None where it does not run so, and for any other script."""
         preparation = self.known.search.preparation
-        capture = preparation.entry.capture
+        capture = preparation.step.entry.capture
         if capture is None or capture.layout is None:
             return None
         single = on_one_device(preparation.plans[0])

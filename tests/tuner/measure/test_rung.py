@@ -15,7 +15,9 @@ import pytest
 from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
-from automesh.program.nouns import VisitAnswer
+from automesh.program.capture.nouns import Capture, ScriptMesh, ScriptStep, SourceLine
+from automesh.program.infer.search.layout import Layout
+from automesh.program.nouns import StepRef, VisitAnswer
 from automesh.program.script.sources import NOTHING_READ
 from automesh.report.estimates import Estimates
 from automesh.report.progress import Silent
@@ -70,6 +72,7 @@ class Scene:
       room_bytes: of a device; with little, plans are visited one after the other.
       outside: plans that the space does not have any more.
       notices: what the user was told.
+      step: that is searched.
     """
 
     folder: Path
@@ -80,6 +83,7 @@ class Scene:
     endings: list[str] = field(default_factory=list)
     outside: frozenset[str] = frozenset()
     notices: list[str] = field(default_factory=list)
+    step: StepRef = SUBJECT.step
 
     def search(self, budget_s: float, *, challengers: Sequence[Plan] = ()) -> Decision | None:
         plans = tuple(self.pool.truth)
@@ -95,7 +99,7 @@ class Scene:
                 baseline=self.baseline,
                 plans=plans,
                 cache_dir="/cache",
-                step=SUBJECT.step,
+                step=self.step,
                 inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
                 device_memory=DeviceMemory(limit_bytes=self.room_bytes, reserve_bytes=0),
             )
@@ -171,6 +175,27 @@ def test_the_fastest_is_adopted_and_everything_is_decided(scene: Callable[..., S
     assert here.search(600.0) == found
     assert len(here.pool.jobs) == visits
     assert here.endings[-1] == ""
+
+
+def test_a_script_without_a_mesh_is_compared_with_one_device_and_its_time_is_told(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({A: 0.2, B: 0.1, BASE: 0.15}, spread=0.01)
+    line = SourceLine(file="train.py", line=1)
+    capture = Capture(
+        mesh=ScriptMesh(axes=(("device", 1),), axis_types=("auto",), made_at=line),
+        step=ScriptStep(name="step", defined_at=line, called_at=line, argument_bytes=0),
+        layout=Layout(axes=("dp",), slow=(), batch_axes=(), logical=(), arguments=()),
+    )
+    here.baseline, here.finalists = (A,), (A, B)
+    here.step = replace(SUBJECT.step, entry=replace(SUBJECT.step.entry, capture=capture))
+    assert here.search(600.0) is not None
+    with here.open() as study:
+        name = here.notebook(study).reference()
+    said = (
+        r"the step on one device, which takes 1\d\d ms \(one device is right: dp:2 takes 2\d\d ms\)"
+    )
+    assert re.fullmatch(said, name), name
 
 
 def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
