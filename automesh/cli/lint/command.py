@@ -53,9 +53,7 @@ def lint(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MESH", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False
-        ),
+        typer.Argument(metavar="MESH", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False),
     ] = None,
     script_args: ScriptArgs = None,
     module: Module = "",
