@@ -96,6 +96,23 @@ def test_a_ready_script_in_words(
         check(name, found.table(width=80))
 
 
+@pytest.mark.slow
+def test_a_script_without_a_mesh_has_classes_of_dimensions() -> None:
+    found = automesh.check_script(SCRIPTS / "infer" / "odd_tied_vocab.py", target="cpu:4")
+    assert found.is_ready
+    classes = found.to_json()["step"]["classes"]
+    dims = {one["name"]: one["dims"] for one in classes["arguments"]}
+    assert dims == {
+        "table": ["vocab", "embed"],
+        "tokens": ["batch", "sequence"],
+        "keys": ["batch"],
+    }
+    text = " ".join(found.table(width=80).split())
+    assert "vocab 50,257: table.0; whole: 50257 = 29 * 1733 divides by no mesh axis" in text
+    assert "(pad it to 50304)" in text
+    assert "roles parameter: table data: tokens key: keys" in text
+
+
 PROBLEMS = {
     "nothing_split": "the step splits nothing over the mesh axes `dp`, `fsdp`, `ep`, `tp`, `sp`",
     "nothing_to_compare": "the step returns no scalar float, such as its loss",

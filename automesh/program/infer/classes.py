@@ -166,7 +166,10 @@ def _ranked(
                     if inside is not None:
                         weight[inside] += 0
     batches = set(facts.batches)
-    return sorted(weight, key=lambda root: (root not in batches, -weight[root], root))
+    # In the order of the arguments where as many numbers are in both: numbers of factors are no
+    # order, other releases of jax trace other ones.
+    place = {root: number for number, root in enumerate(weight)}
+    return sorted(weight, key=lambda root: (root not in batches, -weight[root], place[root]))
 
 
 def _dims(every: Dimensions, named: Mapping[int, str], dims: Dims) -> tuple[str, ...]:

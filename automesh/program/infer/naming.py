@@ -118,6 +118,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         looked = roots(every, one.looked_up)
         is_table = bool(one.made & Made.STATE) or bool(looked & facts.weights)
         window = {outer(every, dim) for dim in one.window} - {None}
+        is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
         if is_table and window & facts.weights and looked <= facts.weights:
             signs.vocab |= looked
             signs.embed.update(root for root in window if root in facts.weights)

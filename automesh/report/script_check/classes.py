@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, StepClasses
-from automesh.report.script_check.names import NUMBER, argument_end, common_name
+from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 
@@ -20,6 +21,11 @@ def class_lines(classes: StepClasses, *, show_all: bool) -> Lines:
     Args:
       show_all: all classes and arrays; else the first ones, of which most numbers are.
     """
+    names = shorter([one.name for one in classes.arguments])
+    arguments = [
+        replace(one, name=name) for one, name in zip(classes.arguments, names, strict=True)
+    ]
+    classes = replace(classes, arguments=tuple(arguments))
     shown = classes.classes if show_all else classes.classes[:_MOST_CLASSES]
     said = [_of_class(one, classes, show_all) for one in shown]
     if len(shown) < len(classes.classes):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 
 NUMBER = re.compile(r"\d+")
+# What jax calls a leaf of a node whose class does not name its parts.
+UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 # The argument itself: the user's name for it, or its place.
 _ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 
@@ -15,6 +17,13 @@ def argument_end(name: str) -> int:
     layer's."""
     found = _ARGUMENT.match(name)
     return found.end() if found is not None else 0
+
+
+def shorter(names: Sequence[str]) -> list[str]:
+    """Of nodes with a single leaf, without the number of that."""
+    numbers = {found for name in names for found in UNNAMED.findall(name)}
+    short = "" if numbers == {"0"} else r"[\1]"
+    return [UNNAMED.sub(short, name) for name in names]
 
 
 def common_name(names: Sequence[str]) -> str:

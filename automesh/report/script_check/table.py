@@ -14,7 +14,7 @@ from automesh.program.step_summary import Argument, StepSummary
 from automesh.report.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
 from automesh.report.script_check.classes import class_lines
-from automesh.report.script_check.names import NUMBER, argument_end, common_name
+from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
 from automesh.report.words import count
 from automesh.texts.terminal import clean
@@ -23,8 +23,6 @@ from automesh.units import format_bytes, format_count
 _MOST_ROWS = 20
 # Before each key of a name; `norm_0..1` is one.
 _BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
-# What jax calls a leaf of a node whose class does not name its parts.
-_UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 # What a narrow terminal does without, in this order.
 _DROPPED = ("total", "values", "donated", "per device")
@@ -162,9 +160,8 @@ def _broken(name: str, width: int) -> str:
 
 def _named(arguments: Sequence[Argument]) -> list[Argument]:
     """The arrays by shorter names: of nodes with a single leaf, the number of that is left out."""
-    numbers = {found for argument in arguments for found in _UNNAMED.findall(argument.name)}
-    short = "" if numbers == {"0"} else r"[\1]"
-    return [replace(argument, name=_UNNAMED.sub(short, argument.name)) for argument in arguments]
+    names = shorter([argument.name for argument in arguments])
+    return [replace(argument, name=name) for argument, name in zip(arguments, names, strict=True)]
 
 
 def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
