@@ -126,10 +126,14 @@ def _undivided(finding: Finding, sizes: _Sizes) -> str:
             f"{_times(finding, sizes)}"
         )
     return (
-        f"{_axes(finding)} do not divide {clean(operation)}: {_array(finding)} is gathered, "
+        f"{_axes(finding)} {_divide(finding)} {clean(operation)}: {_array(finding)} is gathered, "
         f"{_bytes(finding, sizes)} on every device{_times(finding, sizes)}, and all devices along "
         "them do the same work"
     )
+
+
+def _divide(finding: Finding) -> str:
+    return "do not divide" if len(finding.axes) > 1 else "does not divide"
 
 
 def _per_microbatch(finding: Finding, sizes: _Sizes) -> str:
@@ -151,8 +155,8 @@ def _gradient(finding: Finding, sizes: _Sizes) -> str:
 def _padding(finding: Finding, sizes: _Sizes) -> str:
     size, _, padded = finding.detail.partition(" as ")
     return (
-        f"{_axes(finding)} do not divide the {size} of {_array(finding)}: the compiler pads it to "
-        f"{padded}, {_bytes(finding, sizes)} of padding on a device in this array alone"
+        f"{_axes(finding)} {_divide(finding)} the {size} of {_array(finding)}: the compiler pads it "
+        f"to {padded}, {_bytes(finding, sizes)} of padding on a device in this array alone"
     )
 
 

@@ -253,7 +253,7 @@ def _divides(
     names = "*".join(name[len(MAPPING) :] for name in logical)
     over = "*".join(dict.fromkeys(axes))
     return Rule(
-        name=f"{over} divides {names} ({part.size})",
+        name=f"{over} divides {names} of {part.size}",
         factors=tuple(dict.fromkeys(axes)),
         relation="divides",
         bound=part.size,
