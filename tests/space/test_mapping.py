@@ -124,7 +124,7 @@ def test_an_axis_that_the_step_splits_by_itself_counts_too():
 
 def test_sizes_that_do_not_divide_a_dimension_are_ruled_out_with_the_numbers():
     found = legal(space_of(mlp=(("tp",), ("tp", "fsdp")), embed=((),)))
-    assert rejected(found)["tp divides mlp (252)"][1] == (
+    assert rejected(found)["tp divides mlp of 252"][1] == (
         "tp is 8, does not divide mlp (dimension 1 of `w['up']`) = 252"
     )
     assert all(
@@ -168,13 +168,13 @@ def test_arrays_are_those_at_the_knobs_of_a_plan():
         (("hidden", 12), ("wide", True)),
     }
     assert rejected(found) == {
-        "tp divides mlp (12)": (1, "tp is 8, does not divide mlp (dimension 0 of `w`) = 12")
+        "tp divides mlp of 12": (1, "tp is 8, does not divide mlp (dimension 0 of `w`) = 12")
     }
     (notice,) = found.notices
     assert "at 1 combinations of knobs" in notice and "hidden=8 wide=True: it raised" in notice
     (plan,) = legal(space_of(names=("tp",), mlp=(("tp",),)), mapping=said, used=()).legal
     wide = replace(plan, knobs=(("hidden", 12), ("wide", False)))
-    assert [one.rule for one in found.reasons_against(wide)] == ["tp divides mlp (12)"]
+    assert [one.rule for one in found.reasons_against(wide)] == ["tp divides mlp of 12"]
     assert not found.reasons_against(replace(plan, knobs=(("wide", False),)))
 
 
@@ -207,7 +207,7 @@ def test_the_first_legal_mapping_stands_for_those_that_are_the_same():
 def test_reasons_against_a_plan_know_its_mapping():
     found = legal(space_of(mlp=(("tp",), ("tp", "fsdp"))))
     plan = Plan(axes=parse_mesh("tp:8", NAMES), mapping=(("embed", ()), ("mlp", ("tp",))))
-    assert [one.rule for one in found.reasons_against(plan)] == ["tp divides mlp (252)"]
+    assert [one.rule for one in found.reasons_against(plan)] == ["tp divides mlp of 252"]
     twice = Plan(axes=parse_mesh("dp:8", NAMES), mapping=(("embed", ("tp",)), ("mlp", ("tp",))))
     assert [one.rule for one in found.reasons_against(twice)] == ["tp twice on an array"]
 
