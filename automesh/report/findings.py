@@ -155,8 +155,8 @@ def _gradient(finding: Finding, sizes: _Sizes) -> str:
 def _padding(finding: Finding, sizes: _Sizes) -> str:
     size, _, padded = finding.detail.partition(" as ")
     return (
-        f"{_axes(finding)} {_divide(finding)} the {size} of {_array(finding)}: the compiler pads it "
-        f"to {padded}, {_bytes(finding, sizes)} of padding on a device in this array alone"
+        f"{_axes(finding)} {_divide(finding)} the {size} of {_array(finding)}: the compiler pads "
+        f"it to {padded}, {_bytes(finding, sizes)} of padding on a device in this array alone"
     )
 
 

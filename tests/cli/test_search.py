@@ -217,7 +217,7 @@ class TestAWholeSearch:
             ),
             *("results_dir", "rules_path", "command", "speeds", "certificate", "belief"),
             *("device_memory_bytes", "reserve_bytes", "template", "best_command", "split"),
-            "not_searched",
+            *("not_searched", "findings"),
         }
 
     @pytest.mark.long

@@ -20,6 +20,8 @@ from automesh.cli.options import (
 from automesh.errors import UsageError
 from automesh.jsonio import dumps
 
+_PLACE = "name a file in a folder that you may write to"
+
 HELP = """Say what the compiler does to the step of SCRIPT that nobody asked for: an array that is
 gathered whole, a moment that fsdp was meant to split, a microbatch reshape that sends the batch
 around, a donation that is lost. Nothing is compiled or run, and none of the devices is needed.
@@ -90,6 +92,8 @@ def lint(
     from automesh.units import parse_duration
 
     read_option("--timeout", parse_duration, timeout)
+    if sarif is not None:
+        sarif = read_option("--sarif", _writable, str(sarif))
     rest = script_args or []
     if "--" in sys.argv and mesh is not None and _is_behind_dashes(mesh, rest):
         mesh, rest = None, [mesh, *rest]
@@ -117,11 +121,30 @@ def lint(
         write_text(
             dumps(found.to_sarif(), indent=1) + "\n",
             sarif,
-            hint="name a file in a folder that you may write to",
+            hint=_PLACE,
         )
     sys.stdout.write(json_text(found) if as_json else found.text())
     if not found.is_clean:
         raise typer.Exit(1)
+
+
+def _writable(text: str) -> Path:
+    """A file that can be written, found out before the step is looked at.
+
+    Raises:
+      UsageError: it is no path, or cannot be written.
+    """
+    from automesh.files import check_place
+    from automesh.texts.user_text import user_path
+
+    path = user_path(text)
+    try:
+        check_place(path)
+    except OSError as error:
+        raise UsageError(
+            f"`{text}` cannot be written: {(error.strerror or str(error)).lower()}", hint=_PLACE
+        ) from None
+    return path
 
 
 def _is_behind_dashes(mesh: str, rest: list[str]) -> bool:

@@ -26,7 +26,8 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
       >>> list(fewest_patterns([("p/a/0/up", both), ("p/a/1/up", both), ("p/head", ((),))]))
       ['p/a/*/up', 'p/head']
     """
-    said = _by_number(dict(arrays))
+    given = dict(arrays)
+    said = _by_number(given)
     matching: dict[str, set[str]] = defaultdict(set)
     for path in said:
         for pattern in _candidates(path):
@@ -43,8 +44,8 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
         group = max(best, key=lambda one: (len(one & left), _rank(best[one])))
         pattern = best.pop(group)
         dims = said[next(iter(group))]
-        # A part that is no number, where `*` stands for one.
-        if any(matches(pattern, path) and said[path] != dims for path in said):
+        # A part that is no number, where `*` stands for one; or a number, where arrays are one.
+        if any(matches(pattern, path) and given[path] != dims for path in given):
             continue
         found[pattern] = dims
         left -= group

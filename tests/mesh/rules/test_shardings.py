@@ -110,12 +110,19 @@ def test_a_layer_that_is_split_in_another_way_has_its_own_pattern() -> None:
     assert {path: found[found.first(path)] for path, _ in arrays} == dict(arrays)
 
 
+def test_a_pattern_matches_none_of_arrays_that_have_become_one() -> None:
+    usual, other = (("x",), ("y",)), ()
+    arrays = [("a/1", usual), ("a/a/0", other), ("1", usual), ("a/a/1", other)]
+    found = fewest_patterns(arrays)
+    assert {path: found[found.first(path)] for path, _ in arrays} == dict(arrays)
+
+
 words = st.sampled_from(["a", "b", "0", "1", "w", "up"])
 paths = st.lists(words, min_size=1, max_size=4).map("/".join)
 dims = st.sampled_from([(), (("x",),), (("x",), ("y",))])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(paths, dims, max_size=12))
 def test_patterns_say_of_every_array_what_was_said(arrays: dict[str, Any]) -> None:
     found = fewest_patterns(list(arrays.items()))

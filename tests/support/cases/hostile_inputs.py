@@ -291,6 +291,18 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--module": ("x.y", "a b", NUL),
         "--entry": ("nobody-has-this", "a b", NUL),
     },
+    "lint": {
+        "--target": TARGETS[1:],  # an empty one is as none
+        "--hardware": READ,
+        "--space": SPACES,
+        "--step": STEPS,
+        "--split": SPLITS,
+        "--baseline": NO_TEXT,
+        "--timeout": DURATIONS,
+        "--module": ("x.y", "a b", NUL),
+        "--entry": ("nobody-has-this", "a b", NUL),
+        "--sarif": (NUL, BYTE),
+    },
     "show": {
         "--results": (NUL, BYTE, HUGE, LONG, "pipe", "loop", "device", "note", "missing"),
         "--storage": STORAGES,
@@ -392,6 +404,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     ),
     "command": ("search", "--target", "cpu:4", "--command", "python train.py {tp}"),
     "check-script": ("check-script", "train.py", "--target", "cpu:4"),
+    "lint": ("lint", "train.py", "--target", "cpu:4"),
     "show": ("show", "results-are-here"),
     "report": ("report", "results-are-here"),
     "targets": ("targets", "v5p"),
@@ -457,7 +470,7 @@ def arguments() -> Iterator[Hostile]:
         return Hostile(name=name, words=words, says=(shown(text.partition(":")[0]), *more))
 
     for text in SCRIPTS:
-        for command in ("search", "check-script"):
+        for command in ("search", "check-script", "lint"):
             words = (command, "--target", "cpu:4", "--", text)
             yield row(f"{command} SCRIPT", words, text, shown(text))
     for text in STUDIES:
@@ -479,6 +492,7 @@ def arguments() -> Iterator[Hostile]:
     for text in NO_TEXT:
         yield row("search ARGS", (*_BASES["search"], "--", "--data", text), text)
         yield row("explain MESH", ("explain", "train.py", text), text)
+        yield row("lint MESH", ("lint", "train.py", text), text)
     for command, words in _BASES.items():
         for flag in ("--json=1", "--json=", "--nosuch", "--nosuch=1", "-q"):
             yield row(f"{command} {flag}", (*words, flag), flag.partition("=")[0])
