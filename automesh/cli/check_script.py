@@ -78,7 +78,7 @@ def check_script(
     read_option("--timeout", parse_duration, timeout)
     script, script_args = named(script, module, entry, script_args)
     if script is None:
-        raise UsageError("it was not said what to look at", hint="`automesh check-script train.py`")
+        raise UsageError("no script is given", hint="`automesh check-script train.py`")
     check = api.check_script(
         script,
         target=target,

@@ -102,7 +102,7 @@ def lint(
         script, mesh, rest = None, script, [*([] if mesh is None else [mesh]), *rest]
     script, rest = named(script, module, entry, rest)
     if script is None:
-        raise UsageError("it was not said what to look at", hint="`automesh lint train.py`")
+        raise UsageError("no script is given", hint="`automesh lint train.py`")
     found = api.lint(
         script,
         mesh or "",

@@ -13,14 +13,14 @@ _ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 
 
 def argument_end(name: str) -> int:
-    """Where the name of the argument itself ends in that of an array: numbers there are no
-    layer's."""
+    """The length of the part of an array's name that names its argument: `args[0]` of
+    `args[0]['w']`. A number in it is a position, not a layer."""
     found = _ARGUMENT.match(name)
     return found.end() if found is not None else 0
 
 
 def shorter(names: Sequence[str]) -> list[str]:
-    """Of nodes with a single leaf, without the number of that."""
+    """Names without jax's `<flat index N>`: dropped if all nodes have one leaf, else `[N]`."""
     numbers = {found for name in names for found in UNNAMED.findall(name)}
     short = "" if numbers == {"0"} else r"[\1]"
     return [UNNAMED.sub(short, name) for name in names]
