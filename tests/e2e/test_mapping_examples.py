@@ -68,7 +68,7 @@ def test_the_arrays_of_a_framework_tell_their_logical_axes(name, own_process):
     found = find_legal(space, facts, num_devices=8, platform="cpu")
     rules = {one.rule for one in found.rejections}
     # There are 4 heads, though each weight has 48 columns for them.
-    assert {"fsdp twice on an array", "tp divides heads (4)"} <= rules
+    assert {"fsdp twice on an array", "tp divides heads of 4"} <= rules
     plans = {str(plan) for plan in found.legal}
     assert "dp:2,fsdp:2,tp:2 batch:dp+fsdp embed:fsdp mlp:tp heads:tp vocab:tp" in plans
     assert "dp:2,fsdp:2,tp:2 batch:dp embed:none mlp:tp+fsdp heads:tp vocab:tp" in plans

@@ -129,7 +129,7 @@ def lint(
 
 
 def _writable(text: str) -> Path:
-    """A file that can be written, found out before the step is looked at.
+    """A file that can be written, found out before the step is looked at; its folder is made.
 
     Raises:
       UsageError: it is no path, or cannot be written.
@@ -139,6 +139,7 @@ def _writable(text: str) -> Path:
 
     path = user_path(text)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         check_place(path)
     except OSError as error:
         raise UsageError(

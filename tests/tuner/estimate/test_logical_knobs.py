@@ -140,7 +140,7 @@ def test_uneven_splits_are_ruled_out_at_every_value_of_the_knobs(own_process, tm
                 assert uneven, plan
             assert (plan in found.legal) <= (not reasons)
     assert refused == 2  # jax pads what is split unevenly inside of a step.
-    assert {one.rule for one in found.rejections} >= {"dp divides batch (4)", "tp divides mlp (12)"}
+    assert {one.rule for one in found.rejections} >= {"dp divides batch of 4", "tp divides mlp of 12"}
 
 
 def test_of_many_combinations_those_of_knobs_that_tell_are_looked_at(
@@ -190,7 +190,7 @@ def test_a_value_that_cannot_be_looked_at_does_not_end_the_search(
     assert [one.unseen for one in seen.mapping.by_knobs] == ["", reason]
     found = legal(seen, space)
     assert any(reason in notice for notice in found.notices)
-    assert "tp divides mlp (12)" not in {one.rule for one in found.rejections}
+    assert "tp divides mlp of 12" not in {one.rule for one in found.rejections}
 
 
 def test_a_worker_that_cannot_start_ends_it(own_process, tmp_path):

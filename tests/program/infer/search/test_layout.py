@@ -119,14 +119,14 @@ def test_mappings_that_cannot_be_are_ruled_out_by_parts_and_by_axes_twice() -> N
     # 8 heads of 64 are split among up to 8 devices, although 16 divides their 512 columns.
     more, of_sixteen = legal(laid_out(devices=16), 16)
     assert not [plan for plan in more if "tp:16" in plan and "heads:tp" in plan]
-    assert "tp twice on an array" in rules and "tp divides heads (8)" in of_sixteen
+    assert "tp twice on an array" in rules and "tp divides heads of 8" in of_sixteen
 
 
 def test_a_batch_of_two_leaves_the_other_axes_to_eight_devices() -> None:
     small = (replace(CLASSES[0], size=2, parts=2, stored=2), *CLASSES[1:])
     plans, rules = legal(laid_out(replace(STEP, classes=small)))
     assert plans and not [plan for plan in plans if "dp:4" in plan or "dp:8" in plan]
-    assert rules["dp*fsdp divides batch (2)"]
+    assert rules["dp*fsdp divides batch of 2"]
 
 
 def test_zero_one_keeps_the_parameters_whole() -> None:
