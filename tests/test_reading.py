@@ -80,7 +80,7 @@ def test_what_is_no_file_is_refused_at_once(
     began_s = time.monotonic()
     for read in (open_regular, read_text):
         assert refusal(lambda read=read: read(path)) == f"`{path}` cannot be read: {reason}"
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 30  # A pipe would be waited for without end.
     if reason.startswith("no such"):
         check_regular(path)
     else:

@@ -75,7 +75,7 @@ def bury(parent: subprocess.Popen[str]) -> int:
     return parent.wait()
 
 
-def assert_all_gone(within_s: float = 3.0) -> None:
+def assert_all_gone(within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while left := living():
         assert time.monotonic() < deadline, left
@@ -106,7 +106,7 @@ def by_role(parent: psutil.Process) -> dict[str, list[psutil.Process]]:
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     parent = start_parent(tmp_path)
     await_events(parent, 4)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(living()) < 1 + 2 * 8:  # Per worker: deputy, guardian, itself, five descendants.
         assert time.monotonic() < deadline
     parent.kill()
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_parent_alone_and_quickly(tmp_path: Path) -> None:
     started = time.monotonic()
     os.killpg(parent.pid, signal.SIGINT)
     code = bury(parent)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 20  # Its jobs last a thousand seconds.
     assert code == 130
     assert living() == []
 
@@ -207,7 +207,7 @@ def test_who_is_stopped_does_not_hold_up_the_end(tmp_path: Path, role: str) -> N
     started = time.monotonic()
     parent.send_signal(signal.SIGINT)
     assert bury(parent) == 130
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 20  # Its jobs last a thousand seconds.
     assert_all_gone()
 
 
@@ -221,7 +221,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(tmp_path: Path) -> None:
 def test_a_fork_of_the_parent_does_not_keep_workers_alive(tmp_path: Path) -> None:
     # The copy holds the leash open: only the change of the deputy's parent tells of the death.
     script = PARENT.replace(
-        "    pool.wait()", "    if os.fork() == 0: time.sleep(5)\n    pool.wait()"
+        "    pool.wait()", "    if os.fork() == 0: time.sleep(1000)\n    pool.wait()"
     )
     command = [sys.executable, "-c", "import os, time\n" + script, str(tmp_path), "hang", SLEEP_S]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -229,7 +229,7 @@ def test_a_fork_of_the_parent_does_not_keep_workers_alive(tmp_path: Path) -> Non
     (copy,) = [p for p in psutil.Process(parent.pid).children() if p.cmdline()[1] == "-c"]
     parent.kill()
     bury(parent)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while [p for p in living() if p.pid != copy.pid]:
         assert time.monotonic() < deadline
         time.sleep(0.02)

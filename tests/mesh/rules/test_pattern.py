@@ -39,7 +39,7 @@ def test_a_pattern_that_backtracks_without_end_is_matched_at_once(
         mesh_shape=(-1,), mesh_axis_names=("data",), mesh_rules=[(pattern, (8,)), (".*", (4,))]
     )
     assert config.select(selector).mesh_shape == (4,)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30  # Without the limit: years.
     assert not matches(pattern, selector, ignore_case=True)
 
 

@@ -141,7 +141,7 @@ def build(mesh):
         slow.visit("dp:4")
     begun_s = time.perf_counter()
     second = slow.visit("dp:2")
-    assert time.perf_counter() - begun_s - second.setup_s < 1.0
+    assert time.perf_counter() - begun_s - second.setup_s < 1.9  # Credited, it would be over 2.
     assert second.start_s >= 2.0
 
 
