@@ -232,7 +232,7 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         uncounted=terms.uncounted,
         host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
         platform=terms.platform,
-        findings=terms.findings,
+        findings=tuple(one for one in terms.findings if one.is_on(sizes)),
         first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
 

@@ -273,6 +273,11 @@ class Finding:
     detail: str = ""
     cure: Cure | None = None
 
+    def is_on(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is the case on a mesh of these axes: bytes may be what is too much, and more
+        than none on some of the meshes alone."""
+        return not self.bytes or value_of(self.bytes, sizes) > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:

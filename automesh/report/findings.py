@@ -160,6 +160,73 @@ def _padding(finding: Finding, sizes: _Sizes) -> str:
     )
 
 
+def _wide_product(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"{clean(finding.detail)} of the step's multiplications are in {_dtype(finding)} at this "
+        f"line, as of {_array(finding)}{_times(finding, sizes)}, where the others are narrower: "
+        f"{_bytes(finding, sizes)} of operands on a device"
+    )
+
+
+def _wide_reduction(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"{_array(finding)} is reduced over {_axes(finding)} in {_dtype(finding)}, "
+        f"{_bytes(finding, sizes)}{_times(finding, sizes)}, and turned into "
+        f"{clean(finding.detail)} right behind it"
+    )
+
+
+def _dtype(finding: Finding) -> str:
+    return clean(finding.array.partition("[")[0])
+
+
+def _constant(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"{_array(finding)} is written into the program as a constant: {_bytes(finding, sizes)} on "
+        "every device, which every compile and every cache entry carries along"
+    )
+
+
+def _unrolled(finding: Finding, sizes: _Sizes) -> str:
+    times = round(value_of(finding.count, sizes))
+    return (
+        f"a Python loop has put the product at this line into the program {times} times, and the "
+        "compiler optimizes each copy by itself"
+    )
+
+
+def _callback(finding: Finding, sizes: _Sizes) -> str:
+    gathered = f", gathered over {_axes(finding)} first" if finding.axes else ""
+    return (
+        f"the step calls Python on the host{_times(finding, sizes)}: {_bytes(finding, sizes)} go "
+        f"there and back each time{gathered}, and the devices wait for it"
+    )
+
+
+def _random(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"the random bits {_array(finding)} are made whole on every device along {_axes(finding)}, "
+        f"{_bytes(finding, sizes)}{_times(finding, sizes)}, and each keeps its part"
+    )
+
+
+def _uneven(finding: Finding, sizes: _Sizes) -> str:
+    over = f" along {_axes(finding)}" if finding.axes else ""
+    return (
+        f"a branch with products depends on the device's place{over}: some devices do its work and "
+        f"the others wait for them{_times(finding, sizes)}"
+    )
+
+
+def _tiles(finding: Finding, sizes: _Sizes) -> str:
+    size, parts = int(finding.detail), _parts(finding, sizes)
+    return (
+        f"{_axes(finding)} {'cut' if len(finding.axes) > 1 else 'cuts'} the last dimension of "
+        f"{_array(finding)}, {size}, into parts of {-(-size // parts)}: a TPU keeps 128 in a row, "
+        f"and fills up {_bytes(finding, sizes)} on a device"
+    )
+
+
 def _says(text: str) -> Callable[[Finding], str]:
     return lambda _: text
 
@@ -268,6 +335,72 @@ RULES: Mapping[str, Words] = {
         why="all devices hold and compute parts of the same size, the last ones filled up",
         cure=_says("choose a size that the axes divide, or let smaller axes split it"),
     ),
+    "wide-product": Words(
+        title="wide product",
+        what=_wide_product,
+        why="an operand was converted to the wide type before the product, or the gradient comes "
+        "back in it, and matrix units multiply narrow types several times as fast",
+        cure=_says(
+            "multiply in the narrow type and keep sums wide: `preferred_element_type=jnp.float32` "
+            "with narrow operands, and convert what comes behind it, not before"
+        ),
+    ),
+    "wide-reduction": Words(
+        title="wide reduction",
+        what=_wide_reduction,
+        why="devices send what they reduce in the type that it has at that place",
+        cure=_says(
+            "convert to the narrow type first, if its precision is enough for the sum: the product "
+            "in front with a narrow `preferred_element_type`, or `astype` in the loss"
+        ),
+    ),
+    "baked-constant": Words(
+        title="baked constant",
+        what=_constant,
+        why="an array that the step takes from around it, and not from its arguments, is traced as "
+        "a constant, which no mesh splits",
+        cure=_says("hand it to the step as an argument, with a sharding"),
+    ),
+    "unrolled-layers": Words(
+        title="unrolled layers",
+        what=_unrolled,
+        why="jax traces a Python loop into as many copies as it has turns, and the time and the "
+        "memory of a compile grow with them",
+        cure=_says("stack the parameters and loop with `jax.lax.scan`"),
+    ),
+    "host-callback": Words(
+        title="host callback",
+        what=_callback,
+        why="`jax.pure_callback`, `jax.debug.print` and their like are calls of the program in the "
+        "middle of its work",
+        cure=_says("do it behind the step, on what the step returns, or not in every step"),
+    ),
+    "whole-random-bits": Words(
+        title="whole random bits",
+        what=_random,
+        why="the partitioner does not split XLA's own generator, which keys of `rbg` and "
+        "`unsafe_rbg` use",
+        cure=_says(
+            "use keys of threefry, `jax.random.key(seed, impl='threefry2x32')`, or on TPU "
+            "`--xla xla_tpu_spmd_rng_bit_generator_unsafe=true`: bits then differ by mesh"
+        ),
+    ),
+    "uneven-work": Words(
+        title="uneven work",
+        what=_uneven,
+        why="all devices meet at the next collective, so that the busiest one decides how long it "
+        "takes: with a causal mask, the one with the last part of the sequence",
+        cure=_says(
+            "give each device an early and a late part of the sequence (zigzag), or every n-th row "
+            "(striped)"
+        ),
+    ),
+    "parts-below-tile": Words(
+        title="parts below a tile",
+        what=_tiles,
+        why="arrays lie in tiles of 8 rows and 128 columns in the memory of a TPU",
+        cure=_says("let these axes split another dimension, or fewer devices this one"),
+    ),
 }
 # A plan that has one of these is not the loop that the user means to run: a rule says so.
 BROKEN = frozenset(("state-changes-type", "lost-donation"))
@@ -320,6 +453,8 @@ class FindingsOfPlans:
     def add(self, plan: Plan, step_s: float, terms: Terms) -> None:
         """Takes in what was found for a plan."""
         for finding in terms.findings:
+            if not finding.is_on(plan.sizes):
+                continue
             key = (finding.rule, finding.source, finding.array)
             seen = self._seen.get(key)
             if seen is None:

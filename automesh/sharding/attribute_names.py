@@ -13,3 +13,5 @@ FIXED = "automesh.fixed"
 DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cost"
 # At the function `main`: which results are arguments of the next step, and what these are called.
 CARRY = "automesh.carry"
+# At operations that one device does, for which all of their operands are gathered: the mesh.
+GATHERS = "automesh.gathers"

@@ -22,6 +22,7 @@ from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
+from automesh.sharding.maximal import gather_for_one_device, hand_on_to_all
 from automesh.sharding.partitioner.insert import (
     Named,
     gather_as_partitioner,
@@ -167,6 +168,7 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
     module = _parse(found, program) if isinstance(program, str) else program
     with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
         copy = module.operation.clone()
+        hand_on_to_all(copy.operation, found.ir, found.sdy)
         if not is_plain:
             _flatten(found, copy.operation)
         bring_to_hlo_form(copy.operation, found.ir)
@@ -204,6 +206,7 @@ def partitioned(
         _run(found, _PROPAGATION, copy.operation)
         operations = [(one.name, one) for one in _operations_in(copy.operation)]
         note_declared_shardings(operations, found.ir, found.sdy)
+        gather_for_one_device(operations, found.ir, found.sdy)
         reshard_before_elementwise(operations, found.ir, found.sdy)
         reshard_as_partitioner(copy.operation, found.ir, found.sdy, operations)
         _run(found, _RESHARDS, copy.operation)

@@ -142,14 +142,14 @@ def _memory(terms: Any, sizes: _Sizes) -> float:
 def _shown(programs: Any, sizes: _Sizes) -> set[tuple[str, str]]:
     """Rules and lines of what is worth a word."""
     from automesh.cost.terms import value_of
+    from automesh.tuner.lint.script import ALWAYS
 
     terms = _terms(programs, sizes)
     memory = _memory(terms, sizes)
     return {
         (one.rule, one.source)
         for one in terms.findings
-        if one.rule in ("second-compile", "lost-donation", "state-changes-type")
-        or value_of(one.bytes, dict(sizes)) >= _SHARE * memory
+        if one.rule in ALWAYS or value_of(one.bytes, dict(sizes)) >= _SHARE * memory
     }
 
 

@@ -6,8 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
+from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
 from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.precision import wide_products, wide_reduction
 from automesh.ir.findings.state import parts
+from automesh.ir.findings.tiles import parts_below_tile
+from automesh.ir.findings.traced import baked_constant, unrolled_layers
 from automesh.ir.graph import Operation, Value, added, element_bytes, multiplied, total_bytes
 from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
 from automesh.ir.terms.collectives import nearby_source
@@ -37,7 +41,8 @@ def program_findings(program: Program) -> Iterator[Finding]:
     for seen in program.operations():
         for rule in RULES:
             yield from rule(program, seen)
-    yield from padding_waste(program)
+    for of_all in RULES_OF_ALL:
+        yield from of_all(program)
 
 
 def full_rematerialization(program: Program, seen: Seen) -> Iterator[Finding]:
@@ -113,6 +118,8 @@ def undivided_operation(program: Program, seen: Seen) -> Iterator[Finding]:
     operation = seen.operation
     if operation.name not in _ALONG and operation.name not in _PRODUCTS:
         return
+    if calls_python(operation):
+        return  # A rule of its own.
     remaining = {axis for one in operation.results for axes in one.axes for axis in axes}
     moved: list[Value] = []
     axes: set[str] = set()
@@ -243,6 +250,17 @@ RULES: tuple[Callable[[Program, Seen], Iterable[Finding]], ...] = (
     undivided_operation,
     gradient_per_microbatch,
     replicated_gradient,
+    wide_reduction,
+    baked_constant,
+    host_callback,
+    whole_random_bits,
+    uneven_work,
+)
+RULES_OF_ALL: tuple[Callable[[Program], Iterable[Finding]], ...] = (
+    padding_waste,
+    parts_below_tile,
+    wide_products,
+    unrolled_layers,
 )
 
 

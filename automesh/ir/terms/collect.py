@@ -84,6 +84,8 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
     target = operation.attributes.get("target", "")
     if is_move(operation):  # A transfer, or on CPUs nothing at all.
         return []
+    if not operation.results:  # Shows something, as `jax.debug.print` does: no device computes it.
+        return []
     if counted := operation.attributes.get("counted"):
         return [
             Uncounted(

@@ -27,16 +27,19 @@ class Carry:
       repacked: positions of arguments whose outputs have another treedef, though their leaves are
         called the same.
       structures: per pair, the treedef of the output.
+      is_state_alone: the step returns nothing but its state, which is a list or a tuple itself: one
+        output, and not as many as that has elements.
     """
 
     pairs: tuple[tuple[int, int], ...]
     lost: tuple[int, ...]
     repacked: frozenset[int] = frozenset()
     structures: tuple[Any, ...] = ()
+    is_state_alone: bool = False
 
     def advance(self, outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of the next step; references stay in place."""
-        parts = _parts(outputs)
+        parts = self.parts(outputs)
         new = list(args)
         for position, output in self.pairs:
             part = parts[output]
@@ -49,7 +52,7 @@ class Carry:
         changed = len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
         beside = {
             f"[{k - changed}]": part
-            for k, part in enumerate(_parts(outputs))
+            for k, part in enumerate(self.parts(outputs))
             if k >= changed and k not in carried
         }
         return {
@@ -64,7 +67,7 @@ class Carry:
         """The arguments as the second step gets them, abstract; None if the first gets them so
         already."""
         inputs: Any = compiled.input_shardings[0]
-        parts = _parts(output_shardings(compiled))
+        parts = self.parts(output_shardings(compiled))
         changed = False
 
         def place(leaf: Any, before: Any, now: Any) -> Any:
@@ -89,11 +92,16 @@ class Carry:
             )
         return tuple(new) if changed else None
 
+    def parts(self, outputs: Any) -> list[Any]:
+        """The outputs, one after the other."""
+        return _parts(outputs, is_one=self.is_state_alone)
+
 
 def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) -> Carry:
     """Pairs arguments with the outputs that replace them.
 
-    What the step changes in place replaces itself. Leading outputs replace leading arguments whose
+    What the step changes in place replaces itself. A list or tuple that looks like the first of the
+    arguments replaces it as a whole. Leading outputs replace leading arguments whose
     leaves have the same names, shapes and types; arguments that hold references, that were changed
     in place, or that hold no arrays are passed over. Donated arguments that are left are replaced
     by the outputs that look like them (`return loss, model, opt_state`).
@@ -103,7 +111,6 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
       outputs: tree of shapes and types that the step returns.
       donated: per leaf of (args, kwargs).
     """
-    parts = _parts(outputs)
     pairs = _in_place(args, outputs)
     taken = {position for position, _ in pairs}
     movable = [
@@ -113,6 +120,8 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
         and (leaves := jax.tree.leaves(arg))
         and not any(map(is_ref, leaves))
     ]
+    is_state_alone = bool(movable) and _is_state(args[movable[0]], outputs)
+    parts = _parts(outputs, is_one=is_state_alone)
     pairs += _leading(args, parts, movable, first_output=len(pairs))
     taken, used = {position for position, _ in pairs}, {output for _, output in pairs}
     pairs += _donated(
@@ -131,6 +140,7 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
             if not same_treedef(jax.tree.structure(args[position]), structure)
         ),
         structures=tuple(structures),
+        is_state_alone=is_state_alone,
     )
 
 
@@ -174,7 +184,7 @@ def carried_leaves(
       source: file and line of the step's function.
     """
     places = {leaf: place for place, leaf in enumerate(kept)}
-    parts = _parts(outputs)
+    parts = carry.parts(outputs)
     begins = [0]
     for part in parts:
         begins.append(begins[-1] + _size(part))
@@ -228,11 +238,22 @@ def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
     return (file, int(line)) if file and line.isdecimal() else ("", 0)
 
 
-def _parts(outputs: Any) -> list[Any]:
-    """What a step gives, one after the other."""
+def _parts(outputs: Any, *, is_one: bool) -> list[Any]:
+    """What a step gives, one after the other; what it returns as one of them, or as several."""
     changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []
     returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
-    return [*changed, *(returned if type(returned) in (tuple, list) else [returned])]
+    is_several = type(returned) in (tuple, list) and not is_one
+    return [*changed, *(returned if is_several else [returned])]
+
+
+def _is_state(argument: Any, outputs: Any) -> bool:
+    """Whether a step returns a list or a tuple that looks like an argument, and nothing else."""
+    returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
+    return (
+        type(returned) in (tuple, list)
+        and type(argument) in (tuple, list)
+        and same_types(forms_of(argument), forms_of(returned))
+    )
 
 
 def _in_place(args: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:

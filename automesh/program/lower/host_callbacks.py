@@ -1,9 +1,9 @@
 """Calls from a step to Python on the host, where it is lowered for devices that are not here (jax).
 
-A callback belongs to the client of the devices that run it, and there is none. What a program only
-shows (`jax.debug.print`, `jax.debug.callback`) is left out. What gives it arrays (`pure_callback`,
-`io_callback`) is kept as an operation of unknown cost where the program is only looked at, and
-gives zeros where it is compiled.
+A callback belongs to the client of the devices that run it, and there is none. Where the program is
+only looked at, it is kept as an operation, of unknown cost if it gives arrays (`pure_callback`,
+`io_callback`). Where it is compiled, what only shows something (`jax.debug.print`,
+`jax.debug.callback`) is left out, and what gives arrays gives zeros.
 
 Private is `jax._src.callback.emit_python_callback`, by which all of them are lowered; looked at in
 jax 0.10.1 to 0.12.0.1.
@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-_TARGET = "host_callback"
+TARGET = "host_callback"
+"""The operation that stands for a call of the host, where a program is only looked at."""
 _SHOWN = (
     "calls from the step to the host that only show something (jax.debug.print, "
     "jax.debug.callback) are left out: the target's devices are not here"
@@ -66,10 +67,10 @@ def without_host(*, is_compiled: bool) -> Generator[None]:
         del callback, operand_avals
         _STATE.said.setdefault(_GIVES if result_avals else _SHOWN)
         zeros = [mlir.full_like_aval(ctx, 0, aval) for aval in result_avals]
-        if is_compiled or not zeros:
+        if is_compiled:
             return zeros, token, None
         call = mlir.custom_call(
-            _TARGET,
+            TARGET,
             result_types=[zero.type for zero in zeros],
             operands=[operand for operand in operands if operand is not None],
             has_side_effect=True,

@@ -373,7 +373,9 @@ class EstimateRung:
                 self._missing.setdefault(plan, _NO_TERMS)
             else:
                 estimated = prices.estimated(row)
-                rules = tuple(dict.fromkeys(one.rule for one in made.terms.findings))
+                rules = tuple(
+                    dict.fromkeys(one.rule for one in made.terms.findings if one.is_on(plan.sizes))
+                )
                 if rules:
                     estimated = replace(estimated, findings=rules)
                 if all(plan.sizes[axis] == size for axis, size in made.terms.sampled):

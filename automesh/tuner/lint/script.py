@@ -37,7 +37,8 @@ from automesh.worker.temporary import temporary_folder
 # the step's seconds.
 _SHARE = 0.01
 # Always shown: whoever has them does not run the loop that he means to run.
-_ALWAYS = BROKEN | {"second-compile"}
+# What costs time alone, or a compile, has no bytes by which it could be weighed.
+ALWAYS = BROKEN | {"second-compile", "unrolled-layers", "host-callback", "uneven-work"}
 _MOST_TRIED = 12
 # A cure is worth a word if it saves so much of the memory or of the time.
 _GAIN = 1e-3
@@ -60,7 +61,7 @@ class _Found:
 
     @property
     def is_worth_a_word(self) -> bool:
-        return self.finding.rule in _ALWAYS or self.weight >= _SHARE
+        return self.finding.rule in ALWAYS or self.weight >= _SHARE
 
 
 def lint_script(

@@ -1,0 +1,143 @@
+"""Rules about what a device does for others, or alone: Python on the host, random bits, and work that
+depends on where the device is in the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from automesh.cost.terms import Finding, value_of
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.graph import Block, Operation, Value, total_bytes
+from automesh.ir.op_kinds import PRODUCTS
+from automesh.ir.terms.collectives import nearby_source
+
+HOST_CALLBACK = "host-callback"
+WHOLE_RANDOM_BITS = "whole-random-bits"
+UNEVEN_WORK = "uneven-work"
+# `xla_ffi_python_cpu_callback` and its like, and the stand-in for devices that are not here.
+_CALLBACK = "_callback"
+_PLACES = frozenset(("partition_id", "replica_id"))
+_FARTHEST = 512
+
+
+def host_callback(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A call of Python inside of the step."""
+    operation = seen.operation
+    if not calls_python(operation):
+        return
+    moved = [*operation.operands, *operation.results]
+    if not seen.loops and sum(one.global_bytes for one in moved) < LEAST_BYTES:
+        return
+    held = {axis for one in operation.operands for axis in _gathered_over(program, one)}
+    yield Finding(
+        rule=HOST_CALLBACK,
+        array=words(max(moved, key=lambda one: one.global_bytes)) if moved else "a call",
+        bytes=total_bytes(moved),
+        axes=tuple(axis for axis, _ in program.graph.mesh if axis in held),
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+        detail="loop" if seen.loops else "",
+    )
+
+
+def calls_python(operation: Operation) -> bool:
+    """Whether an operation calls Python on the host."""
+    target = str(operation.attributes.get("target", ""))
+    return operation.name == "custom_call" and target.endswith(_CALLBACK)
+
+
+def whole_random_bits(program: Program, seen: Seen) -> Iterator[Finding]:
+    """Random bits of XLA's own generator, of which every device makes all."""
+    operation = seen.operation
+    if operation.name != "rng_bit_generator":
+        return
+    bits = operation.results[-1]
+    axes = {axis for split in bits.axes for axis in split}
+    if bits.global_bytes < LEAST_BYTES or not axes:
+        return
+    whole = Value(shape=bits.shape, dtype=bits.dtype, axes=((),) * len(bits.shape))
+    yield Finding(
+        rule=WHOLE_RANDOM_BITS,
+        array=words(bits),
+        bytes=(whole.bytes,),
+        axes=tuple(axis for axis, _ in program.graph.mesh if axis in axes),
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+    )
+
+
+def uneven_work(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A branch with products that only devices at some places of the mesh take."""
+    operation = seen.operation
+    if operation.name != "case" or not operation.results:
+        return
+    work = [_has_product(branch) for branch in operation.bodies]
+    # A branch without any operation is left out of the graph: one alone is taken or not.
+    is_uneven = any(work) and (len(work) == 1 or not all(work))
+    if not is_uneven or not _depends_on_place(program, operation.operands[0]):
+        return
+    result = max(operation.results, key=lambda one: one.global_bytes)
+    if result.global_bytes * value_of(seen.count, program.sizes) < LEAST_BYTES:
+        return
+    yield Finding(
+        rule=UNEVEN_WORK,
+        array=words(result),
+        bytes=(result.bytes,),
+        axes=_axes_around(seen, result),
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+    )
+
+
+def _gathered_over(program: Program, value: Value) -> Sequence[str]:
+    maker = program.maker(value)
+    gathers = maker is not None and maker.name == "all_gather"
+    return maker.attributes["axes"] if gathers and maker is not None else ()
+
+
+def _has_product(block: Block) -> bool:
+    return any(
+        operation.name in PRODUCTS
+        or operation.name == "custom_call"
+        or any(_has_product(body) for body in operation.bodies)
+        for operation in block.operations
+    )
+
+
+def _axes_around(seen: Seen, result: Value) -> tuple[str, ...]:
+    """The mesh axes of the manual region that a branch stands in, those that a loop around it sends
+    along first."""
+    for loop in reversed(seen.loops):
+        for operation in loop.bodies[0].operations:
+            if operation.name == "collective_permute":
+                return tuple(operation.attributes["axes"])
+    return result.manual
+
+
+def _depends_on_place(program: Program, value: Value) -> bool:
+    """Whether a value is computed from the device's number in the mesh."""
+    waiting, seen = [value], {value}
+    while waiting and len(seen) < _FARTHEST:
+        one = waiting.pop()
+        made = one.producer
+        if made is None:
+            before: list[Value] = []
+            if (found := program.loop_of(one)) is not None:
+                loop, number = found
+                before = [loop.operands[number], loop.bodies[0].returned[number]]
+        elif made.name in _PLACES:
+            return True
+        else:
+            before = _sources_of(made, one)
+        for each in before:
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+    return False
+
+
+def _sources_of(made: Operation, value: Value) -> list[Value]:
+    if made.name == "while":
+        number = made.results.index(value)
+        return [made.operands[number], made.bodies[0].returned[number]]
+    return [one for one in made.operands if not one.is_constant]

@@ -1,0 +1,118 @@
+"""Rules about wide types in a step whose products are mostly narrow: bf16, f16, f8."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from automesh.cost.terms import Finding, value_of
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.graph import Operation, Value, element_bytes, total_bytes
+from automesh.ir.op_kinds import PRODUCTS, VIEWS
+from automesh.ir.terms.collectives import nearby_source
+
+WIDE_PRODUCT = "wide-product"
+WIDE_REDUCTION = "wide-reduction"
+_WIDE = frozenset(("f32", "f64"))
+_REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
+# A step is narrow if this part of the work of its products is done in narrow types; a wide product
+# is worth a word if it is that part of all of it.
+_NARROW_SHARE, _WIDE_SHARE = 0.25, 0.02
+_FARTHEST = 32
+
+
+def wide_products(program: Program) -> Iterator[Finding]:
+    """Products whose operands are wide, in a step that computes in narrow types; each line once."""
+    works = [
+        (seen, _work(program, seen))
+        for seen in program.operations()
+        if seen.operation.name in PRODUCTS
+    ]
+    total = sum(work for _, work in works)
+    narrow = sum(work for seen, work in works if not _is_wide(seen.operation))
+    if not total or narrow < _NARROW_SHARE * total:
+        return
+    lines: dict[str, list[tuple[Seen, float]]] = {}
+    for seen, work in works:
+        if _is_wide(seen.operation):
+            source = seen.operation.source or nearby_source(seen.operation)
+            lines.setdefault(source, []).append((seen, work))
+    for source, found in lines.items():
+        share = sum(work for _, work in found) / total
+        if share < _WIDE_SHARE:
+            continue
+        seen, _ = max(found, key=lambda one: one[1])
+        operands = [one for one in seen.operation.operands if one.dtype in _WIDE]
+        yield Finding(
+            rule=WIDE_PRODUCT,
+            array=words(max(operands, key=lambda one: one.global_bytes)),
+            bytes=total_bytes(operands),
+            count=seen.count,
+            source=source,
+            detail=f"{share:.0%}",
+        )
+
+
+def wide_reduction(program: Program, seen: Seen) -> Iterator[Finding]:
+    """A reduction between devices in a wide type, of which a narrow one is kept."""
+    operation = seen.operation
+    if operation.name not in _REDUCTIONS or not operation.attributes.get("axes"):
+        return
+    reduced = operation.results[0]
+    if reduced.dtype not in _WIDE or reduced.global_bytes < LEAST_BYTES:
+        return
+    kept = _narrowed_to(reduced)
+    if kept:
+        yield Finding(
+            rule=WIDE_REDUCTION,
+            array=words(reduced),
+            bytes=(reduced.bytes,),
+            axes=operation.attributes["axes"],
+            count=seen.count,
+            source=nearby_source(operation),
+            detail=kept,
+        )
+
+
+def _is_wide(product: Operation) -> bool:
+    """Whether an operand is wide: a wide result alone is only where sums are kept."""
+    return any(one.dtype in _WIDE for one in product.operands[:2])
+
+
+def _work(program: Program, seen: Seen) -> float:
+    """Multiplications of a product in a step, but for a factor that all products share."""
+    operation = seen.operation
+    times = value_of(seen.count, program.sizes)
+    result = math.prod(operation.results[0].shape)
+    if operation.name == "convolution":
+        kernel = operation.operands[1].shape
+        features = kernel[operation.attributes["rhs_output"]]
+        return times * result * math.prod(kernel) / max(features, 1)
+    left = operation.operands[0].shape
+    return times * result * math.prod(left[d] for d in operation.attributes["lhs_contracting"])
+
+
+def _narrowed_to(value: Value) -> str:
+    """The narrow type that everybody turns a value into before anything else; empty if not all."""
+    found: set[str] = set()
+    waiting = [value]
+    for _ in range(_FARTHEST):
+        if not waiting:
+            break
+        one = waiting.pop()
+        if not one.users:
+            return ""
+        for user in set(one.users):
+            if user.name == "convert":
+                found.add(user.results[0].dtype)
+            elif user.name in VIEWS or user.name in ("transpose", "all_slice"):
+                waiting.append(user.results[0])
+            else:
+                return ""
+    if waiting or len(found) != 1:
+        return ""
+    (kept,) = found
+    is_narrow = not kept.startswith(("i", "ui", "complex")) and element_bytes(kept) < element_bytes(
+        value.dtype
+    )
+    return kept if is_narrow else ""

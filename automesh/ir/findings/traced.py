@@ -1,0 +1,71 @@
+"""Rules about what tracing has put into the program: constants, and layers that were unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automesh.cost.terms import Finding, Monomial
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.graph import Block, Operation
+from automesh.ir.op_kinds import PRODUCTS
+from automesh.ir.terms.collectives import nearby_source
+
+BAKED_CONSTANT = "baked-constant"
+UNROLLED_LAYERS = "unrolled-layers"
+# So often must a line's product stand in a block, before a loop would be worth its compile time.
+_LEAST_COPIES = 12
+_Kind = tuple[str, tuple[tuple[int, ...], ...], str]
+
+
+def baked_constant(program: Program, seen: Seen) -> Iterator[Finding]:
+    """An array of the script's that tracing has written into the program."""
+    del program
+    operation = seen.operation
+    if operation.name != "constant" or operation.attributes.get("splat") is not None:
+        return
+    value = operation.results[0]
+    if value.global_bytes < LEAST_BYTES:
+        return
+    user = next(iter(value.users), None)
+    yield Finding(
+        rule=BAKED_CONSTANT,
+        array=words(value),
+        bytes=(value.bytes,),
+        source=(nearby_source(user) if user is not None else "") or operation.source,
+    )
+
+
+def unrolled_layers(program: Program) -> Iterator[Finding]:
+    """The product that a Python loop has put into the program most often, if that is often."""
+    copies: dict[_Kind, list[Operation]] = {}
+    for block in _blocks(program.graph.top):
+        inside: dict[_Kind, list[Operation]] = {}
+        for operation in block.operations:
+            if operation.name in PRODUCTS and operation.source:
+                inside.setdefault(_kind(operation), []).append(operation)
+        for kind, found in inside.items():
+            if len(found) > len(copies.get(kind, ())):
+                copies[kind] = found
+    most = max(copies.values(), key=len, default=[])
+    if len(most) >= _LEAST_COPIES:
+        yield Finding(
+            rule=UNROLLED_LAYERS,
+            array=words(most[0].results[0]),
+            bytes=(),
+            count=(Monomial(coefficient=float(len(most))),),
+            source=most[0].source,
+        )
+
+
+def _kind(operation: Operation) -> _Kind:
+    contracted = str(
+        [operation.attributes.get(name) for name in ("lhs_contracting", "rhs_contracting")]
+    )
+    return operation.source, tuple(one.shape for one in operation.operands), contracted
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for operation in block.operations:
+        for body in operation.bodies:
+            yield from _blocks(body)
