@@ -219,11 +219,12 @@ def _uneven(finding: Finding, sizes: _Sizes) -> str:
 
 
 def _tiles(finding: Finding, sizes: _Sizes) -> str:
-    size, parts = int(finding.detail), _parts(finding, sizes)
+    size, cut = int(finding.detail), "cut" if len(finding.axes) > 1 else "cuts"
+    part = -(-size // _parts(finding, sizes))
     return (
-        f"{_axes(finding)} {'cut' if len(finding.axes) > 1 else 'cuts'} the last dimension of "
-        f"{_array(finding)}, {size}, into parts of {-(-size // parts)}: a TPU keeps 128 in a row, "
-        f"and fills up {_bytes(finding, sizes)} on a device"
+        f"{_axes(finding)} {cut} the {size} of {_array(finding)} into parts of {part}, and a TPU "
+        f"multiplies 128 at a time: {1 - part / 128:.0%} of its matrix unit has nothing to do in "
+        "this product"
     )
 
 
@@ -398,8 +399,9 @@ RULES: Mapping[str, Words] = {
     "parts-below-tile": Words(
         title="parts below a tile",
         what=_tiles,
-        why="arrays lie in tiles of 8 rows and 128 columns in the memory of a TPU",
-        cure=_says("let these axes split another dimension, or fewer devices this one"),
+        why="a matrix unit has 128 rows and 128 columns (256 on v6e), and what a device's part "
+        "does not fill stays idle",
+        cure=_says("let these axes split a larger dimension, or fewer devices this one"),
     ),
 }
 # A plan that has one of these is not the loop that the user means to run: a rule says so.

@@ -20,9 +20,10 @@ from tests.support.paths import ROOT
 PAGE = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
 PRELUDE = re.findall(r"```python\n(import jax\n.*?)```", PAGE, re.DOTALL)[0]
 EXAMPLES = {
-    rule: (code, mesh, text)
-    for rule, code, mesh, text in re.findall(
-        r"^## ([a-z-]+)\n\n```python\n(.*?)```\n\n<!-- (\S+) -->\n```text\n(.*?)\n```",
+    rule: (code, mesh, platform or "cpu", text)
+    for rule, code, mesh, platform, text in re.findall(
+        r"^## ([a-z0-9-]+)\n\n```python\n(.*?)```\n\n"
+        r"<!-- (\S+)(?: (\w+))? -->\n```text\n(.*?)\n```",
         PAGE,
         re.DOTALL | re.MULTILINE,
     )
@@ -37,7 +38,7 @@ def test_every_rule_has_an_example_with_its_reason() -> None:
 
 @pytest.mark.parametrize("rule", EXAMPLES)
 def test_an_example_has_the_finding_that_is_shown(rule: str, tmp_path: Path) -> None:
-    code, mesh, text = EXAMPLES[rule]
+    code, mesh, platform, text = EXAMPLES[rule]
     path = tmp_path / "example.py"
     path.write_text(PRELUDE + code)
     linecache.checkcache()
@@ -47,7 +48,7 @@ def test_an_example_has_the_finding_that_is_shown(rule: str, tmp_path: Path) -> 
     programs = Programs(
         build=lambda mesh: build_on(scope["build"], mesh),
         axis_names=tuple(axis for axis, _ in sizes),
-        platform="cpu",
+        platform=platform,
     )
     terms = propagate(programs, sizes=sizes, probes=(), enter=lambda _: None).terms
     (found,) = [one for one in terms.findings if one.rule == rule]

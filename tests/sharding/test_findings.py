@@ -183,7 +183,7 @@ def test_a_gradient_is_reduced_in_every_microbatch_where_the_compiler_leaves_it_
 ) -> None:
     found = found_in(lambda mesh: accumulating(mesh, interleaved=True), platform, dp=4)
     # jaxlib 0.12 leaves it in the loop on CPUs; libtpu 0.0.52 and XLA for GPUs move it behind it.
-    assert set(found) - {"gradient-per-microbatch"} == set()
+    assert set(found) - {"gradient-per-microbatch", "parts-below-tile"} == set()
     assert ("gradient-per-microbatch" in found) is False  # 512 KiB are not worth a word
 
     def larger(mesh: Any) -> Any:
@@ -322,3 +322,25 @@ def test_comments_name_rules(line: str, expected: bool) -> None:
 
 def test_code_of_libraries_has_no_place() -> None:
     assert place_of(str(jnp.__file__), 3) == "" and place_of("/home/me/train.py", 3) == "train.py:3"
+
+
+def test_parts_are_below_a_tile_on_the_meshes_alone_where_they_are() -> None:
+    def build(mesh: Any) -> Any:
+        return descend(layer, mesh, array(mesh, (4096, 256), None, "tp"), array(mesh, (4096, 4096)))
+
+    found = found_in(build, tp=8)["parts-below-tile"]
+    assert found.is_on({"tp": 8}) and found.is_on({"tp": 4})
+    assert not found.is_on({"tp": 2})  # 128 in each part.
+    assert "parts-below-tile" not in found_in(build, platform="gpu", tp=8)
+
+
+def test_a_narrow_step_with_narrow_products_is_silent() -> None:
+    def narrow(w: Any, x: Any) -> Any:
+        y = jnp.dot(x, w, preferred_element_type=jnp.bfloat16)
+        return jnp.mean(y.astype(jnp.float32) ** 2)
+
+    def build(mesh: Any) -> Any:
+        w, x = (array(mesh, (1024, 1024), *spec, dtype=jnp.bfloat16) for spec in ((), ("dp", None)))
+        return descend(narrow, mesh, w, x)
+
+    assert not {"wide-product", "wide-reduction"} & set(found_in(build, dp=8))

@@ -1,5 +1,5 @@
-"""Rules about what a device does for others, or alone: Python on the host, random bits, and work that
-depends on where the device is in the mesh."""
+"""Rules about what a device does alone, or as all others do: calls of Python on the host, random
+bits, and work that depends on the device's place in the mesh."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ def wide_products(program: Program) -> Iterator[Finding]:
 
 def wide_reduction(program: Program, seen: Seen) -> Iterator[Finding]:
     """A reduction between devices in a wide type, of which a narrow one is kept."""
+    del program
     operation = seen.operation
     if operation.name not in _REDUCTIONS or not operation.attributes.get("axes"):
         return

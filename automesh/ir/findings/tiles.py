@@ -1,47 +1,83 @@
-"""The rule about parts of the state that are smaller than what a TPU keeps them in."""
+"""The rule about products that a mesh cuts into parts smaller than a TPU multiplies at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from automesh.cost.terms import Finding, Monomial
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, several
-from automesh.ir.graph import Value, added, element_bytes
+from automesh.cost.terms import Finding, Monomial, value_of
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.graph import Operation, Value, added, times
+from automesh.ir.terms.collectives import nearby_source
 
 PARTS_BELOW_TILE = "parts-below-tile"
-# A tile of a TPU has 128 lanes: the last dimension of an array is filled up to them
-# (https://openxla.org/xla/tiled_layout).
+# The matrix units of TPUs up to v5 multiply 128 by 128, and v6e has units of 256 by 256
+# (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 LANES = 128
+# Of the multiplications of a step, the part that a product must have.
+_SHARE = 0.05
 
 
 def parts_below_tile(program: Program) -> Iterator[Finding]:
-    """Arguments whose last dimension the mesh cuts into parts of less than a tile, those that are
-    cut alike together. The bytes are what is filled up, and below 0 on meshes that leave enough."""
+    """Products with rows, columns or sums of less than a tile on a device, and of more in all.
+
+    The bytes are those by which the operand is filled up, and below 0 on meshes that leave enough.
+    """
     if program.platform != "tpu":
         return
-    alike: dict[tuple[int, tuple[str, ...]], list[tuple[str, Value]]] = {}
-    for number, value in enumerate(program.graph.top.arguments):
-        axes = value.axes[-1] if value.axes else ()
-        if axes and value.shape[-1] >= LANES and value.global_bytes >= LEAST_BYTES:
-            key = value.shape[-1], axes
-            alike.setdefault(key, []).append((program.state.name(number), value))
-    for (size, axes), found in alike.items():
-        yield Finding(
-            rule=PARTS_BELOW_TILE,
-            array=several([name for name, _ in found]),
-            bytes=added(*(one for _, value in found for one in _filled_up(value))),
-            axes=axes,
-            source=program.state.source,
-            detail=str(size),
-        )
+    products = [one for one in program.operations() if one.operation.name == "dot_general"]
+    total = sum(_work(program, one) for one in products)
+    told: set[tuple[str, tuple[str, ...]]] = set()
+    for seen in products:
+        operation = seen.operation
+        if _work(program, seen) < _SHARE * total:
+            continue
+        for value, dims in _sides(operation):
+            axes = tuple(axis for d in dims for axis in value.axes[d])
+            size = math.prod(value.shape[d] for d in dims)
+            source = operation.source or nearby_source(operation)
+            if size < LANES or not axes or (source, axes) in told:
+                continue
+            if value.global_bytes < LEAST_BYTES:
+                continue
+            told.add((source, axes))
+            yield Finding(
+                rule=PARTS_BELOW_TILE,
+                array=words(value),
+                bytes=added(*_filled_up(value, dims)),
+                axes=axes,
+                count=seen.count,
+                source=source,
+                detail=str(size),
+            )
 
 
-def _filled_up(value: Value) -> tuple[Monomial, Monomial]:
-    """Bytes with a last dimension of one tile, less those of the part itself."""
-    rows = Value(shape=value.shape[:-1], dtype=value.dtype, axes=value.axes[:-1])
-    tile = LANES * element_bytes(value.dtype)
-    row = rows.bytes
-    whole = Monomial(coefficient=math.prod(value.shape[:-1]) * tile, powers=row.powers)
+def _sides(product: Operation) -> Iterator[tuple[Value, tuple[int, ...]]]:
+    """Operands with the dimensions that are rows, columns and what is summed over."""
+    of, (left, right) = product.attributes, product.operands[:2]
+    yield left, _others(left, of["lhs_batch"], of["lhs_contracting"])
+    yield right, _others(right, of["rhs_batch"], of["rhs_contracting"])
+    yield left, tuple(of["lhs_contracting"])
+
+
+def _others(value: Value, *taken: tuple[int, ...]) -> tuple[int, ...]:
+    used = {d for dims in taken for d in dims}
+    return tuple(d for d in range(len(value.shape)) if d not in used)
+
+
+def _work(program: Program, seen: Seen) -> float:
+    left = seen.operation.operands[0].shape
+    summed = math.prod(left[d] for d in seen.operation.attributes["lhs_contracting"])
+    count = value_of(seen.count, program.sizes)
+    return count * summed * math.prod(seen.operation.results[0].shape)
+
+
+def _filled_up(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:
+    """Bytes with these dimensions as large as a tile, less those of the part itself."""
     part = value.bytes
+    whole = Monomial(coefficient=part.coefficient * LANES, powers=part.powers)
+    for d in dims:
+        one = value.dimension(d)
+        powers = tuple((axis, -power) for axis, power in one.powers)
+        whole = times(whole, Monomial(coefficient=1 / one.coefficient, powers=powers))
     return whole, Monomial(coefficient=-part.coefficient, powers=part.powers)

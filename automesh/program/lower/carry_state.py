@@ -101,10 +101,10 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
     """Pairs arguments with the outputs that replace them.
 
     What the step changes in place replaces itself. A list or tuple that looks like the first of the
-    arguments replaces it as a whole. Leading outputs replace leading arguments whose
-    leaves have the same names, shapes and types; arguments that hold references, that were changed
-    in place, or that hold no arrays are passed over. Donated arguments that are left are replaced
-    by the outputs that look like them (`return loss, model, opt_state`).
+    arguments, or like a donated one, replaces it as a whole. Leading outputs replace leading
+    arguments whose leaves have the same names, shapes and types; arguments that hold references,
+    that were changed in place, or that hold no arrays are passed over. Donated arguments that are
+    left are replaced by the outputs that look like them (`return loss, model, opt_state`).
 
     Args:
       args: positional arguments without the static ones.
@@ -120,7 +120,11 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
         and (leaves := jax.tree.leaves(arg))
         and not any(map(is_ref, leaves))
     ]
-    is_state_alone = bool(movable) and _is_state(args[movable[0]], outputs)
+    is_state_alone = any(
+        _is_state(args[k], outputs)
+        for k in movable
+        if k == movable[0] or any(donated[_offset(args, k) :][: _size(args[k])])
+    )
     parts = _parts(outputs, is_one=is_state_alone)
     pairs += _leading(args, parts, movable, first_output=len(pairs))
     taken, used = {position for position, _ in pairs}, {output for _, output in pairs}

@@ -1,8 +1,8 @@
-"""fsdp cuts the columns of a weight into parts of 32, of which a TPU keeps 128 in a row.
+"""tp cuts the columns of a weight into parts of 32, where a TPU multiplies 128 at a time.
 
 finding: parts-below-tile
-mesh: fsdp:-1
-line: 20
+mesh: tp:-1
+line: 22
 only: tpu
 """
 
@@ -18,11 +18,14 @@ def struct(mesh, shape, *spec, dtype=jnp.float32):
 
 def make(mesh, broken):
     def step(w, x):
-        value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        def loss(w):
+            return jnp.mean((x @ w) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(w)
         return w - 0.1 * gradient, value
 
-    split = (None, "fsdp") if broken else ("fsdp", None)
-    w, x = struct(mesh, (8192, 256), *split), struct(mesh, (512, 8192), "fsdp")
+    width = 256 if broken else 2048
+    w, x = struct(mesh, (4096, width), None, "tp"), struct(mesh, (4096, 4096))
     return jax.jit(step, donate_argnums=0), (w, x)
 
 

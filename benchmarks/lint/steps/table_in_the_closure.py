@@ -30,7 +30,7 @@ def make(mesh, broken):
     def given(w, x, table):
         return of(table, w, x)
 
-    w, x = struct(mesh, (1024, 64)), struct(mesh, (256, 1024), "dp")
+    w, x = struct(mesh, (1024, 64)), struct(mesh, (2048, 1024), "dp")
     if broken:
         return jax.jit(step, donate_argnums=0), (w, x)
     return jax.jit(given, donate_argnums=0), (w, x, struct(mesh, (1024, 1024), "dp"))

@@ -181,6 +181,25 @@ def test_outputs_replace_the_arguments_that_they_look_like(case):
     assert carry.pairs == expected
 
 
+@pytest.mark.parametrize(
+    ("args", "donated", "expected"),
+    [("sx", "", ((0, 0),)), ("sx", "s", ((0, 0),)), ("xs", "s", ((1, 0),)), ("xs", "", ())],
+)
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_state_that_is_returned_alone_is_one_output(kind, args, donated, expected):
+    """Before, a list of layers that came back as a list was as many outputs as it has layers: no
+    argument of the next step, and its donation was told to be lost."""
+    kinds = {"s": kind([abstract(4, 4), {"w": abstract(4)}, abstract(4, 4)]), "x": abstract(8)}
+    given = [kinds[one] for one in args]
+    flags = [one in donated for one, arg in zip(args, given) for _ in jax.tree.leaves(arg)]
+    carry = default_carry(given, kinds["s"], flags)
+    assert carry.pairs == expected
+    if expected:
+        new = carry.advance(kinds["s"], tuple(given))
+        assert jax.tree.structure(new) == jax.tree.structure(tuple(given))
+        assert carry.lost == ()
+
+
 # Steps that take more than arrays.
 
 
