@@ -29,6 +29,7 @@ from automesh.sharding.partitioner.insert import (
     has_several_ways,
     reshard_as_partitioner,
 )
+from automesh.sharding.scans import scans_as_windows
 
 STAGE = "propagate"
 _CLASSES = (
@@ -275,6 +276,7 @@ def _missing(what: str) -> Refused:
 
 
 def _flatten(found: Bindings, module: Any) -> None:
+    scans_as_windows(module, found.ir)
     _run(found, _PLAIN, module)
     inline_calls(module, found.ir)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
-from automesh.ir.graph import Operation, Value, element_bytes, total_bytes
+from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.terms.collectives import nearby_source
 
 WIDE_PRODUCT = "wide-product"
 WIDE_REDUCTION = "wide-reduction"
 _WIDE = frozenset(("f32", "f64"))
+_NARROW = ("bf16", "f16", "f8", "f6", "f4")
 _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
 # A step is narrow if this part of the work of its products is done in narrow types; a wide product
 # is worth a word if it is that part of all of it.
@@ -29,7 +30,7 @@ def wide_products(program: Program) -> Iterator[Finding]:
         if seen.operation.name in PRODUCTS
     ]
     total = sum(work for _, work in works)
-    narrow = sum(work for seen, work in works if not _is_wide(seen.operation))
+    narrow = sum(work for seen, work in works if _is_narrow(seen.operation))
     if not total or narrow < _NARROW_SHARE * total:
         return
     lines: dict[str, list[tuple[Seen, float]]] = {}
@@ -80,6 +81,10 @@ def _is_wide(product: Operation) -> bool:
     return any(one.dtype in _WIDE for one in product.operands[:2])
 
 
+def _is_narrow(product: Operation) -> bool:
+    return all(one.dtype.startswith(_NARROW) for one in product.operands[:2])
+
+
 def _work(program: Program, seen: Seen) -> float:
     """Multiplications of a product in a step, but for a factor that all products share."""
     operation = seen.operation
@@ -113,7 +118,4 @@ def _narrowed_to(value: Value) -> str:
     if waiting or len(found) != 1:
         return ""
     (kept,) = found
-    is_narrow = not kept.startswith(("i", "ui", "complex")) and element_bytes(kept) < element_bytes(
-        value.dtype
-    )
-    return kept if is_narrow else ""
+    return kept if kept.startswith(_NARROW) else ""

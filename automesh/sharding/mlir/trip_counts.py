@@ -90,6 +90,8 @@ class _Forms:
         if name in _CONSTANTS:
             found = _SPLAT.search(str(owner.attributes["value"]))
             return Linear(constant=int(found[1])) if found else Linear.of(value)
+        if name == "get_dimension_size":
+            return Linear(constant=_size(owner))
         if name in _SAME and len(operands) == len(owner.results):
             return self.of(operands[_place(owner.results, value)], depth - 1)
         if name == "while":
@@ -134,6 +136,12 @@ class _Forms:
         if _is_unchanged(loop, number):
             return self.of(loop.operands[number], depth - 1)
         return Linear.of(value)
+
+
+def _size(owner: Any) -> int:
+    """What `get_dimension_size` gives: all shapes are known."""
+    dimension = int(str(owner.attributes["dimension"]).partition(" ")[0])
+    return int(str(owner.operands[0].type).removeprefix("tensor<").split("x")[dimension])
 
 
 def _form_in_graph(value: Value, depth: int) -> Linear:
