@@ -191,8 +191,9 @@ def test_a_gradient_is_reduced_in_every_microbatch_where_the_compiler_leaves_it_
         return step, (array(mesh, (256, 2048)), x)
 
     found = found_in(larger, platform, dp=4)
-    assert set(found) == ({"gradient-per-microbatch"} if platform == "cpu" else set())
-    if found:
+    is_named = "gradient-per-microbatch" in found
+    assert is_named is (platform == "cpu")
+    if is_named:
         one = found["gradient-per-microbatch"]
         assert one.array == "f32[256,2048]" and value_of(one.count, {"dp": 4}) == 4
 

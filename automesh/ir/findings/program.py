@@ -29,9 +29,6 @@ _ALONG = frozenset(
     ("sort", "fft", "reduce_window", "top_k", "cholesky", "triangular_solve", "custom_call")
 )
 _PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
-# These compilers add up first, and reduce behind the loop: WhileLoopAllReduceCodeMotion in
-# xla/service/gpu/gpu_compiler.cc; seen in programs of libtpu 0.0.52.
-_SINKS_REDUCTIONS = frozenset(("gpu", "tpu"))
 _LEAST_WASTE = 0.1
 _FARTHEST = 256
 
@@ -151,11 +148,12 @@ def undivided_operation(program: Program, seen: Seen) -> Iterator[Finding]:
 
 
 def gradient_per_microbatch(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A gradient that is reduced in a loop and only added up there."""
+    """A gradient that is reduced in a loop and only added up there, where the platform's compiler
+    does not move that behind the loop: see `ir.passes.sunk`."""
     operation = seen.operation
     if operation.name != "all_reduce" or operation.attributes.get("manual") or not seen.loops:
         return
-    if program.platform in _SINKS_REDUCTIONS or not operation.attributes["axes"]:
+    if not operation.attributes["axes"]:
         return
     loop, reduced = seen.loops[-1], operation.results[0]
     if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:

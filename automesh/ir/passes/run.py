@@ -25,6 +25,7 @@ from automesh.ir.passes.collectives import (
 from automesh.ir.passes.halos import exchange_halos
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
+from automesh.ir.passes.sunk import sink_reductions
 from automesh.ir.passes.windowed import mark_windowed
 
 ALL = frozenset(("none", "cpu", "gpu", "tpu"))
@@ -107,6 +108,13 @@ RULES: tuple[Rule, ...] = (
         platforms=frozenset(("cpu",)),
         source="WhileLoopInvariantCodeMotion: in programs of jaxlib 0.12 what a loop gathers again "
         "and again stands in front of it; TPU compilers leave it inside",
+    ),
+    Rule(
+        apply=sink_reductions,
+        platforms=frozenset(("gpu", "tpu")),
+        source="GPU: WhileLoopAllReduceCodeMotion (gpu_compiler.cc); TPU: gradients that a loop "
+        "adds up as they are have one all-reduce behind it in programs of libtpu 0.0.52, those "
+        "that it divides first, or that an inner loop makes one by one, one in every iteration",
     ),
     Rule(
         apply=reassociate_reductions,

@@ -1,0 +1,78 @@
+"""Reductions that a loop only adds up, done once behind it instead of in every iteration."""
+
+from __future__ import annotations
+
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.op_kinds import VIEWS
+from automesh.ir.passes.edits import (
+    blocks,
+    drop,
+    like,
+    only_user,
+    replace_operands,
+    replace_returned,
+    returned_values,
+)
+
+# What may stand between the reduction and the sum: it does the same to a sum as to its parts.
+# Arithmetic is not among them: `gradient / microbatches` keeps the reduction in the loop.
+_BETWEEN = VIEWS | {"convert", "transpose"}
+
+
+def sink_reductions(graph: Graph) -> None:
+    """Moves all-reduces of what is added to a carried value, and read by nobody else, out of loops.
+
+    Inner loops first, so that a sum of sums moves out of both.
+    """
+    for block in reversed(list(blocks(graph))):
+        for loop in [one for one in block.operations if one.name == "while"]:
+            for operation in list(loop.bodies[0].operations):
+                if operation.name == "all_reduce" and not operation.attributes.get("manual"):
+                    number = _added_to(graph, operation, loop)
+                    if number is not None:
+                        _sink(graph, block, loop, operation, number)
+
+
+def _added_to(graph: Graph, reduction: Operation, loop: Operation) -> int | None:
+    """Which of the values that a loop carries a reduction is added to, and nothing else.
+
+    None: it is used in another way.
+    """
+    body, returned = loop.bodies[0], returned_values(graph)
+    value = reduction.results[0]
+    while True:
+        user = only_user(value, returned)
+        if user is None or user not in body.operations:
+            return None
+        if user.name == "add":
+            break
+        if user.name not in _BETWEEN:
+            return None
+        value = user.results[0]
+    for number, carried in enumerate(body.arguments):
+        if (
+            carried in user.operands
+            and only_user(carried, returned) is user
+            and body.returned[number] is user.results[0]
+            and not user.results[0].users
+        ):
+            return number
+    return None
+
+
+def _sink(graph: Graph, block: Block, loop: Operation, reduction: Operation, number: int) -> None:
+    replace_operands(reduction.results[0], reduction.operands[0])
+    attributes, source = dict(reduction.attributes), reduction.source
+    drop(loop.bodies[0], {reduction})
+    total: Value = loop.results[number]
+    reduced = like(total)
+    replace_operands(total, reduced)
+    replace_returned(graph, {total: reduced})
+    behind = Operation(
+        name="all_reduce",
+        operands=[total],
+        results=[reduced],
+        attributes=attributes,
+        source=source,
+    )
+    block.operations.insert(block.operations.index(loop) + 1, behind)

@@ -1,0 +1,75 @@
+"""Where the gradients of microbatches are reduced: in the loop, or once behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from automesh.cost.terms import value_of
+from automesh.program.script.build import build_on
+from automesh.sharding.programs import Programs
+from automesh.sharding.propagate import propagate
+
+MICROBATCHES = 16
+WIDTH = 512
+
+
+def _build(kind: str, layers: int = 0) -> Any:
+    dtype = jnp.bfloat16 if kind == "narrow" else jnp.float32
+
+    def loss(w: Any, x: Any) -> Any:
+        if layers:
+            x, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)
+            return jnp.mean(x**2)
+        return jnp.mean(jnp.tanh(x @ w) ** 2).astype(jnp.float32)
+
+    def step(w: Any, x: Any) -> Any:
+        def body(total: Any, part: Any) -> Any:
+            gradient = jax.grad(loss)(w, part)
+            if kind == "narrow":
+                gradient = gradient.astype(jnp.float32)
+            if kind == "divided":
+                gradient = gradient / MICROBATCHES
+            return total + gradient, None
+
+        parts = x.reshape(MICROBATCHES, -1, WIDTH, order="F")
+        total, _ = jax.lax.scan(body, jnp.zeros(w.shape, jnp.float32), parts)
+        return (w - 0.1 * total).astype(w.dtype)
+
+    def build(mesh: Any) -> Any:
+        def array(shape: tuple[int, ...], *spec: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+        shape = (layers, WIDTH, WIDTH) if layers else (WIDTH, WIDTH)
+        return jax.jit(step, donate_argnums=0), (array(shape), array((4096, WIDTH), "dp"))
+
+    return build
+
+
+def _reductions(build: Any, platform: str) -> float:
+    programs = Programs(
+        build=lambda mesh: build_on(build, mesh), axis_names=("dp",), platform=platform
+    )
+    terms = propagate(programs, sizes=(("dp", 8),), probes=(), enter=lambda _: None).terms
+    return sum(
+        value_of(one.count, {"dp": 8}) for one in terms.collectives if one.kind == "all-reduce"
+    )
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
+@pytest.mark.parametrize(
+    ("kind", "layers", "expected"),
+    # As many as stand in programs of libtpu 0.0.52, times the turns of their loops.
+    [("plain", 0, 1), ("narrow", 0, 1), ("divided", 0, MICROBATCHES), ("plain", 4, 64)],
+)
+def test_gradients_that_are_only_added_up_are_reduced_once(
+    kind: str, layers: int, expected: int, platform: str
+) -> None:
+    every = MICROBATCHES * max(layers, 1)
+    expected = every if platform == "cpu" else expected
+    assert _reductions(_build(kind, layers), platform) == expected
