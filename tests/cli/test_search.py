@@ -23,6 +23,7 @@ import pytest
 
 from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs import GOOD, GOOD_SPACE
+from tests.support.undecided import until_decided
 
 LIMIT_S = 300
 SEARCH = "search train.py --target cpu:4 --space space.toml --top 1 --baseline dp:4"
@@ -97,10 +98,14 @@ class Searched:
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """A small search from its beginning to its end, without a terminal."""
-    folder = folder_for_search(tmp_path_factory.mktemp("searched"))
-    done = call(f"{SEARCH} --budget 60s", folder)
-    assert done.code == 0, done.stderr
-    return Searched(folder=folder, done=done)
+
+    def search() -> Searched:
+        folder = folder_for_search(tmp_path_factory.mktemp("searched"))
+        return Searched(folder=folder, done=call(f"{SEARCH} --budget 60s", folder))
+
+    found = until_decided(search, lambda one: one.done.stderr)
+    assert found.done.code == 0, found.done.stderr
+    return found
 
 
 @pytest.mark.parametrize(
