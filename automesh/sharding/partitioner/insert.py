@@ -19,6 +19,7 @@ from typing import Any
 from automesh.ir.graph import element_bytes
 from automesh.sharding.attribute_names import FIXED
 from automesh.sharding.partitioner import lookups, products
+from automesh.sharding.partitioner.calls import batch_dimensions
 from automesh.sharding.partitioner.parts import Part, Parts, Split
 from automesh.sharding.partitioner.reshards import (
     depends_on_sizes,
@@ -55,7 +56,8 @@ class _Rule:
 
 
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
-    """Inserts `sdy.reshard` around products, convolutions, gathers, scatters and dynamic slices.
+    """Inserts `sdy.reshard` around products, convolutions, gathers, scatters, dynamic slices and
+    updates, and custom calls.
 
     Args:
       module: the operation of a module whose shardings are propagated and closed, with sharding
@@ -71,6 +73,10 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
                 inserter.visit(operation)
             elif name == "stablehlo.dynamic_slice":
                 inserter.visit_slice(operation)
+            elif name == "stablehlo.dynamic_update_slice":
+                inserter.visit_update(operation)
+            elif name == "stablehlo.custom_call":
+                inserter.visit_call(operation)
 
 
 def gather_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
@@ -182,6 +188,56 @@ class _Inserter:
         if list(after) != wanted:
             self._bring_result(operation, wanted, after)
 
+    def visit_update(self, operation: Any) -> None:
+        """An update of several rows at a place that is known when it runs: along a dimension of
+        which it writes a part, the array is gathered. A single row is in one part for certain
+        (`HandleDynamicUpdateSlice`)."""
+        manual = _manual_axes(operation, self._sdy)
+        array, update, *starts = operation.operands
+        before, after = (self._parts(one, manual) for one in (array, operation.results[0]))
+        if before is None or after is None:
+            return
+        whole, part = (self._ir.RankedTensorType(one.type).shape for one in (array, update))
+        cut = [
+            1 < kept < size and not _is_constant(start, self._ir)
+            for size, kept, start in zip(whole, part, starts, strict=True)
+        ]
+        if not any(is_cut and (before[d] or after[d]) for d, is_cut in enumerate(cut)):
+            return
+        wanted = [() if is_cut else after[d] for d, is_cut in enumerate(cut)]
+        with self._ir.InsertionPoint(operation), operation.location:
+            for place, one in enumerate((array, update)):
+                moved = self._sdy.ReshardOp(one, self._attribute(wanted))
+                operation.operands[place] = moved.result
+        if list(after) != wanted:
+            self._bring_result(operation, wanted, after)
+
+    def visit_call(self, operation: Any) -> None:
+        """A custom call: along all dimensions but those of a batch its operands are gathered, every
+        device does all of it, and keeps its part of the results."""
+        batch = batch_dimensions(operation, self._ir)
+        if batch is None or not all(map(_is_array, (*operation.operands, *operation.results))):
+            return
+        manual = _manual_axes(operation, self._sdy)
+        before = [self._parts(one, manual) for one in operation.operands]
+        after = [self._parts(one, manual) for one in operation.results]
+        known = [one for one in (*after, *before) if one is not None]
+        if len(known) < len(before) + len(after) or not known:
+            return
+        kept = known[0][:batch]
+        with self._ir.InsertionPoint(operation), operation.location:
+            for place, (one, operand) in enumerate(
+                zip((*known[len(after) :],), list(operation.operands), strict=True)
+            ):
+                wanted = _kept(kept, len(one))
+                if wanted != one:
+                    moved = self._sdy.ReshardOp(operand, self._attribute(wanted))
+                    operation.operands[place] = moved.result
+        results = known[: len(after)]
+        stated = [_kept(kept, len(one)) for one in results]
+        if stated != results:
+            self._bring_results(operation, stated, results)
+
     def visit_reshard(self, operation: Any) -> None:
         """A reshard between two splits that are known."""
         manual = _manual_axes(operation, self._sdy)
@@ -202,14 +258,25 @@ class _Inserter:
     def _bring_result(
         self, operation: Any, after: Sequence[Parts], wanted: Sequence[Parts]
     ) -> None:
-        value = operation.results[0]
+        self._bring_results(operation, [after], [wanted])
+
+    def _bring_results(
+        self,
+        operation: Any,
+        after: Sequence[Sequence[Parts]],
+        wanted: Sequence[Sequence[Parts]],
+    ) -> None:
+        """States how an operation splits its results, and brings them to other splits behind it."""
         operation.attributes[_SHARDING] = self._sdy.TensorShardingPerValueAttr.get(
-            [self._attribute(after)]
+            [self._attribute(one) for one in after]
         )
-        with self._ir.InsertionPoint(operation), operation.location:
-            moved = self._sdy.ReshardOp(value, self._attribute(wanted))
-        moved.operation.move_after(operation)
-        value.replace_all_uses_except(moved.result, [moved.operation])
+        for value, mine, target in zip(operation.results, after, wanted, strict=True):
+            if list(mine) == list(target):
+                continue
+            with self._ir.InsertionPoint(operation), operation.location:
+                moved = self._sdy.ReshardOp(value, self._attribute(target))
+            moved.operation.move_after(operation)
+            value.replace_all_uses_except(moved.result, [moved.operation])
 
     def _split(self, value: Any, factors: tuple[str, ...], manual: frozenset[str]) -> Split | None:
         try:
@@ -354,6 +421,19 @@ def _factors(text: str) -> tuple[tuple[str, ...], ...]:
         else ()
         for tensor in _TENSOR.findall(text)
     )
+
+
+def _kept(batch: Sequence[Parts], rank: int) -> tuple[Parts, ...]:
+    """The splits of a batch, and no other."""
+    return (*batch[:rank], *((),) * (rank - len(batch)))
+
+
+def _is_array(value: Any) -> bool:
+    return str(value.type).startswith("tensor<")
+
+
+def _is_constant(value: Any, ir: Any) -> bool:
+    return not isinstance(value.owner, ir.Block) and value.owner.name == "stablehlo.constant"
 
 
 _UNKNOWN = object()

@@ -1,0 +1,45 @@
+"""Custom calls as XLA's partitioner splits them: along batch dimensions where jax says so, else not
+at all (`HandleCustomCall` and `DefaultAction` in xla/service/spmd/spmd_partitioner.cc).
+
+Shardy has rules for more of them, and splits what the partitioner then gathers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from automesh.sharding.attribute_names import GATHERS
+
+_FRONTEND = "mhlo.frontend_attributes"
+# jax marks so the functions of LAPACK, cuSOLVER and others that work on each matrix of a batch.
+_BATCH = re.compile(r'num_batch_dims = "(\d+)"')
+_TARGET = "call_target_name"
+# Become plain operations before the partitioner sees them (QrExpander).
+_EXPANDED = frozenset(("Qr", "ProductOfElementaryHouseholderReflectors"))
+# Have a rule of their own in the partitioner, or say only where an array lies and how it is split.
+_KNOWN = re.compile(
+    r"annotate_device_placement|Sharding|SPMD\w+|\w*Partitioning\w*|X64\w+|mhlo\.\w+|xla\.\w+"
+    r"|\w*TopK|PartialReduce|MoveTo\w+|PinTo\w+|inspect_sharding|InspectSharding"
+)
+
+
+def batch_dimensions(call: Any, ir: Any) -> int | None:
+    """How many leading dimensions of its operands and results may be split.
+
+    Args:
+      call: a `stablehlo.custom_call`.
+
+    Returns:
+      None: the call is split by a rule of its own.
+    """
+    attributes = call.attributes
+    if GATHERS in attributes or _TARGET not in attributes or not call.operands:
+        return None
+    target = ir.StringAttr(attributes[_TARGET]).value
+    if _KNOWN.fullmatch(target):
+        return None
+    if target in _EXPANDED:
+        return max(ir.RankedTensorType(call.operands[0].type).rank - 2, 0)
+    stated = _BATCH.search(str(attributes[_FRONTEND])) if _FRONTEND in attributes else None
+    return int(stated[1]) if stated else 0
