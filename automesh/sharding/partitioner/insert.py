@@ -41,6 +41,7 @@ _FACTOR = re.compile(r"[a-z](?:_\d+)?")
 _CONVOLUTION = "stablehlo.convolution"
 _PRODUCTS = frozenset(("stablehlo.dot_general", _CONVOLUTION))
 _LOOKUPS = frozenset(("stablehlo.gather", "stablehlo.scatter"))
+_CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
 _SHARDING, _OWN_RULE = "sdy.sharding", "sdy.sharding_rule"
 # An operation of MLIR with its name.
 Named = tuple[str, Any]
@@ -433,7 +434,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_constant(value: Any, ir: Any) -> bool:
-    return not isinstance(value.owner, ir.Block) and value.owner.name == "stablehlo.constant"
+    return not isinstance(value.owner, ir.Block) and value.owner.name in _CONSTANTS
 
 
 _UNKNOWN = object()
