@@ -22,13 +22,13 @@ from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
-from automesh.sharding.maximal import gather_for_one_device, hand_on_to_all
 from automesh.sharding.partitioner.insert import (
     Named,
     gather_as_partitioner,
     has_several_ways,
     reshard_as_partitioner,
 )
+from automesh.sharding.partitioner.one_device import gather_for_one_device, hand_on_to_all
 from automesh.sharding.scans import scans_as_windows
 
 STAGE = "propagate"

@@ -12,7 +12,6 @@ from typing import Any
 
 from automesh.program.lower.host_callbacks import TARGET
 from automesh.sharding.attribute_names import GATHERS
-from automesh.sharding.partitioner.insert import Named
 
 _SHARDING = "sdy.sharding"
 _MESH = "sdy.mesh"
@@ -79,7 +78,7 @@ def _mesh_of(sharding: Any, ir: Any) -> str:
     return str(ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value)
 
 
-def gather_for_one_device(operations: Sequence[Named], ir: Any, sdy: Any) -> None:
+def gather_for_one_device(operations: Sequence[tuple[str, Any]], ir: Any, sdy: Any) -> None:
     """Gathers the operands of what one device does, once propagation has split them.
 
     Args:
