@@ -73,10 +73,11 @@ def render(
         in_all = tuple(name for name in knobs if name not in in_rows)
         if cells := knob_cells(shown[0], in_all):
             notes.append(("", f"{clean(' '.join(cells))} in every row"))
-        if len(own) > len(shown):
-            notes.append(
-                ("", f"and {words.count(len(own) - len(shown), 'more plan')} behind these")
-            )
+        # Of estimates a study keeps the first, and a summary counts them all.
+        is_all_estimated = all(isinstance(one.outcome, Estimated) for one in own)
+        known = max(len(own), result.funnel.estimated if is_all_estimated else 0)
+        if known > len(shown):
+            notes.append(("", f"and {words.count(known - len(shown), 'more plan')} behind these"))
         if len(ranked) > len(own):
             same = words.count(len(ranked) - len(own), "plan")
             notes.append(("", f"and {same} with a program that another plan has"))

@@ -23,6 +23,13 @@ from automesh.space.space import SearchSpace
 from automesh.tuner.choose.affordable import said_of_budget
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
+from automesh.tuner.estimated import (
+    NOT_BUILT,
+    RankingKeeper,
+    keep_ranking,
+    ranked_by_estimate,
+    with_estimates,
+)
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
@@ -96,8 +103,26 @@ def run_search(
                 settled(request, target, session.preparation, study, progress, clock, start_worker)
             )
             preparation = replace(preparation, source_hash=session.preparation.source_hash)
-            estimates = session.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
-            legal, estimates = session.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
+            keep = RankingKeeper(
+                request=request, target=target, preparation=preparation, study=study
+            )
+            estimates = session.estimate(
+                share=ESTIMATE_SHARE, pulse=study.heartbeat, may_stop=True, keep=keep
+            )
+            legal = preparation
+            try:
+                if not estimates.is_interrupted:
+                    legal, estimates = session.rule_out(
+                        estimates, share=BUILD_SHARE, pulse=study.heartbeat
+                    )
+            except KeyboardInterrupt:
+                notices = (*estimates.notices, NOT_BUILT)
+                estimates = replace(estimates, is_interrupted=True, notices=notices)
+            if estimates.is_interrupted:
+                # Before anything is compiled: the answer is the ranking by estimates.
+                return ranked_by_estimate(
+                    request, target, preparation, estimates, study, stop_reason=""
+                )
             # What was added to the preparation since the session began stays.
             preparation = replace(
                 preparation,
@@ -131,7 +156,8 @@ def run_search(
             )
             strategy = strategy_for(context, target)
             write_estimates(estimates, preparation.folder / ESTIMATES)
-            return SearchRun(
+            keep_ranking(header, preparation, estimates, study)
+            result = SearchRun(
                 study=study,
                 header=header,
                 notebook=context.notebook,
@@ -142,6 +168,7 @@ def run_search(
                 check_winner=lambda plan: check_winner(request, target, plan, progress),
                 with_starts=lambda header: with_starts(header, request.entry),
             ).run(strategy)
+            return with_estimates(result, study, header)
 
 
 def strategy_for(context: SearchContext, target: Target) -> Strategy:
@@ -195,4 +222,4 @@ def read_result(study: Path | None, *, results: Path, storage: str) -> SearchRes
       UsageError: there is no such study, or it cannot be read.
     """
     with reading(study, results=results, storage=storage) as (_, opened, header):
-        return assemble(opened, header)
+        return with_estimates(assemble(opened, header), opened, header)

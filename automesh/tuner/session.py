@@ -26,15 +26,16 @@ from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.progress import Progress
+from automesh.report.so_far import SoFar
 from automesh.report.words import partly_counted_notice, uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.partly_counted import partly_counted
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
-from automesh.tuner.estimate.leader import Leader
 from automesh.tuner.estimate.propagations import Active
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
+from automesh.tuner.estimate.standings import Standings
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
 from automesh.tuner.preparation import Preparation, inspect, prepare
 from automesh.tuner.request import SearchRequest
@@ -91,6 +92,7 @@ class Session:
         choose: Choose | None = None,
         terms_folder: Path | None = None,
         may_stop: bool = False,
+        keep: Callable[[SoFar], object] = lambda _: None,
     ) -> Estimates:
         """Estimates the legal plans.
 
@@ -100,6 +102,7 @@ class Session:
           choose: which of the plans; by default all.
           terms_folder: where terms are kept; by default in the study's folder, if there is one.
           may_stop: after Ctrl-C, give the estimates that were made until then.
+          keep: called with each table of what is estimated so far.
 
         Raises:
           KeyboardInterrupt: after Ctrl-C, unless it may stop.
@@ -116,7 +119,7 @@ class Session:
             clock=self.clock,
             pulse=pulse,
         )
-        found = _estimate(preparation, self.target, propagator, choose)
+        found = _estimate(preparation, self.target, propagator, choose, keep)
         if found.is_interrupted and not may_stop:
             raise KeyboardInterrupt
         return found
@@ -312,7 +315,11 @@ def _cache(
 
 
 def _estimate(
-    preparation: Preparation, target: Target, propagator: Propagator, choose: Choose | None
+    preparation: Preparation,
+    target: Target,
+    propagator: Propagator,
+    choose: Choose | None,
+    keep: Callable[[SoFar], object],
 ) -> Estimates:
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
@@ -349,8 +356,12 @@ def _estimate(
         price=price_on_fabric,
         price_pipeline=price_stages,
         origin=speeds.origin,
-        leader=Leader(
-            progress=propagator.progress, device_memory_bytes=preparation.device_memory_bytes
+        first=preparation.baseline,
+        standings=Standings(
+            progress=propagator.progress,
+            baseline=preparation.baseline,
+            device_memory_bytes=preparation.device_memory_bytes,
+            keep=keep,
         ),
     )
     found = rung.run()

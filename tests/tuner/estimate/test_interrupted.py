@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from automesh.report.estimates import INTERRUPTED, NO_TIME, Estimates
-from automesh.report.progress import Silent
-from automesh.tuner.estimate.leader import Leader
-from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.pool import Finished
 from tests.support.fakes.estimate_pool import FakePool, plan, rung
@@ -75,37 +72,6 @@ def test_an_interrupt_in_the_middle_of_a_price_prices_what_is_known() -> None:
     made.price = interrupted  # pyright: ignore
     found = made.run()
     assert found.is_interrupted and set(found.found) == set(plans)
-
-
-@dataclass
-class Heard(Silent):
-    said: list[str] = field(default_factory=list)
-
-    def leader(self, text: str) -> None:
-        self.said.append(text)
-
-
-def led(plans: list[object], pool: FakePool) -> tuple[EstimateRung, Heard]:
-    made, heard = rung(plans, pool, workers=1), Heard()  # pyright: ignore
-    made.leader = Leader(progress=heard, device_memory_bytes=0)
-    return made, heard
-
-
-def test_the_first_plan_is_told_after_each_set_of_axes() -> None:
-    made, heard = led(all_plans(8), FakePool())
-    found = made.run()
-    assert len(heard.said) == found.propagations == 7
-    assert heard.said[-1].endswith("first of 10 plans so far, 1.11 s estimated")
-    assert heard.said[-1].startswith("dp:8 ")
-    assert heard.said[0].endswith("estimated") and "first of" in heard.said[0]
-
-
-def test_on_a_torus_it_is_told_once_the_meshes_are_laid_out() -> None:
-    made = rung(all_plans(8), FakePool(), workers=1, torus=True)
-    heard = Heard()
-    made.leader = Leader(progress=heard)
-    made.run()
-    assert 5 <= len(heard.said) <= 7
 
 
 def test_what_is_missing_is_named() -> None:

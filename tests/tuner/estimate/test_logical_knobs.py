@@ -140,7 +140,10 @@ def test_uneven_splits_are_ruled_out_at_every_value_of_the_knobs(own_process, tm
                 assert uneven, plan
             assert (plan in found.legal) <= (not reasons)
     assert refused == 2  # jax pads what is split unevenly inside of a step.
-    assert {one.rule for one in found.rejections} >= {"dp divides batch of 4", "tp divides mlp of 12"}
+    assert {one.rule for one in found.rejections} >= {
+        "dp divides batch of 4",
+        "tp divides mlp of 12",
+    }
 
 
 def test_of_many_combinations_those_of_knobs_that_tell_are_looked_at(
