@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +11,6 @@ from automesh.report.estimates import INTERRUPTED, NO_TIME, Estimates
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.pool import Finished
 from tests.support.fakes.estimate_pool import FakePool, plan, rung
-from tests.support.paths import ROOT
 from tests.tuner.estimate.test_rung import all_plans
 
 
@@ -90,33 +84,3 @@ def test_what_is_missing_is_named() -> None:
 
 
 FOUND = rung([plan("dp:8")], FakePool()).run().found[plan("dp:8")]
-
-
-@pytest.mark.long
-def test_twenty_interrupts_at_random_moments(tmp_path: Path) -> None:
-    """Each prints what is known, and the same command ends with the table of an undisturbed one."""
-    script = ROOT / "examples" / "dense_lm.py"
-    words = [sys.executable, "-m", "automesh", "search", str(script), "--target", "cpu:8"]
-    words += ["--dry-run", "--results", str(tmp_path / "results")]
-    luck = random.Random(0)
-    begun_s = time.monotonic()
-    subprocess.run([*words[:-1], str(tmp_path / "other")], check=True, capture_output=True)
-    whole_s = time.monotonic() - begun_s
-    for number in range(20):
-        if number % 5 == 0:
-            words[-1] = str(tmp_path / f"results-{number}")
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        ) as process:
-            time.sleep(luck.uniform(0.1, 0.9) * whole_s)
-            process.send_signal(signal.SIGINT)
-            table, said = process.communicate(timeout=60)
-        assert "Traceback" not in said, said
-        if process.returncode == 0:  # It was over before.
-            continue
-        assert process.returncode == 130, said
-        assert "the same command goes on" in said
-        is_ranked = "first of" in said or "estimate " in said
-        assert ("interrupted" in table) or not is_ranked, (table, said)
-    again = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "estimated" in again.stdout and "interrupted" not in again.stdout
