@@ -237,6 +237,8 @@ class EstimateRung:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
+        if self.standings is not None:
+            self.standings.show(at_once=True)
         notes = [*self._findings.notices(len(self._found))]
         if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
             notes.append(unpriced)

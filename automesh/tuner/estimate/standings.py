@@ -78,6 +78,7 @@ class Standings:
     _parts: set[str] = field(init=False, default_factory=set[str])
     _example: Callable[[Group, Need], str] = field(init=False, default=lambda *_: "")
     _shown_s: float = field(init=False, default=-math.inf)
+    _is_shown: bool = field(init=False, default=False)
 
     def begin(self, groups: Sequence[Group], example: Callable[[Group, Need], str]) -> None:
         """Forgets what was noted, and takes in what is to be estimated.
@@ -119,6 +120,7 @@ class Standings:
                     if plan(row) == mine:
                         self._best[mine] = prices.estimated(row)
                         break
+        self._is_shown = False
         self.show()
 
     def lose(self, need: Need) -> None:
@@ -127,17 +129,19 @@ class Standings:
         mine = np.array(need.members, np.intp)
         states = self._states[need.call]
         states[mine[states[mine] == _OPEN]] = _LOST
+        self._is_shown = False
 
     def show(self, *, at_once: bool = False) -> None:
-        """Shows the table, unless another was shown just now.
+        """Shows the table if there is news, unless another was shown just now.
 
         Args:
           at_once: even then.
         """
         now_s = self.clock()
-        if not self._best or (now_s - self._shown_s < _EVERY_S and not at_once):
+        is_new = bool(self._best) and not self._is_shown
+        if not is_new or (now_s - self._shown_s < _EVERY_S and not at_once):
             return
-        self._shown_s = now_s
+        self._shown_s, self._is_shown = now_s, True
         so_far = self._so_far()
         self.progress.ranking(so_far)
         self.keep(so_far)
