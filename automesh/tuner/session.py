@@ -3,10 +3,11 @@ they should take."""
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from automesh.tuner.estimate.standings import Standings
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
 from automesh.tuner.preparation import Preparation, inspect, prepare
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.identity import BUNDLE, workload_name
 from automesh.tuner.workers import (
     count_lowering,
     count_workers,
@@ -53,6 +55,7 @@ from automesh.worker.temporary import temporary_folder
 
 # Of the budget: what is listed is built, and a search compiles what it has built.
 BUILD_SHARE = 0.1
+_MOST_BESIDE = 20  # studies in whose terms a search looks
 Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
 
 
@@ -310,8 +313,25 @@ def _cache(
         folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
         source_hash=preparation.source_hash,
         versions=preparation.provenance,
-        others=shared,
+        others=tuple(dict.fromkeys((*shared, *_beside(folder, workload_name(preparation.entry))))),
     )
+
+
+def _beside(folder: Path, workload: str) -> list[Path]:
+    """Where other searches of a script with this name keep their terms, the newest first.
+
+    What is taken from there is known by all that it depends on, so that it may be another target's:
+    with as many devices of the same platform, a step has the same terms on most of its meshes. What
+    others have submitted to a service is none of this search's business.
+    """
+    if os.environ.get(BUNDLE):
+        return []
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for terms in folder.absolute().parent.glob(f"{glob.escape(workload)}-*/{TERMS}"):
+            if terms.parent.name != folder.name:
+                found.append((terms.stat().st_mtime, terms))
+    return [terms for _, terms in sorted(found, reverse=True)[:_MOST_BESIDE]]
 
 
 def _estimate(
