@@ -6,8 +6,8 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,10 @@ from automesh.outcomes import Estimated
 from automesh.report.progress import Silent
 from automesh.report.so_far import SoFar
 from benchmarks.kill_resume import SCRIPT
-from tests.support.paths import ROOT
+from benchmarks.support.search_process import SearchProcess
 
-INTERRUPTS = 20
+SPACE = "[axes]\ndp = {}\ntp = {}\n[knobs]\nlayers = [1, 2, 3, 4]\n"
+LIMIT_S = 300.0
 
 
 class StopAtTheFirstTable(Silent):
@@ -29,12 +30,15 @@ class StopAtTheFirstTable(Silent):
         raise KeyboardInterrupt
 
 
+def written(folder: Path) -> Path:
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "space.toml").write_text(SPACE)
+    return folder / "train.py"
+
+
 def test_a_search_that_is_stopped_at_its_first_table_ends_with_it(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    (tmp_path / "space.toml").write_text("[axes]\ndp = {}\ntp = {}\n")
     found = automesh.search(
-        script,
+        written(tmp_path),
         target="cpu:2",
         space=tmp_path / "space.toml",
         results=tmp_path / "results",
@@ -44,6 +48,7 @@ def test_a_search_that_is_stopped_at_its_first_table_ends_with_it(tmp_path: Path
     ranked = [one for one in found.found.candidates if isinstance(one.outcome, Estimated)]
     assert ranked and found.found.stop_reason == "interrupted"
     assert str(ranked[0].plan) in found.table() and "estimated" in found.table()
+    assert "not estimated yet" in found.table()
     assert found.found.funnel.compiled == 0
     (study,) = (tmp_path / "results").glob("train-*")
     shown = automesh.show(study)
@@ -53,69 +58,93 @@ def test_a_search_that_is_stopped_at_its_first_table_ends_with_it(tmp_path: Path
     assert shown.interrupted and (study / "estimates.csv").is_file()
 
 
-def command(folder: Path, *, is_dry: bool) -> list[str]:
-    script = ROOT / "examples" / "dense_lm.py"
-    words = [sys.executable, "-m", "automesh", "search", str(script), "--target", "cpu:8"]
-    words += ["--results", str(folder), "--rules", str(folder / "rules.toml")]
-    return [*words, "--dry-run"] if is_dry else words
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A command that somebody has stopped, or not."""
+
+    code: int
+    printed: str
+    said: str
+
+    @property
+    def is_ranked(self) -> bool:
+        return "first ranked: " in self.said
+
+    @property
+    def estimated(self) -> int:
+        """How many plans have an estimate, by its table."""
+        found = re.search(r"(\d+) estimated only", self.printed)
+        return int(found[1]) if found else 0
+
+    @property
+    def table(self) -> str:
+        """What does not depend on where the files are."""
+        return self.printed.partition("\nsaved")[0]
 
 
-def kept(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("*/terms/*.json")}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """When a search is stopped, and how.
+
+    Attributes:
+      after: the start of the line that is waited for; empty: from the start of the process on.
+      wait_s: seconds after that.
+    """
+
+    signal: signal.Signals
+    after: str
+    wait_s: float
+
+
+def run(folder: Path, results: str, blow: Blow | None = None, *, is_dry: bool = True) -> Ended:
+    words = [*("train.py", "--target", "cpu:4", "--space", "space.toml", "--results", results)]
+    search = SearchProcess([*words, "--dry-run"] if is_dry else words, folder)
+    if blow is not None:
+        search.wait_for(blow.after, LIMIT_S) if blow.after else None
+        time.sleep(blow.wait_s)
+        if not search.has_ended:
+            subprocess.run(["kill", f"-{blow.signal.name[3:]}", str(search.pid)], check=True)
+    code = search.finish(LIMIT_S)
+    assert not search.survivors(10.0)[0]
+    return Ended(code=code, printed=search.printed, said=search.words)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_dry", [True, False])
-def test_interrupts_at_random_moments(tmp_path: Path, is_dry: bool) -> None:
+@pytest.mark.parametrize(("is_dry", "interrupts"), [(True, 20), (False, 5)])
+def test_interrupts_at_random_moments(tmp_path: Path, is_dry: bool, interrupts: int) -> None:
     """Each prints what is known, and the same command ends with the table of an undisturbed one."""
-    luck = random.Random(is_dry)
+    written(tmp_path)
+    luck = random.Random(interrupts)
     begun_s = time.monotonic()
-    whole = subprocess.run(
-        command(tmp_path / "other", is_dry=True), check=True, capture_output=True, text=True
-    )
+    whole = run(tmp_path, "whole")
     whole_s = time.monotonic() - begun_s
-    folder, tables = tmp_path, 0
-    for number in range(INTERRUPTS if is_dry else 5):
-        if number % 4 == 0:
-            folder = tmp_path / f"results-{number}"
-        before = kept(folder)
-        number_of_signal = signal.SIGTERM if number % 3 == 2 else signal.SIGINT
-        with subprocess.Popen(
-            command(folder, is_dry=is_dry),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-        ) as process:
-            time.sleep(luck.uniform(0.05, 0.95) * whole_s)
-            process.send_signal(number_of_signal)
-            table, said = process.communicate(timeout=120)
-        assert "Traceback" not in said, said
-        if process.returncode == 0 and is_dry:  # It was over before.
-            assert table.startswith("dense_lm on cpu-8"), table
+    assert whole.code == 0 and whole.estimated == 12
+    results, tables, stopped = "", 0, 0
+    for number in range(interrupts):
+        results = f"results-{number}" if number % 4 == 0 else results
+        before = kept(tmp_path / results)
+        blow = Blow(
+            signal=signal.SIGTERM if number % 3 == 2 else signal.SIGINT,
+            after=("", "enumerate", "first ranked: ")[number % 3 if is_dry else 2],
+            wait_s=luck.uniform(0.0, (0.9, 0.4, 0.3)[number % 3]) * whole_s if is_dry else 0.0,
+        )
+        ended = run(tmp_path, results, blow, is_dry=is_dry)
+        assert "Traceback" not in ended.said, ended.said
+        assert before <= kept(tmp_path / results)
+        if ended.code == 0 and is_dry:  # It was over before.
+            assert ended.table == whole.table
             continue
-        assert process.returncode == 128 + number_of_signal, said
-        assert "the same command goes on" in said
-        is_ranked = "first ranked: " in said
-        tables += is_ranked
-        assert ("interrupted" in table) >= is_ranked, (table, said)
-        assert ("step time *" in table) >= is_ranked, (table, said)
-        if is_ranked and number_estimated(table) < number_estimated(whole.stdout):
-            assert "not estimated yet" in table, table
-        assert before <= kept(folder)
-    assert tables > 0
-    again = subprocess.run(
-        command(folder, is_dry=True), check=True, capture_output=True, text=True, cwd=tmp_path
-    )
-    assert estimates(again.stdout) == estimates(whole.stdout)
-    assert "interrupted" not in again.stdout
+        stopped += 1
+        assert ended.code == 128 + blow.signal, (blow, ended)
+        assert "the same command goes on" in ended.said
+        tables += ended.is_ranked
+        if ended.is_ranked:
+            assert "interrupted" in ended.printed and "step time" in ended.printed, (blow, ended)
+            assert ended.estimated == 12 or "not estimated yet" in ended.printed, (blow, ended)
+    assert tables > stopped // 3
+    again = run(tmp_path, results)
+    assert again.code == 0 and again.table == whole.table
 
 
-def number_estimated(printed: str) -> int:
-    found = re.search(r"(\d+) estimated only", printed)
-    return int(found[1]) if found else 0
-
-
-def estimates(printed: str) -> str:
-    """The table of a dry run up to what depends on where its files are."""
-    return printed.partition("\nsaved")[0]
+def kept(results: Path) -> set[str]:
+    return {path.name for path in results.glob("*/terms/*.json")}
