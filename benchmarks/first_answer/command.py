@@ -74,12 +74,12 @@ def main(
             runs: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
             for _ in range(repeat):
                 for version, checkout in versions.items():
-                    runs[version].append(timed(one, aim, checkout))
-                    print(
-                        f"{name} for {aim}, {version}: {said_of(runs[version][-1])}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    try:
+                        runs[version].append(timed(one, aim, checkout))
+                        said = said_of(runs[version][-1])
+                    except (RuntimeError, subprocess.TimeoutExpired) as error:
+                        said = str(error)
+                    print(f"{name} for {aim}, {version}: {said}", file=sys.stderr, flush=True)
             answer[f"{Path(name).stem} {aim}"] = compared(runs)
     print(json.dumps(answer))
 
@@ -142,15 +142,18 @@ def read(said: Sequence[Mapping[str, Any]], began_s: float) -> dict[str, Any]:
 
 
 def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Medians of each version, the ratios of before to now, and whether all estimates are equal."""
+    """Medians of each version, the ratios of before to now, and whether all estimates are equal;
+    nothing of a version whose runs have failed."""
+    runs = {version: mine for version, mine in runs.items() if mine}
     names = ("first_row_s", "first_ten_settled_s", "complete_s", "cpu_s", "peak_mib", "load")
     medians = {
         version: {name: statistics.median(run[name] for run in mine) for name in names}
         for version, mine in runs.items()
     }
     found: dict[str, Any] = dict(medians)
-    found["plans"] = len(runs["now"][0]["estimates"])
-    if "before" in medians:
+    if "now" in runs:
+        found["plans"] = len(runs["now"][0]["estimates"])
+    if len(medians) == 2:
         found["before_over_now"] = {
             name: round(medians["before"][name] / max(medians["now"][name], 1e-9), 2)
             for name in names[:4]

@@ -47,4 +47,5 @@ def test_versions_are_compared_by_their_medians_and_by_every_estimate() -> None:
     assert found["estimates_equal"] and found["plans"] == 1
     runs["before"].append(run(4.0, a=1.0000000000000002))
     assert not first_answer.compared(runs)["estimates_equal"]
-    assert "before_over_now" not in first_answer.compared({"now": runs["now"]})
+    for failed in ({"now": runs["now"], "before": []}, {"now": [], "before": runs["before"]}):
+        assert "before_over_now" not in first_answer.compared(failed)

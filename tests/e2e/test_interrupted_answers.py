@@ -87,7 +87,7 @@ class Blow:
     """When a search is stopped, and how.
 
     Attributes:
-      after: the start of the line that is waited for; empty: from the start of the process on.
+      after: the start of the line that is waited for: before the first one Python itself starts.
       wait_s: seconds after that.
     """
 
@@ -100,7 +100,7 @@ def run(folder: Path, results: str, blow: Blow | None = None, *, is_dry: bool = 
     words = [*("train.py", "--target", "cpu:4", "--space", "space.toml", "--results", results)]
     search = SearchProcess([*words, "--dry-run"] if is_dry else words, folder)
     if blow is not None:
-        search.wait_for(blow.after, LIMIT_S) if blow.after else None
+        search.wait_for(blow.after, LIMIT_S)
         time.sleep(blow.wait_s)
         if not search.has_ended:
             subprocess.run(["kill", f"-{blow.signal.name[3:]}", str(search.pid)], check=True)
@@ -125,7 +125,7 @@ def test_interrupts_at_random_moments(tmp_path: Path, is_dry: bool, interrupts: 
         before = kept(tmp_path / results)
         blow = Blow(
             signal=signal.SIGTERM if number % 3 == 2 else signal.SIGINT,
-            after=("", "enumerate", "first ranked: ")[number % 3 if is_dry else 2],
+            after=("... ", "enumerate", "first ranked: ")[number % 3 if is_dry else 2],
             wait_s=luck.uniform(0.0, (0.9, 0.4, 0.3)[number % 3]) * whole_s if is_dry else 0.0,
         )
         ended = run(tmp_path, results, blow, is_dry=is_dry)

@@ -34,6 +34,7 @@ from automesh.tuner.estimate.propagations import (
     Need,
     Sizes,
     groups_of,
+    is_of,
     own_needs,
     refined_needs,
     under_schedule,
@@ -151,9 +152,10 @@ class EstimateRung:
     def _first_needs(self, groups: Sequence[Group]) -> Sequence[Need]:
         """The needs of the default knobs, and before them that of the script's own plan."""
         usual = groups[0].needs
-        for group in groups:
-            for need in group.needs:
-                if any(self._plan(group, member) in self.first for member in need.members):
+        for own in self.first:
+            needs = (need for group in groups if group.call == own.call for need in group.needs)
+            for need in needs:
+                if is_of(need, own):
                     return [need, *(one for one in usual if one is not need)]
         return usual
 

@@ -19,7 +19,7 @@ from automesh.report.progress import Progress
 from automesh.report.so_far import Parts, SoFar, what_is_missing
 from automesh.report.words import count
 from automesh.tuner.choose.ranking import estimated_candidates, hardly_fits
-from automesh.tuner.estimate.propagations import Active, Group, Need
+from automesh.tuner.estimate.propagations import Active, Group, Need, is_of
 
 ROWS = 10  # of the table that is shown
 _MOST_PRICED = 4096  # plans of one propagation, where none of those before fits a device
@@ -115,7 +115,7 @@ class Standings:
             if fitting >= ROWS:
                 break
         for mine in self.baseline:
-            if mine.call == need.call and mine not in self._best:
+            if is_of(need, mine) and mine not in self._best:
                 for row in map(int, np.flatnonzero(priced)):
                     if plan(row) == mine:
                         self._best[mine] = prices.estimated(row)
