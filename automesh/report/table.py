@@ -23,7 +23,7 @@ from automesh.report.columns import (
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
-from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.report.result import EXPORTED, NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
 from automesh.units import format_count
@@ -162,6 +162,8 @@ def _estimates_file(result: SearchResult) -> str:
     """Where all estimates are, while there is nothing better."""
     funnel = result.funnel
     if not result.results_dir or not funnel.estimated or funnel.legal > funnel.waiting:
+        return ""
+    if result.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
         return ""
     return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
 
