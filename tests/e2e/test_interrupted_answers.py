@@ -121,12 +121,12 @@ def test_interrupts_at_random_moments(tmp_path: Path, is_dry: bool, interrupts: 
     assert whole.code == 0 and whole.estimated == 12
     results, tables, stopped = "", 0, 0
     for number in range(interrupts):
-        results = f"results-{number}" if number % 4 == 0 else results
+        results = f"results-{number}" if number % 2 == 0 else results
         before = kept(tmp_path / results)
         blow = Blow(
             signal=signal.SIGTERM if number % 3 == 2 else signal.SIGINT,
             after=("... ", "enumerate", "first ranked: ")[number % 3 if is_dry else 2],
-            wait_s=luck.uniform(0.0, (0.9, 0.4, 0.3)[number % 3]) * whole_s if is_dry else 0.0,
+            wait_s=luck.uniform(0.0, (0.7, 0.15, 0.03)[number % 3]) * whole_s if is_dry else 0.0,
         )
         ended = run(tmp_path, results, blow, is_dry=is_dry)
         assert "Traceback" not in ended.said, ended.said
@@ -141,7 +141,7 @@ def test_interrupts_at_random_moments(tmp_path: Path, is_dry: bool, interrupts: 
         if ended.is_ranked:
             assert "interrupted" in ended.printed and "step time" in ended.printed, (blow, ended)
             assert ended.estimated == 12 or "not estimated yet" in ended.printed, (blow, ended)
-    assert tables > stopped // 3
+    assert stopped >= tables > 0
     again = run(tmp_path, results)
     assert again.code == 0 and again.table == whole.table
 
