@@ -1,6 +1,21 @@
-"""`python -m automesh` is the command `automesh`."""
+"""The command `automesh`, and `python -m automesh`."""
 
-from automesh.cli.app import main
+from __future__ import annotations
+
+import sys
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C is heard as soon as this module is there, before all others."""
+    try:
+        from automesh.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted; nothing was begun\n")
+        sys.exit(_INTERRUPTED)
+    run()
+
 
 if __name__ == "__main__":
     main()

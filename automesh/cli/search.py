@@ -436,7 +436,12 @@ def search(
         return
     with api.progress_on_stderr() as progress:
         result = api.run(request, progress)
-    print_result(result, as_json=as_json, top=top or 0, verbose=verbose)
+    try:
+        print_result(result, as_json=as_json, top=top or 0, verbose=verbose)
+    except KeyboardInterrupt:
+        # The table is there, and is drawn before any of it is written: somebody waits for it.
+        print_result(result, as_json=as_json, top=top or 0, verbose=verbose)
+        raise interrupted() from None
     if report:
         _write_report(result)
     if result.interrupted:

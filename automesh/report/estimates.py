@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, format_setting
 from automesh.outcomes import Estimated, RuledOut
+from automesh.report.so_far import common_parts
 from automesh.report.words import count
 
 ESTIMATES = "estimates.csv"  # in the folder of a study
@@ -86,23 +87,12 @@ class Estimates:
     def _waiting_notice(self) -> str:
         """What the plans that wait for an estimate have in common that no estimated one has."""
         waiting = self._waiting
-        known = {part for plan in self.found for part in _parts(plan)}
-        new = Counter(part for plan in waiting for part in _parts(plan) if part not in known)
+        known = frozenset(part for plan in self.found for part in _parts(plan))
         plans = count(len(waiting), "plan")
-        tail = f"{next(iter(self.missing[plan] for plan in waiting))}; the same command goes on"
-        named: list[str] = []
-        left = set(waiting)
-        for part, _ in new.most_common():
-            if any(part in _parts(plan) for plan in left):
-                named.append(part)
-                left = {plan for plan in left if part not in _parts(plan)}
-        if left or len(named) > _MOST_NAMED:
-            example = min(map(str, left or waiting))
-            return f"{plans} not estimated yet, such as {example}: {tail}"
-        return f"meshes with {' or '.join(named)}: not estimated yet ({plans}): {tail}"
-
-
-_MOST_NAMED = 4
+        why = f"{next(iter(self.missing[plan] for plan in waiting))}; the same command goes on"
+        if named := common_parts(known, Counter(map(_parts, waiting))):
+            return f"meshes with {' or '.join(named)}: not estimated yet ({plans}): {why}"
+        return f"{plans} not estimated yet, such as {min(map(str, waiting))}: {why}"
 
 
 def _parts(plan: Plan) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from automesh.report.so_far import SoFar, drawn
 from automesh.texts.streams import taking_all
 from automesh.texts.terminal import clean
 from automesh.units import format_wait
@@ -26,6 +27,7 @@ _RECENT = 20
 _LINE_EVERY_S = 5.0
 _SIGN_OF_LIFE_S, _LONGEST_SILENCE_S = 2.0, 60.0
 _NAME_WIDTH = 9
+_FEWEST_ROWS = 3  # of a table on a low terminal
 
 
 class Progress(Protocol):
@@ -61,8 +63,8 @@ class Progress(Protocol):
     def best(self, text: str) -> None:
         """The best plan so far, with what its figure rests on."""
 
-    def leader(self, text: str) -> None:
-        """Which plan is first by what is known so far, after each step of a phase."""
+    def ranking(self, so_far: SoFar) -> None:
+        """The table of what is estimated so far, after each set of active axes."""
 
     def notice(self, text: str) -> None:
         """What the user should know, one sentence."""
@@ -138,6 +140,7 @@ class State:
     Attributes:
       now: what the search is at, or found last.
       doing: what its workers do at this moment.
+      so_far: the ranking while estimates are made; None before, and once there is better evidence.
     """
 
     started_s: float
@@ -145,6 +148,7 @@ class State:
     now: str = ""
     doing: str = ""
     best: str = ""
+    so_far: SoFar | None = None
 
 
 def remaining_s(durations_s: Sequence[float], left: int, *, lanes: int) -> float:
@@ -255,10 +259,10 @@ class _Display(Progress):
         self.tick()
 
     def best(self, text: str) -> None:
-        self._state = replace(self._state, best=clean(text))
+        self._state = replace(self._state, best=clean(text), so_far=None)
 
-    def leader(self, text: str) -> None:
-        self.best(text)
+    def ranking(self, so_far: SoFar) -> None:
+        self._state = replace(self._state, so_far=so_far)
 
     def tick(self, doing: str = "") -> None:
         if doing:
@@ -291,12 +295,12 @@ class PlainProgress(_Display):
         if is_edge or (has_news and now_s - self._printed_s >= _LINE_EVERY_S):
             self._print(phase_text(phase, self._state, now_s))
 
-    def leader(self, text: str) -> None:
+    def ranking(self, so_far: SoFar) -> None:
+        super().ranking(so_far)
         # A line for each plan that takes the lead, not for each step that leaves it there.
-        name = text.partition(" first of ")[0]
-        if name != self._leader:
-            self._leader = name
-            self._print(clean(text))
+        if so_far.first != self._leader:
+            self._print(f"{'now first' if self._leader else 'first ranked'}: {so_far}")
+            self._leader = so_far.first
 
     def notice(self, text: str) -> None:
         self._print(f"note: {clean(text)}")
@@ -332,8 +336,9 @@ class PlainProgress(_Display):
         self._stream.flush()
 
 
-def frame(state: State, *, now_s: float, width: int) -> RenderableType:
-    """One picture of the display: a bar per phase, then the time, the current and the best plan."""
+def frame(state: State, *, now_s: float, width: int, height: int = 24) -> RenderableType:
+    """One picture of the display: a bar per phase, then the time, the current and the best plan, or
+    the table of what is estimated so far, as many of its rows as the height allows."""
     bar_width = max(6, min(20, width - 56))
     bars = Table.grid(padding=(0, 1, 0, 0))
     bars.add_column(width=_NAME_WIDTH, no_wrap=True)
@@ -369,7 +374,12 @@ def frame(state: State, *, now_s: float, width: int) -> RenderableType:
     for label, text in texts.items():
         if text:
             lines.add_row(Text(label, style="bold"), Text(text))
-    return Group(bars, lines)
+    if state.so_far is None:
+        return Group(bars, lines)
+    # Beside the rows: the header and its rule, an empty line, what is missing, two for the cursor.
+    taken = len(state.phases) + sum(map(bool, texts.values())) + 7
+    rows = max(height - taken, _FEWEST_ROWS)
+    return Group(bars, lines, Text(drawn(state.so_far, width=width, rows=rows)))
 
 
 class LiveProgress(_Display):
@@ -395,7 +405,8 @@ class LiveProgress(_Display):
         )
 
     def _draw(self) -> RenderableType:
-        return frame(self._state, now_s=self._clock(), width=self._console.width)
+        width, height = self._console.size
+        return frame(self._state, now_s=self._clock(), width=width, height=height)
 
     def notice(self, text: str) -> None:
         self._console.print(Text(f"note: {clean(text)}", overflow="fold"))
@@ -413,7 +424,8 @@ class LiveProgress(_Display):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._state = replace(self._state, now="", doing="")
+        # The whole table follows, or what the study knows of the part that there is.
+        self._state = replace(self._state, now="", doing="", so_far=None)
         self._live.stop()
 
 

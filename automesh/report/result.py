@@ -23,6 +23,8 @@ Verdict = Literal[
     "failed",
 ]
 EXPORTED: tuple[Verdict, ...] = ("kept", "new", "best")
+NOT_ENDED = "the search has not ended yet"
+"""Why a search has stopped that has left no word on it: it still runs, or was killed."""
 COMPARED: tuple[Verdict, ...] = ("faster", "slower", "equal", "no faster", "undecided")
 
 

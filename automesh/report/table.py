@@ -23,7 +23,7 @@ from automesh.report.columns import (
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
-from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.report.result import EXPORTED, NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
 from automesh.units import format_count
@@ -73,10 +73,11 @@ def render(
         in_all = tuple(name for name in knobs if name not in in_rows)
         if cells := knob_cells(shown[0], in_all):
             notes.append(("", f"{clean(' '.join(cells))} in every row"))
-        if len(own) > len(shown):
-            notes.append(
-                ("", f"and {words.count(len(own) - len(shown), 'more plan')} behind these")
-            )
+        # Of estimates a study keeps the first, and a summary counts them all.
+        is_all_estimated = all(isinstance(one.outcome, Estimated) for one in own)
+        known = max(len(own), result.funnel.estimated if is_all_estimated else 0)
+        if known > len(shown):
+            notes.append(("", f"and {words.count(known - len(shown), 'more plan')} behind these"))
         if len(ranked) > len(own):
             same = words.count(len(ranked) - len(own), "plan")
             notes.append(("", f"and {same} with a program that another plan has"))
@@ -161,6 +162,8 @@ def _estimates_file(result: SearchResult) -> str:
     """Where all estimates are, while there is nothing better."""
     funnel = result.funnel
     if not result.results_dir or not funnel.estimated or funnel.legal > funnel.waiting:
+        return ""
+    if result.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
         return ""
     return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
 

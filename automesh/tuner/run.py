@@ -15,14 +15,22 @@ from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.launch.cluster import lent_workers, workers_of
 from automesh.program.nouns import Attachment
-from automesh.report.estimates import ESTIMATES
+from automesh.report.estimates import ESTIMATES, Estimates
 from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
+from automesh.report.words import is_ranked
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.affordable import said_of_budget
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
+from automesh.tuner.estimated import (
+    NOT_BUILT,
+    RankingKeeper,
+    keep_ranking,
+    ranked_by_estimate,
+    with_estimates,
+)
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
@@ -33,9 +41,9 @@ from automesh.tuner.strategies.attached import AttachedStrategy
 from automesh.tuner.strategies.search_run import SearchRun, Strategy
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.freshness import settled
-from automesh.tuner.study.metadata import header_of, notebook_of, reading
+from automesh.tuner.study.metadata import header_of, notebook_of, read_header, reading
 from automesh.tuner.study.scope import Scope
-from automesh.tuner.study.study import open_study, parse_storage
+from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.workers import NEEDED_BYTES, count_workers, memory_share_bytes, surroundings_of
 from automesh.worker.executables import executables_folder
 
@@ -96,8 +104,23 @@ def run_search(
                 settled(request, target, session.preparation, study, progress, clock, start_worker)
             )
             preparation = replace(preparation, source_hash=session.preparation.source_hash)
-            estimates = session.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
-            legal, estimates = session.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
+            keep = RankingKeeper(
+                request=request, target=target, preparation=preparation, study=study
+            )
+            estimates = session.estimate(
+                share=ESTIMATE_SHARE, pulse=study.heartbeat, may_stop=True, keep=keep
+            )
+            legal = preparation
+            try:
+                if not estimates.is_interrupted:
+                    legal, estimates = session.rule_out(
+                        estimates, share=BUILD_SHARE, pulse=study.heartbeat
+                    )
+            except KeyboardInterrupt:
+                notices = (*estimates.notices, NOT_BUILT)
+                estimates = replace(estimates, is_interrupted=True, notices=notices)
+            if estimates.is_interrupted:
+                return _stopped(request, target, preparation, estimates, study)
             # What was added to the preparation since the session began stays.
             preparation = replace(
                 preparation,
@@ -131,7 +154,8 @@ def run_search(
             )
             strategy = strategy_for(context, target)
             write_estimates(estimates, preparation.folder / ESTIMATES)
-            return SearchRun(
+            keep_ranking(header, preparation, estimates, study)
+            result = SearchRun(
                 study=study,
                 header=header,
                 notebook=context.notebook,
@@ -142,6 +166,24 @@ def run_search(
                 check_winner=lambda plan: check_winner(request, target, plan, progress),
                 with_starts=lambda header: with_starts(header, request.entry),
             ).run(strategy)
+            return with_estimates(result, study, header)
+
+
+def _stopped(
+    request: SearchRequest,
+    target: Target,
+    preparation: Preparation,
+    estimates: Estimates,
+    study: Study,
+) -> SearchResult:
+    """The result of a search that somebody has stopped before it compiled anything: the ranking by
+    estimates, unless the study knows better from a search before."""
+    answer = ranked_by_estimate(request, target, preparation, estimates, study, stop_reason="")
+    header = read_header(study)
+    held = None if header is None else assemble(study, header)
+    if held is None or not any(map(is_ranked, held.candidates)):
+        return answer
+    return replace(held, stop_reason=answer.stop_reason, interrupted=True)
 
 
 def strategy_for(context: SearchContext, target: Target) -> Strategy:
@@ -195,4 +237,4 @@ def read_result(study: Path | None, *, results: Path, storage: str) -> SearchRes
       UsageError: there is no such study, or it cannot be read.
     """
     with reading(study, results=results, storage=storage) as (_, opened, header):
-        return assemble(opened, header)
+        return with_estimates(assemble(opened, header), opened, header)

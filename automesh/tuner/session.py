@@ -3,10 +3,11 @@ they should take."""
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,18 +27,20 @@ from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.progress import Progress
+from automesh.report.so_far import SoFar
 from automesh.report.words import partly_counted_notice, uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.partly_counted import partly_counted
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
-from automesh.tuner.estimate.leader import Leader
 from automesh.tuner.estimate.propagations import Active
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
+from automesh.tuner.estimate.standings import Standings
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
 from automesh.tuner.preparation import Preparation, inspect, prepare
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.identity import BUNDLE, workload_name
 from automesh.tuner.workers import (
     count_lowering,
     count_workers,
@@ -52,6 +55,7 @@ from automesh.worker.temporary import temporary_folder
 
 # Of the budget: what is listed is built, and a search compiles what it has built.
 BUILD_SHARE = 0.1
+_MOST_BESIDE = 20  # studies in whose terms a search looks
 Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
 
 
@@ -91,6 +95,7 @@ class Session:
         choose: Choose | None = None,
         terms_folder: Path | None = None,
         may_stop: bool = False,
+        keep: Callable[[SoFar], object] = lambda _: None,
     ) -> Estimates:
         """Estimates the legal plans.
 
@@ -100,6 +105,7 @@ class Session:
           choose: which of the plans; by default all.
           terms_folder: where terms are kept; by default in the study's folder, if there is one.
           may_stop: after Ctrl-C, give the estimates that were made until then.
+          keep: called with each table of what is estimated so far.
 
         Raises:
           KeyboardInterrupt: after Ctrl-C, unless it may stop.
@@ -116,7 +122,7 @@ class Session:
             clock=self.clock,
             pulse=pulse,
         )
-        found = _estimate(preparation, self.target, propagator, choose)
+        found = _estimate(preparation, self.target, propagator, choose, keep)
         if found.is_interrupted and not may_stop:
             raise KeyboardInterrupt
         return found
@@ -307,12 +313,33 @@ def _cache(
         folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
         source_hash=preparation.source_hash,
         versions=preparation.provenance,
-        others=shared,
+        others=tuple(dict.fromkeys((*shared, *_beside(folder, workload_name(preparation.entry))))),
     )
 
 
+def _beside(folder: Path, workload: str) -> list[Path]:
+    """Where other searches of a script with this name keep their terms, the newest first.
+
+    What is taken from there is known by all that it depends on, so that it may be another target's:
+    with as many devices of the same platform, a step has the same terms on most of its meshes. What
+    others have submitted to a service is none of this search's business.
+    """
+    if os.environ.get(BUNDLE):
+        return []
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for terms in folder.absolute().parent.glob(f"{glob.escape(workload)}-*/{TERMS}"):
+            if terms.parent.name != folder.name:
+                found.append((terms.stat().st_mtime, terms))
+    return [terms for _, terms in sorted(found, reverse=True)[:_MOST_BESIDE]]
+
+
 def _estimate(
-    preparation: Preparation, target: Target, propagator: Propagator, choose: Choose | None
+    preparation: Preparation,
+    target: Target,
+    propagator: Propagator,
+    choose: Choose | None,
+    keep: Callable[[SoFar], object],
 ) -> Estimates:
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
@@ -349,8 +376,12 @@ def _estimate(
         price=price_on_fabric,
         price_pipeline=price_stages,
         origin=speeds.origin,
-        leader=Leader(
-            progress=propagator.progress, device_memory_bytes=preparation.device_memory_bytes
+        first=preparation.baseline,
+        standings=Standings(
+            progress=propagator.progress,
+            baseline=preparation.baseline,
+            device_memory_bytes=preparation.device_memory_bytes,
+            keep=keep,
         ),
     )
     found = rung.run()

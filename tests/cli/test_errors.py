@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 
 import automesh
+from automesh.__main__ import main as start
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry
@@ -212,3 +214,19 @@ class TestPython:
     def test_no_rules(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cannot be read: no such file"):
             automesh.load(tmp_path / "mesh_rules.toml")
+
+
+def test_ctrl_c_while_modules_are_loaded_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "automesh.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "automesh.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Stopped(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing was begun\n"

@@ -106,8 +106,9 @@ def test_dry_run(width: int, tmp_path: Path) -> None:
     assert ran.code == 0
     # Who is first is told while the estimates are made; how often is a matter of time.
     told = ran.stderr.splitlines(keepends=True)
-    leaders = [line for line in told if " so far, " in line]
-    assert leaders and all(line.endswith(" estimated\n") for line in leaders)
+    leaders = [line for line in told if line.startswith(("first ranked: ", "now first: "))]
+    assert leaders and leaders[0].startswith("first ranked: ")
+    assert all(line.endswith((" estimated)\n", " not estimated yet)\n")) for line in leaders)
     assert "".join(line for line in told if line not in leaders) == (
         "note: knob `microbatches` left out: `build` does not take it\n"
         "note: the mesh that `build` gets also has the axes fsdp, ep, sp of size 1: they are in "

@@ -171,7 +171,9 @@ class TestAWholeSearch:
         doing = [line for line in lines if line.startswith("... ")]
         assert all(line.endswith(" elapsed") for line in doing)
         # Who is first so far is told while the estimates are made.
-        lines = [line for line in lines if line not in doing and " so far, " not in line]
+        told = [line for line in lines if line.startswith(("first ranked: ", "now first: "))]
+        assert told and told[0].startswith("first ranked: ")
+        lines = [line for line in lines if line not in (*doing, *told)]
         assert lines[0] == "enumerate 3/3, 3 legal"
         phases = {"enumerate", "estimate", "compile", "measure", "confirm"}
         assert {line.split()[0] for line in lines} == phases

@@ -16,7 +16,7 @@ from automesh.cost.windowed import THRESHOLDS, for_windows, windows
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch, batch_of
-from automesh.tuner.estimate.rung import (
+from automesh.tuner.estimate.prices import (
     price_pipeline_with_options,
     price_with_options,
     unpriced_notice,

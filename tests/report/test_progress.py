@@ -1,7 +1,7 @@
 """The progress of a search: remaining time, plain lines, and a live display that nothing tears."""
 
+import dataclasses
 import doctest
-import io
 import itertools
 import os
 import re
@@ -28,7 +28,9 @@ from automesh.report.progress import (
     remaining_s,
     with_phase,
 )
+from automesh.report.so_far import SoFar
 from tests.support.cases.results_golden import Clock, running_state
+from tests.support.samples import results_samples
 
 
 def test_documented_examples() -> None:
@@ -322,9 +324,67 @@ def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def ranked(*plans: str, estimated: int = 4) -> SoFar:
+    return SoFar(
+        rows=tuple(results_samples.estimated_candidate(plan) for plan in plans),
+        estimated=estimated,
+        plans=24,
+        missing="meshes with tp",
+    )
+
+
 def test_a_plan_that_stays_first_is_told_once() -> None:
-    stream = io.StringIO()
+    stream = StringIO()
     progress = PlainProgress(stream)
-    for text in ("dp:4 first of 1 plan", "dp:4 first of 2 plans", "dp:2 first of 3 plans"):
-        progress.leader(f"{text} so far, 1 ms estimated")
-    assert [line.partition(" ")[0] for line in stream.getvalue().splitlines()] == ["dp:4", "dp:2"]
+    for plan in ("dp:4", "dp:4", "dp:2"):
+        progress.ranking(ranked(plan))
+    assert stream.getvalue().splitlines() == [
+        "first ranked: dp:4, 12.0 ms estimated (4 of 24 plans estimated; meshes with tp: not "
+        "estimated yet)",
+        "now first: dp:2, 12.0 ms estimated (4 of 24 plans estimated; meshes with tp: not "
+        "estimated yet)",
+    ]
+
+
+def test_on_a_terminal_the_table_is_drawn_anew_and_gone_at_the_end(
+    terminal: tuple[object, object],
+) -> None:
+    stream, close = terminal
+    with open_progress(stream, clock=Clock()) as progress:
+        progress.phase("estimate", total=7, done=1)
+        progress.ranking(ranked("dp:4"))
+        progress._live.refresh()  # pyright: ignore
+        progress.ranking(ranked("dp:2,fsdp:2", "dp:4", estimated=9))
+        progress._live.refresh()  # pyright: ignore
+    written = close()
+    seen = Screen()
+    first, second = written.index("4 of 24 plans"), written.index("9 of 24 plans")
+    rows = [row.rstrip() for row in seen.feed(written[: first + 70]).rows]
+    assert any(row.startswith("mesh  step time *") for row in rows)
+    assert any(row.startswith("dp:4 ") and "12.0 ms" in row for row in rows)
+    rows = [row.rstrip() for row in seen.feed(written[first + 70 : second + 70]).rows]
+    places = [n for n, row in enumerate(rows) if row.startswith(("dp:2,fsdp:2", "dp:4"))]
+    assert len(places) == 2 and rows[places[0]].startswith("dp:2,fsdp:2")
+    rows = Screen().feed(written).rows
+    assert not any("24 plans" in row or "step time" in row for row in rows)
+
+
+@given(width=st.integers(40, 200), height=st.integers(5, 60))
+def test_a_table_of_estimates_fits_every_terminal(width: int, height: int) -> None:
+    rows = ranked(*(f"dp:{2**n},fsdp:4,tp:{2**n}" for n in range(1, 11)))
+    state = dataclasses.replace(running_state(), best="", so_far=rows)
+    out = StringIO()
+    console = Console(file=out, width=width, _environ={})
+    console.print(frame(state, now_s=1040.0, width=width, height=height))
+    lines = out.getvalue().splitlines()
+    assert all(cell_len(line) <= width for line in lines)
+    assert width < 80 or height < 14 or len(lines) <= height
+    assert "dp:2,fsdp:4" in out.getvalue() and "not estimated yet" in " ".join(lines)
+
+
+def test_better_evidence_takes_the_place_of_the_table() -> None:
+    progress = PlainProgress(StringIO(), clock=Clock())
+    progress.ranking(ranked("dp:4"))
+    assert progress._state.so_far is not None  # pyright: ignore
+    progress.best("dp:4, 11 ms predicted")
+    assert progress._state.so_far is None  # pyright: ignore

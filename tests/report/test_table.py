@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
 from automesh.report.columns import varying_knobs, wrapped
-from automesh.report.result import Candidate, Funnel, Standing, Verdict, Verification
+from automesh.report.result import NOT_ENDED, Candidate, Funnel, Standing, Verdict, Verification
 from automesh.report.table import render, summary_lines
 from tests.support.cases import results_golden
 from tests.support.cases.results_golden import CASES, FOLDER
@@ -272,3 +272,14 @@ def test_details_wait_behind_verbose() -> None:
     plain = render(result, top=5, width=200, colour=False)
     assert detail not in plain
     assert f"detail    {detail}" in render(result, top=5, width=200, colour=False, verbose=True)
+
+
+def test_the_file_of_estimates_is_named_once_it_is_there() -> None:
+    """A dry run that was killed had named a file that it had not written."""
+    base = results_samples.compiled_search()
+    funnel = replace(base.funnel, estimated=3, waiting=base.funnel.legal)
+    ended = replace(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
+    named = "results/x/estimates.csv (all 3 estimates)"
+    assert named in render(ended, top=5, width=120, colour=False)
+    killed = replace(ended, stop_reason=NOT_ENDED)
+    assert named not in render(killed, top=5, width=120, colour=False)

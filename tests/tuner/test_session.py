@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.targets import parse_target
 from automesh.program.nouns import Device, Entry, StepRef
-from automesh.tuner.session import _step, _step_on_virtual_devices
+from automesh.tuner.estimate.terms_cache import TERMS
+from automesh.tuner.session import _beside, _step, _step_on_virtual_devices
+from automesh.tuner.study.identity import BUNDLE
 
 STEP = StepRef(entry=Entry(kind="script", location="train.py", function="build"))
 SAYS = (("compute_capability", "9.0"),)
@@ -66,3 +71,20 @@ def test_virtual_devices_are_what_they_are_and_absent_ones_as_before() -> None:
 def test_devices_that_do_not_say_where_they_are_are_not_told_of() -> None:
     """Nothing is estimated of them either, and the estimates say so."""
     assert told("local", prepared("TPU v5 lite", "tpu")) is None
+
+
+def test_terms_of_the_same_script_are_looked_for_in_the_studies_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["train-cpu-4-aa", "train-tpu-v5p-64-ab", "train-tpu-v5p-64-ab-2", "other-cpu-4-aa"]
+    for age, name in enumerate(names):
+        (tmp_path / name / TERMS).mkdir(parents=True)
+        os.utime(tmp_path / name / TERMS, (1e9 - age, 1e9 - age))
+    (tmp_path / "train-gpu-h100-8-ac").mkdir()
+    (tmp_path / "train-x").write_text("a file")
+    mine = tmp_path / names[1]
+    found = [one.parent.name for one in _beside(mine, "train")]
+    assert found == ["train-cpu-4-aa", "train-tpu-v5p-64-ab-2"]
+    assert _beside(tmp_path / "none" / "train-cpu-4-aa", "train") == []
+    monkeypatch.setenv(BUNDLE, "7:/somewhere")
+    assert _beside(mine, "train") == []

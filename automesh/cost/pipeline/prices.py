@@ -44,6 +44,14 @@ class PipelinePrices:
     costs: Mapping[int, PipelineCost]
     uncounted: tuple[str, ...]
 
+    @property
+    def step_s(self) -> Floats:
+        """[meshes]: seconds of a step, NaN where the terms do not hold."""
+        seconds = np.full(len(self.needs_own), np.nan)
+        for row, cost in self.costs.items():
+            seconds[row] = cost.step_s
+        return seconds
+
     def estimated(self, row: int) -> Estimated:
         """The price of one mesh, at whose own sizes the number of ranks always is.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from automesh.errors import AutomeshError, NoFeasibleMesh
 from automesh.report import words
 from automesh.report.files.rule import rule_of, rule_text
-from automesh.report.result import SearchResult
+from automesh.report.result import NOT_ENDED, SearchResult
 from automesh.serve.reading.messages import from_message, known_of, packed, to_message
 from automesh.serve.reading.summary import KnownStudy, State, StudySummary
 from automesh.skipped import reason_of
@@ -21,7 +21,6 @@ from automesh.texts.terminal import clean
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.backend import Backend, open_backend
 from automesh.tuner.study.metadata import header_in, reading
-from automesh.tuner.study.results import NOT_ENDED
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import Study, open_study
 

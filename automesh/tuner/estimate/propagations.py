@@ -86,6 +86,13 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
     return tuple(_group(call, members, plans) for call, members in rows.items())
 
 
+def is_of(need: Need, plan: Plan) -> bool:
+    """Whether a need among those of a group has the call and the active axes of a plan; pipelines
+    aside, whose needs depend on their ranks, too."""
+    active = tuple(axis.name for axis in plan.axes if axis.size > 1)
+    return need.call == plan.call and need.active == active
+
+
 def refined_needs(
     need: Need, batch: Batch, members: Sequence[int], terms: Terms
 ) -> tuple[Need, ...]:

@@ -122,7 +122,8 @@ class Propagator:
       deadline_s: on `clock`; nothing is started after it, and what runs is dropped.
       timeout_s: of one propagation.
       pulse: called every half second or so.
-      heard: called with each propagation, as soon as it is there.
+      heard: called with each propagation, as soon as it is there, or with why there is none.
+      replied: called when a job that was asked for is done.
       is_interrupted: True after Ctrl-C: nothing is started any more.
     """
 
@@ -135,7 +136,8 @@ class Propagator:
     timeout_s: float
     clock: Callable[[], float] = time.monotonic
     pulse: Callable[[], object] = lambda: None
-    heard: Callable[[Need, Propagation], object] = lambda *_: None
+    heard: Callable[[Need, Propagation | str], object] = lambda *_: None
+    replied: Callable[[], object] = lambda: None
     is_interrupted: bool = False
     _known: dict[Need, Propagation] = field(init=False, default_factory=dict[Need, Propagation])
     _total: int = field(init=False, default=0)
@@ -181,6 +183,7 @@ class Propagator:
                 left.append(need)
             else:
                 answers[need] = kept
+                self.heard(need, kept)
         self._done += len(answers)
         self._run(NeedQueue(left), answers, note)
         self._done += len(needs) - len(answers)
@@ -243,6 +246,7 @@ class Propagator:
                 done = running.pop(finished.ticket, None)
                 if done is None:
                     self._put_aside([finished])
+                    self.replied()
                     continue
                 done.listener.close()
                 if finished.doubtful:
@@ -259,7 +263,7 @@ class Propagator:
                 self._done += 1
                 if isinstance(answer, Propagation):
                     self._known[done.need] = answer
-                    self.heard(done.need, answer)
+                self.heard(done.need, answer)
                 self._show(note, took_s=self.clock() - done.began_s)
             self._beat()
             self.progress.tick()

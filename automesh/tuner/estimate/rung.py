@@ -7,35 +7,34 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.priced_options import (
-    is_priced,
-    pipeline_under_options,
-    priced_among,
-    under_options,
-)
 from automesh.cost.pricing import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric.fabric import Layouts
-from automesh.mesh.axes import Call, Plan, Scalar
+from automesh.mesh.axes import Call, Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
 from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
 from automesh.report.findings import FindingsOfPlans
 from automesh.report.words import count
-from automesh.tuner.estimate.leader import MOST_PRICED, Leader
+from automesh.tuner.estimate.prices import (
+    Price,
+    PricePipeline,
+    Prices,
+    price_pipeline_with_options,
+    price_with_options,
+    unpriced_notice,
+)
 from automesh.tuner.estimate.propagations import (
     Active,
     Group,
     Need,
     Sizes,
     groups_of,
+    is_of,
     own_needs,
     refined_needs,
     under_schedule,
@@ -43,115 +42,8 @@ from automesh.tuner.estimate.propagations import (
 )
 from automesh.tuner.estimate.propagator import Propagator
 from automesh.tuner.estimate.refusals import Refusals
+from automesh.tuner.estimate.standings import Standings
 from automesh.worker.messages import LayoutJob
-
-# Compiler options in prices: plans that differ in them alone share their propagations.
-
-
-class Prices(Protocol):
-    """The prices of one batch of meshes."""
-
-    @property
-    def needs_own(self) -> NDArray[np.bool_]:
-        """[meshes]: True where the terms do not hold."""
-        ...
-
-    def estimated(self, row: int) -> Estimated:
-        """The price of one mesh."""
-        ...
-
-
-Price = Callable[[Mapping[Active, Terms], Batch, Layouts], Prices]
-PricePipeline = Callable[[PipelineTerms, Terms, Batch, Layouts], Prices]
-_Options = tuple[tuple[str, Scalar], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mixed:
-    """Prices of a batch in parts; `part` and `row` say where each mesh is."""
-
-    parts: tuple[Prices, ...]
-    part: NDArray[np.intp]
-    row: NDArray[np.intp]
-    needs_own: NDArray[np.bool_]
-
-    def estimated(self, row: int) -> Estimated:
-        """See `Prices`."""
-        return self.parts[self.part[row]].estimated(int(self.row[row]))
-
-
-def price_with_options(
-    price: Price,
-    terms: Mapping[Active, Terms],
-    batch: Batch,
-    layouts: Layouts,
-    plans: Sequence[Plan],
-) -> Prices:
-    """Prices a batch, every mesh with the compiler options of its plan.
-
-    Args:
-      plans: whose meshes the batch has, in its order.
-    """
-
-    def priced(options: _Options, mine: Batch) -> Prices:
-        made = {active: under_options(one, options) for active, one in terms.items()}
-        return price(made, mine, layouts)
-
-    return _by_options(priced, batch, plans)
-
-
-def price_pipeline_with_options(
-    price: PricePipeline,
-    found: tuple[PipelineTerms, Terms],
-    batch: Batch,
-    layouts: Layouts,
-    plans: Sequence[Plan],
-) -> Prices:
-    """As `price_with_options`, of meshes with the same active axes and a pipeline.
-
-    Args:
-      found: the pipeline, and the terms that say where its own hold.
-    """
-    pipeline, where = found
-
-    def priced(options: _Options, mine: Batch) -> Prices:
-        made = pipeline_under_options(pipeline, options) if options else pipeline
-        return price(made, where, mine, layouts)
-
-    return _by_options(priced, batch, plans)
-
-
-def _by_options(
-    price: Callable[[_Options, Batch], Prices], batch: Batch, plans: Sequence[Plan]
-) -> Prices:
-    rows: dict[_Options, list[int]] = {}
-    for row, plan in enumerate(plans):
-        rows.setdefault(priced_among(plan.compiler_options), []).append(row)
-    if set(rows) <= {()}:
-        return price((), batch)
-    part, place = np.zeros((2, len(plans)), np.intp)
-    needs_own = np.zeros(len(plans), np.bool_)
-    parts: list[Prices] = []
-    for number, (options, members) in enumerate(rows.items()):
-        mine = Batch(names=batch.names, ici=batch.ici[members], dcn=batch.dcn[members])
-        prices = price(options, mine)
-        part[members], place[members] = number, np.arange(len(members))
-        needs_own[members] = prices.needs_own
-        parts.append(prices)
-    return _Mixed(parts=tuple(parts), part=part, row=place, needs_own=needs_own)
-
-
-def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
-    """Which compiler options among the plans' leave all prices as they are; empty if none does."""
-    names = dict.fromkeys(name for plan in plans for name, _ in plan.compiler_options)
-    without = [f"`{name}`" for name in names if not is_priced(name, platform)]
-    if not without:
-        return ""
-    listed = " and ".join(filter(None, [", ".join(without[:-1]), without[-1]]))
-    return (
-        f"the estimate does not see what {listed} {'does' if len(without) == 1 else 'do'}: plans "
-        "that differ in nothing else have the same estimate, and only a compile tells them apart"
-    )
 
 
 def _telling(group: Group, promise: Callable[[Need], float]) -> list[Need]:
@@ -176,7 +68,8 @@ class EstimateRung:
       price: of meshes, with the terms of their sets of active axes.
       price_pipeline: of meshes with the same active axes, with the terms of a pipeline.
       origin: where the speeds come from, in words.
-      leader: says who is first by the estimates so far.
+      standings: ranks what is estimated so far.
+      first: the script's own plan, or nothing: what it needs is propagated before all else.
     """
 
     plans: Sequence[Plan]
@@ -185,7 +78,9 @@ class EstimateRung:
     price: Price
     price_pipeline: PricePipeline
     origin: str
-    leader: Leader | None = None
+    standings: Standings | None = None
+    first: tuple[Plan, ...] = ()
+    _heard: list[tuple[Need, Propagation]] = field(init=False, default_factory=list)
     _told: Layouts | None = field(init=False, default=None)
     _ticket: int | None = field(init=False, default=None)
     _terms: dict[tuple[Call, Active], Propagation] = field(init=False, default_factory=dict)
@@ -223,13 +118,14 @@ class EstimateRung:
         # Asked for first, and done beside the first propagations.
         if self.layout and self._ticket is None:
             self._ticket = self.propagator.ask(self.layout(_shapes(self.plans)))
-        self.propagator.heard = lambda need, found: self._lead(groups, need, found)
-        self._propagate(groups[0].needs)
+        self._begin(groups)
+        self._propagate(self._first_needs(groups))
         layouts = self._layouts()
         refused = dict(layouts.refused)
         if refused:
             self._drop(refused)
             groups = groups_of(self.plans)
+            self._begin(groups)
         if not groups:
             return Estimates(
                 missing=self._missing,
@@ -253,25 +149,60 @@ class EstimateRung:
         self._told = answer
         return answer
 
-    def _lead(self, groups: Sequence[Group], need: Need, made: Propagation) -> None:
-        """Prices the plans of a need at once, to say who is first so far."""
-        is_laid_out = self._told is not None or self._ticket is None
-        if self.leader is None or made.pipeline is not None:
+    def _first_needs(self, groups: Sequence[Group]) -> Sequence[Need]:
+        """The needs of the default knobs, and before them that of the script's own plan."""
+        usual = groups[0].needs
+        for own in self.first:
+            needs = (need for group in groups if group.call == own.call for need in group.needs)
+            for need in needs:
+                if is_of(need, own):
+                    return [need, *(one for one in usual if one is not need)]
+        return usual
+
+    def _begin(self, groups: Sequence[Group]) -> None:
+        """Ranks what is heard from now on; once more what was heard of other groups."""
+        standings = self.standings
+        if standings is None:
             return
+        by_call = {group.call: group for group in groups}
+        standings.begin(groups, lambda group, need: str(self._plan(group, need.members[0])))
+        self._heard = [
+            (need, self._terms[need.call, need.active])
+            for group in groups
+            for need in group.needs
+            if (need.call, need.active) in self._terms
+        ]
+
+        def rank(need: Need, answer: Propagation | str) -> None:
+            if isinstance(answer, str):
+                standings.lose(need)
+            else:
+                self._heard.append((need, answer))
+                self._rank_heard(standings, by_call)
+
+        self.propagator.heard = rank
+        self.propagator.replied = lambda: self._rank_heard(standings, by_call)
+        if self._heard:
+            self._rank_heard(standings, by_call)
+
+    def _rank_heard(self, standings: Standings, groups: Mapping[Call, Group]) -> None:
+        """Ranks the plans of what was heard, once it is known where meshes lie on the devices."""
+        is_laid_out = self._told is not None or self._ticket is None
         if not is_laid_out and not self.propagator.has_reply(self._ticket or 0):
             return
         layouts = self._layouts()
-        group = next((one for one in groups if one.call == need.call), None)
-        if group is None or layouts.refused:
-            return
-        members = list(need.members[:MOST_PRICED])
-        prices = self._price_of(group, need, made, members, layouts)
-        found = [
-            (self._plan(group, member), prices.estimated(row))
-            for row, member in enumerate(members)
-            if not prices.needs_own[row]
-        ]
-        self.leader.note([one for one in found if 0 < one[1].step_s < math.inf])
+        refused = dict(layouts.refused)
+        if refused and any(tuple(axis.ici for axis in plan.axes) in refused for plan in self.plans):
+            return  # Until those plans are left out.
+        heard, self._heard = self._heard, []
+        for need, made in heard:
+            group = groups[need.call]
+            prices = self._price_of(group, need, made, list(need.members), layouts)
+            standings.note(
+                need,
+                prices,
+                lambda row, need=need, group=group: self._plan(group, need.members[row]),
+            )
 
     def _price_of(
         self,
@@ -308,6 +239,8 @@ class EstimateRung:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
+        if self.standings is not None:
+            self.standings.show(at_once=True)
         notes = [*self._findings.notices(len(self._found))]
         if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
             notes.append(unpriced)
@@ -322,7 +255,9 @@ class EstimateRung:
         )
 
     def _propagate(self, needs: Sequence[Need]) -> None:
-        for need, answer in self.propagator.answer(needs).items():
+        known = self._terms.keys() | self._reasons.keys()
+        left = [need for need in needs if (need.call, need.active) not in known]
+        for need, answer in self.propagator.answer(left).items():
             if isinstance(answer, Propagation):
                 self._terms[need.call, need.active] = answer
                 self._notes |= dict.fromkeys(answer.notes)
@@ -422,6 +357,7 @@ class EstimateRung:
                 alone.append(need)
             else:
                 self.propagator.keep(need, shared)
+                self.propagator.heard(need, shared)
                 self._take_apart(groups[need.call], need, shared, layouts)
         # The same holds among those that are left.
         if alone:
@@ -457,6 +393,7 @@ class EstimateRung:
             open_needs = list[Need]()
             for need in waiting:
                 if why := refusals.why(need):
+                    self.propagator.heard(need, why)
                     self._take_apart(groups[need.call], need, why, layouts)
                 else:
                     open_needs.append(need)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from automesh.report.result import Candidate, Funnel, SearchResult
+from automesh.report.result import NOT_ENDED, Candidate, Funnel, SearchResult
 from automesh.report.search_command import text_of
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.metadata import Footer, Header, batch_axes_of
-
-NOT_ENDED = "the search has not ended yet"
-"""Why a search has stopped that has left no word on it: it still runs, or was killed."""
 
 
 def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -> SearchResult:

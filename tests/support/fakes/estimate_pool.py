@@ -105,6 +105,10 @@ class FakePrices:
     needs_own: NDArray[np.bool_]
     own: bool
 
+    @property
+    def step_s(self) -> NDArray[np.float64]:
+        return 1.0 + 0.1 * self.sizes[:, -2] + 0.01 * self.sizes[:, -1]
+
     def estimated(self, row: int) -> Estimated:
         assert not self.needs_own[row]
         *_, tp, sp = (int(size) for size in self.sizes[row])
@@ -144,6 +148,10 @@ class FakePipelinePrices:
 
     pipeline: PipelineTerms
     needs_own: NDArray[np.bool_]
+
+    @property
+    def step_s(self) -> NDArray[np.float64]:
+        return np.full(len(self.needs_own), self.estimated(0).step_s)
 
     def estimated(self, row: int) -> Estimated:
         text = self.pipeline.schedule

@@ -81,6 +81,18 @@ def candidate(
     return replace(Candidate(plan=made, outcome=outcome, standing=standing), **changes)
 
 
+def estimated_candidate(mesh: str) -> Candidate:
+    """A plan of a dry run, of 12 ms."""
+    outcome = Estimated(
+        step_s=0.012,
+        bracket_s=(0.011, 0.015),
+        bound_s=0.005,
+        memory_bytes=3 * GIB // 4,
+        causes=(("compute", 0.012),),
+    )
+    return candidate(plan(mesh), outcome, "not_measured", peak_bytes=3 * GIB // 4)
+
+
 def measured_search() -> SearchResult:
     """A search that ran to its end on devices, with every kind of failure."""
     extras = {"bound_by": "compute", "peak_bytes": 3 * GIB // 4}

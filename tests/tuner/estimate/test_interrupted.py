@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from automesh.report.estimates import INTERRUPTED, NO_TIME, Estimates
-from automesh.report.progress import Silent
-from automesh.tuner.estimate.leader import Leader
-from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.pool import Finished
 from tests.support.fakes.estimate_pool import FakePool, plan, rung
-from tests.support.paths import ROOT
 from tests.tuner.estimate.test_rung import all_plans
 
 
@@ -77,37 +68,6 @@ def test_an_interrupt_in_the_middle_of_a_price_prices_what_is_known() -> None:
     assert found.is_interrupted and set(found.found) == set(plans)
 
 
-@dataclass
-class Heard(Silent):
-    said: list[str] = field(default_factory=list)
-
-    def leader(self, text: str) -> None:
-        self.said.append(text)
-
-
-def led(plans: list[object], pool: FakePool) -> tuple[EstimateRung, Heard]:
-    made, heard = rung(plans, pool, workers=1), Heard()  # pyright: ignore
-    made.leader = Leader(progress=heard, device_memory_bytes=0)
-    return made, heard
-
-
-def test_the_first_plan_is_told_after_each_set_of_axes() -> None:
-    made, heard = led(all_plans(8), FakePool())
-    found = made.run()
-    assert len(heard.said) == found.propagations == 7
-    assert heard.said[-1].endswith("first of 10 plans so far, 1.11 s estimated")
-    assert heard.said[-1].startswith("dp:8 ")
-    assert heard.said[0].endswith("estimated") and "first of" in heard.said[0]
-
-
-def test_on_a_torus_it_is_told_once_the_meshes_are_laid_out() -> None:
-    made = rung(all_plans(8), FakePool(), workers=1, torus=True)
-    heard = Heard()
-    made.leader = Leader(progress=heard)
-    made.run()
-    assert 5 <= len(heard.said) <= 7
-
-
 def test_what_is_missing_is_named() -> None:
     known = dict.fromkeys((plan("dp:8"), plan("dp:2,sp:4")), FOUND)
     with_tp = dict.fromkeys((plan("dp:2,tp:4"), plan("tp:8")), INTERRUPTED)
@@ -124,33 +84,3 @@ def test_what_is_missing_is_named() -> None:
 
 
 FOUND = rung([plan("dp:8")], FakePool()).run().found[plan("dp:8")]
-
-
-@pytest.mark.long
-def test_twenty_interrupts_at_random_moments(tmp_path: Path) -> None:
-    """Each prints what is known, and the same command ends with the table of an undisturbed one."""
-    script = ROOT / "examples" / "dense_lm.py"
-    words = [sys.executable, "-m", "automesh", "search", str(script), "--target", "cpu:8"]
-    words += ["--dry-run", "--results", str(tmp_path / "results")]
-    luck = random.Random(0)
-    begun_s = time.monotonic()
-    subprocess.run([*words[:-1], str(tmp_path / "other")], check=True, capture_output=True)
-    whole_s = time.monotonic() - begun_s
-    for number in range(20):
-        if number % 5 == 0:
-            words[-1] = str(tmp_path / f"results-{number}")
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        ) as process:
-            time.sleep(luck.uniform(0.1, 0.9) * whole_s)
-            process.send_signal(signal.SIGINT)
-            table, said = process.communicate(timeout=60)
-        assert "Traceback" not in said, said
-        if process.returncode == 0:  # It was over before.
-            continue
-        assert process.returncode == 130, said
-        assert "the same command goes on" in said
-        is_ranked = "first of" in said or "estimate " in said
-        assert ("interrupted" in table) or not is_ranked, (table, said)
-    again = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "estimated" in again.stdout and "interrupted" not in again.stdout

@@ -1,0 +1,116 @@
+"""The ranking while estimates are still being made: its first rows, and what it does not have yet.
+
+A display shows it after each set of active axes, and a study keeps it, so that somebody who stops a
+search, or looks at it from elsewhere, sees a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from automesh.report.columns import ranking_columns, varying_knobs
+from automesh.report.drawing import MIN_WIDTH, draw, tabulated
+from automesh.report.result import Candidate
+from automesh.report.words import count, step_s
+from automesh.texts.terminal import clean
+from automesh.units import format_seconds
+
+MOST_NAMED = 4  # axes and settings
+# What a plan uses: axes larger than 1, and settings.
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoFar:
+    """The best plans by what is estimated until now.
+
+    Attributes:
+      rows: best first; behind them the script's own plan, if it is estimated.
+      estimated: how many plans have an estimate, those that are not in `rows` included.
+      plans: how many are to have one.
+      missing: what those without one have in common, in words: `meshes with tp`; else how many
+        they are; empty if all have one.
+      stop_reason: why nothing more was estimated; empty while estimates are made.
+    """
+
+    rows: tuple[Candidate, ...]
+    estimated: int
+    plans: int
+    missing: str = ""
+    stop_reason: str = ""
+
+    @property
+    def first(self) -> str:
+        """The plan that is first now, as text."""
+        return clean(str(self.rows[0].plan))
+
+    @property
+    def extent(self) -> str:
+        """`10 of 24 plans estimated; meshes with tp: not estimated yet`."""
+        known = f"{self.estimated} of {count(self.plans, 'plan')} estimated"
+        return f"{known}; {self.missing}: not estimated yet" if self.missing else known
+
+    def __str__(self) -> str:
+        """`dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""
+        seconds = format_seconds(step_s(self.rows[0]) or 0.0)
+        return f"{self.first}, {seconds} estimated ({self.extent})"
+
+
+def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
+    """The table under a line of its own, and what it does not have yet.
+
+    Args:
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      rows: as many as may be shown; the script's own plan is always among them.
+    """
+    width = max(width, MIN_WIDTH)
+    shown = list(so_far.rows[:rows])
+    shown += [row for row in so_far.rows[rows:] if row.is_baseline]
+    knobs = varying_knobs(so_far.rows)
+    columns = ranking_columns(shown, knobs, tokens_per_step=0, width=width)
+    extent = Text(f"* {so_far.extent}", overflow="fold")
+    return draw([Text(), tabulated(columns, width=width), extent], width=width, colour=False)
+
+
+def what_is_missing(known: frozenset[str], waiting: Mapping[Parts, int], example: str) -> str:
+    """What plans without an estimate have in common, in words.
+
+    Args:
+      known: parts of plans that have an estimate.
+      waiting: by what they use, how many plans have none.
+      example: one of these.
+
+    Returns:
+      `meshes with tp or sp`, or `3 plans, such as dp:4,tp:2`; empty if none waits.
+    """
+    if not waiting:
+        return ""
+    if named := common_parts(known, waiting):
+        return f"meshes with {' or '.join(named)}"
+    return f"{count(sum(waiting.values()), 'plan')}, such as {example}"
+
+
+def common_parts(known: frozenset[str], waiting: Mapping[Parts, int]) -> tuple[str, ...]:
+    """Parts of which every plan that waits uses one, and no plan that has an estimate.
+
+    Args:
+      known, waiting: as of `what_is_missing`.
+
+    Returns:
+      Those that most plans use first; nothing if there are none, or too many to be named.
+    """
+    numbers: dict[str, int] = {}
+    for parts, number in waiting.items():
+        for part in parts:
+            if part not in known:
+                numbers[part] = numbers.get(part, 0) + number
+    named: list[str] = []
+    left = set(waiting)
+    for part in sorted(numbers, key=lambda part: -numbers[part]):
+        if any(part in parts for parts in left):
+            named.append(part)
+            left = {parts for parts in left if part not in parts}
+    return () if left or len(named) > MOST_NAMED else tuple(named)

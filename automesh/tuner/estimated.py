@@ -1,0 +1,165 @@
+"""The answer while nothing but estimates is known: kept in the study from the first of them on, and
+the result of a search that is stopped before anything was compiled."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from automesh.hardware import Target
+from automesh.jsonio import to_json
+from automesh.report.estimates import ESTIMATES, Estimates
+from automesh.report.files.csv import write_estimates
+from automesh.report.result import Candidate, SearchResult
+from automesh.report.so_far import SoFar
+from automesh.report.words import count, is_ranked
+from automesh.tuner.choose.ranking import WIDE, estimated_candidates, hardly_fits
+from automesh.tuner.preparation import Preparation
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.script.carried import with_starts
+from automesh.tuner.study.metadata import Header, Notebook, header_of, notebook_of
+from automesh.tuner.study.results import nothing_tried, result_of
+from automesh.tuner.study.study import Study
+from automesh.units import format_bytes
+
+INTERRUPTED = "interrupted"
+NOT_BUILT = "whether the step can be built on the meshes that are listed is not known yet"
+_NOTE = "ranking"
+_ROWS = 64  # that a study keeps
+_EVERY_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RankingKeeper:
+    """Keeps the ranking in the study while estimates are made: the first one, then every few
+    seconds. Somebody who looks at a search that runs, or was killed, sees it.
+
+    A study that has trials keeps what its last search has noted: they say more.
+    """
+
+    request: SearchRequest
+    target: Target
+    preparation: Preparation
+    study: Study
+    clock: Callable[[], float] = time.monotonic
+    _kept_s: float = field(init=False, default=-math.inf)
+    _has_trials: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        rungs = (self.study.compile, self.study.measure)
+        self._has_trials = any(rung.trials() for rung in rungs)
+
+    def __call__(self, so_far: SoFar) -> None:
+        """Keeps a table, unless another was kept just now."""
+        now_s = self.clock()
+        if self._has_trials or now_s - self._kept_s < _EVERY_S:
+            return
+        self._kept_s = now_s
+        header = header_of(
+            self.request,
+            self.preparation,
+            Estimates(),
+            self.study,
+            is_ahead=self.target.absent is not None,
+        )
+        header = replace(header, estimated=so_far.estimated)
+        notebook = notebook_of(self.study, header)
+        notebook.note_header(header)
+        _note(notebook, so_far)
+
+
+def ranked_by_estimate(
+    request: SearchRequest,
+    target: Target,
+    preparation: Preparation,
+    estimates: Estimates,
+    study: Study,
+    *,
+    stop_reason: str,
+) -> SearchResult:
+    """The result of a search that ends with its estimates; keeps it in the study.
+
+    Args:
+      stop_reason: why it does; told only if nobody has stopped the estimates.
+    """
+    header = header_of(request, preparation, estimates, study, is_ahead=target.absent is not None)
+    header = with_starts(header, request.entry)
+    limit_bytes = preparation.device_memory_bytes
+    large = sum(hardly_fits(one, limit_bytes) for one in estimates.found.values())
+    reason = INTERRUPTED if estimates.is_interrupted else stop_reason
+    candidates = keep_ranking(header, preparation, estimates, study, stop_reason=reason)
+    write_estimates(estimates, preparation.folder / ESTIMATES)
+    return replace(
+        result_of(header, candidates, nothing_tried(header)),
+        stop_reason=reason,
+        interrupted=estimates.is_interrupted,
+        notices=(*header.notices, *_large_notice(large, limit_bytes)),
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        is_ahead=False,
+        device_memory_bytes=0,
+        reserve_bytes=0,
+    )
+
+
+def keep_ranking(
+    header: Header,
+    preparation: Preparation,
+    estimates: Estimates,
+    study: Study,
+    *,
+    stop_reason: str = "",
+) -> tuple[Candidate, ...]:
+    """Ranks all estimates, and keeps the header and the first of them in the study."""
+    candidates = estimated_candidates(
+        estimates.found,
+        baseline=preparation.baseline,
+        device_memory_bytes=preparation.device_memory_bytes,
+    )
+    behind = (one for one in candidates[_ROWS:] if one.is_baseline)
+    notebook = notebook_of(study, header)
+    notebook.note_header(header)
+    so_far = SoFar(
+        rows=(*candidates[:_ROWS], *behind),
+        estimated=len(candidates),
+        plans=len(preparation.plans),
+        stop_reason=stop_reason,
+    )
+    _note(notebook, so_far)
+    return candidates
+
+
+def with_estimates(result: SearchResult, study: Study, header: Header) -> SearchResult:
+    """A result with the ranking that its study has kept, if it has no ranked plan of its own."""
+    if any(map(is_ranked, result.candidates)) or header.template:
+        return result
+    so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)
+    if so_far is None:
+        return result
+    # Of a search with another space, other plans were legal.
+    outside = frozenset(header.outside)
+    rows = [row for row in so_far.rows if str(row.plan) not in outside]
+    rows = [replace(row, is_scripts=not header.arguments) for row in rows]
+    has_ended = bool(so_far.stop_reason) and not result.made
+    return replace(
+        result,
+        candidates=(*rows, *result.candidates),
+        stop_reason=so_far.stop_reason if has_ended else result.stop_reason,
+        interrupted=so_far.stop_reason == INTERRUPTED if has_ended else result.interrupted,
+        is_ahead=False,
+    )
+
+
+def _note(notebook: Notebook, so_far: SoFar) -> None:
+    notebook.note(_NOTE, to_json(so_far, SoFar))
+
+
+def _large_notice(large: int, limit_bytes: int) -> tuple[str, ...]:
+    if not large:
+        return ()
+    return (
+        f"{count(large, 'plan')} ranked last: estimated to need more than {WIDE:g} times the "
+        f"{format_bytes(limit_bytes)} of a device",
+    )

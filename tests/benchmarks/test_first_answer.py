@@ -1,0 +1,51 @@
+"""What the benchmark of first answers reads off a dry run, without running one."""
+
+from __future__ import annotations
+
+from benchmarks.first_answer import command as first_answer
+
+TEN = [f"dp:{n}" for n in range(10)]
+
+
+def table(at: float, rows: list[str], *, is_table: bool = True) -> dict[str, object]:
+    return {"at": at, "rows": rows, "is_table": is_table}
+
+
+def end(at: float, rows: list[str]) -> dict[str, object]:
+    more = {"is_end": True, "estimates": {"dp:0": 1.0}, "cpu_s": 7.0, "peak_mib": 300}
+    return {**table(at, rows), **more}
+
+
+def test_the_first_ten_are_settled_from_the_moment_on_at_which_they_stay() -> None:
+    said = [
+        table(103.0, TEN[:3]),
+        table(104.0, TEN),
+        table(105.0, TEN[::-1]),
+        table(106.0, [*TEN, "tp:8"]),
+        table(107.0, [*TEN, "tp:4"]),
+        end(110.0, [*TEN, "sp:2", "tp:4"]),
+    ]
+    found = first_answer.read(said, 100.0)
+    assert (found["first_row_s"], found["first_ten_settled_s"], found["complete_s"]) == (3, 6, 10)
+
+
+def test_a_version_without_tables_settles_at_its_end() -> None:
+    said = [table(102.0, ["dp:0"], is_table=False), end(110.0, ["dp:0"])]
+    found = first_answer.read(said, 100.0)
+    assert (found["first_row_s"], found["first_ten_settled_s"]) == (2, 10)
+    assert first_answer.read(said[1:], 100.0)["first_row_s"] == 10
+
+
+def test_versions_are_compared_by_their_medians_and_by_every_estimate() -> None:
+    def run(seconds: float, **estimates: float) -> dict[str, object]:
+        names = ("first_row_s", "first_ten_settled_s", "complete_s", "cpu_s", "peak_mib", "load")
+        return {**dict.fromkeys(names, seconds), "estimates": estimates}
+
+    runs = {"now": [run(1.0, a=1.0), run(3.0, a=1.0)], "before": [run(4.0, a=1.0)]}
+    found = first_answer.compared(runs)
+    assert found["before_over_now"]["complete_s"] == 2.0
+    assert found["estimates_equal"] and found["plans"] == 1
+    runs["before"].append(run(4.0, a=1.0000000000000002))
+    assert not first_answer.compared(runs)["estimates_equal"]
+    for failed in ({"now": runs["now"], "before": []}, {"now": [], "before": runs["before"]}):
+        assert "before_over_now" not in first_answer.compared(failed)
