@@ -14,6 +14,7 @@ import numpy as np
 from automesh.program.capture.flow.program import opened_jaxpr, training_loop
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
@@ -114,6 +115,7 @@ def classes_of(
         held=tuple(inputs[:num_held]),
         results=results,
         inner=inner,
+        activations=activations_of(every, events, facts, named),
         cautions=cautions_of(every, events, facts, named, paired, results, turns=turns),
         steps_per_call=turns,
         loss=next((place for place, one in enumerate(results) if one.role == Role.LOSS), None),

@@ -131,6 +131,24 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where something of the data meets parameters.
+
+    Attributes:
+      dims, shape: of an array of floats.
+      output: of the operation that the array is; -1 for its first operand.
+      is_table: the array is a table of parameters that is looked up in, or its gradient; else the
+        result.
+    """
+
+    dims: Dims
+    shape: Shape
+    place: Place
+    output: int = 0
+    is_table: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """A loop that takes a slice of a dimension in each turn."""
 
@@ -148,6 +166,8 @@ class Events:
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
     walks: list[Walk] = field(default_factory=list[Walk])
+    # Products with parameters alone on one side, and lookups in them.
+    meetings: list[Meeting] = field(default_factory=list[Meeting])
     # By primitive, how often one was met whose rules are not known.
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.

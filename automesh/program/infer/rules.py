@@ -258,6 +258,32 @@ def _reduce(op: Operation) -> list[Dims]:
     return found
 
 
+def _collective(op: Operation) -> list[Dims]:
+    """`psum` and its kind over numbered axes: what is left of one whose named axis was that of a
+    `vmap`, as in the statistics of a batch. Axes with names are for parts of arrays, and unknown."""
+    axes = op.params["axes"]
+    if not all(isinstance(axis, int) for axis in axes):
+        raise TypeError(f"axes with names: {axes}")
+    found: list[Dims] = []
+    for dims, given in zip(op.ins, op.given, strict=True):
+        gone = {axis % len(given) for axis in axes}
+        summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
+        found.append(tuple(dim for place, dim in enumerate(dims) if place not in gone))
+        for dim in summed if op.name == "psum" else ():
+            op.all.mark(dim, Mark.SUMMED)
+        op.events.products.append(
+            Product(
+                summed=summed,
+                left=found[-1],
+                is_forward=not op.is_backward,
+                is_product=False,
+                made=op.made[:1],
+                loop=op.loop,
+            )
+        )
+    return found
+
+
 def _arg(op: Operation) -> list[Dims]:
     """`argmax` and `argmin`: places in the dimension that is gone."""
     found = _reduce(op)
@@ -388,6 +414,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(_ALONG, _along),
     **dict.fromkeys(_REDUCERS, _reduce),
+    **dict.fromkeys(("psum", "pmax", "pmin"), _collective),
     "broadcast_in_dim": _broadcast_in_dim,
     "broadcast_to": _broadcast_to,
     "reshape": _reshape,
