@@ -260,7 +260,7 @@ def _reduce(op: Operation) -> list[Dims]:
 
 def _collective(op: Operation) -> list[Dims]:
     """`psum` and its kind over numbered axes: what is left of one whose named axis was that of a
-    `vmap`, as in the statistics of a batch. Axes with names are for parts of arrays, and unknown."""
+    `vmap`, as in the statistics of a batch. What axes with names are is not known."""
     axes = op.params["axes"]
     if not all(isinstance(axis, int) for axis in axes):
         raise TypeError(f"axes with names: {axes}")

@@ -1,4 +1,4 @@
-"""A decoder like Llama 3 for one device: layers in one scan, rotary positions, grouped heads, AdamW.
+"""A decoder like Llama 3 for one device: layers in a scan, rotary positions, grouped heads, AdamW.
 
 python infer_llama.py --width 4096 --layers 32 --heads 32 --groups 8 --mlp 14336 --vocab 128256
 """

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 from automesh.errors import UsageError
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Numbers of equations, outermost first; which of their programs; the output of the last one, -1 for
-its first operand."""
+"""Numbers of equations, outermost first; which of their programs; the output of the last equation, -1
+for its first operand."""
 
 
 class OtherProgram(UsageError):

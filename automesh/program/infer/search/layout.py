@@ -24,7 +24,8 @@ from automesh.mesh.axes import MAPPING, Plan
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
-from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
+from automesh.program.infer.search.shares import shares_of
+from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
 from automesh.space.space import LogicalAxis
 
 Split = tuple[tuple[str, ...], ...]
@@ -116,7 +117,7 @@ class Layout:
       logical: with their choices, the usual one first.
       arguments: leaves, in order.
       inner: constraints inside the step.
-      arrays: what makes a mapping illegal, see `StepMapping.arrays`.
+      arrays, shares: what makes a mapping illegal, see `StepMapping`.
       batch_parts: into how many parts the batch may be split; 1 without one.
       notices: what the user should know, one sentence each.
     """
@@ -128,13 +129,14 @@ class Layout:
     arguments: tuple[NamedSplit, ...]
     inner: tuple[InnerSplit, ...] = ()
     arrays: tuple[SplitArray, ...] = ()
+    shares: tuple[Shares, ...] = ()
     batch_parts: int = 1
     notices: tuple[str, ...] = ()
 
     @property
     def step_mapping(self) -> StepMapping:
         """What the step says of its logical axes, as an inspection would find it."""
-        return StepMapping(arrays=self.arrays)
+        return StepMapping(arrays=self.arrays, shares=self.shares)
 
     @property
     def mappings(self) -> int:
@@ -174,6 +176,7 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
         arguments=arguments,
         inner=inner,
         arrays=tuple(chosen.arrays(arguments, inner)),
+        shares=shares_of(classes, [one.name for one in chosen.over_tp], axis=TP),
         batch_parts=max((one.parts for one in chosen.batches), default=1),
         notices=tuple(chosen.notices(logical)),
     )

@@ -14,6 +14,7 @@ from automesh.program.infer.nouns import (
     Caution,
     CautionKind,
     DimensionClass,
+    Inner,
     Role,
     StepClasses,
 )
@@ -61,7 +62,16 @@ ARGUMENTS = (
     array("opt[0].count", Role.COUNTER),
     array("tokens", Role.DATA, "batch", "sequence"),
 )
-STEP = StepClasses(classes=CLASSES, arguments=ARGUMENTS)
+LOOKUP = Inner(
+    path=(0,),
+    bodies=(),
+    output=-1,
+    shape=(50257, 512),
+    dims=("vocab", "embed"),
+    why="a table is looked up in",
+    is_gathered=True,
+)
+STEP = StepClasses(classes=CLASSES, arguments=ARGUMENTS, activations=(LOOKUP,))
 
 
 def laid_out(step: StepClasses = STEP, *, devices: int = 8) -> Layout:
@@ -120,6 +130,18 @@ def test_mappings_that_cannot_be_are_ruled_out_by_parts_and_by_axes_twice() -> N
     more, of_sixteen = legal(laid_out(devices=16), 16)
     assert not [plan for plan in more if "tp:16" in plan and "heads:tp" in plan]
     assert "tp twice on an array" in rules and "tp divides heads of 8" in of_sixteen
+
+
+def test_a_mapping_that_splits_little_of_what_is_multiplied_is_not_searched() -> None:
+    plans, rules = legal(laid_out())
+    # `q` has a fifth of the elements, `up` the others; both are split without the other's help.
+    assert not [plan for plan in plans if "heads:tp" in plan and "mlp:tp" not in plan]
+    assert [plan for plan in plans if "heads:none" in plan and "mlp:tp" in plan]
+    assert [plan for plan in plans if "heads:tp" in plan and "mlp:tp" in plan]
+    assert rules["tp splits little of the step"]
+    # Without that, each of them alone would be.
+    layout = replace(laid_out(), shares=())
+    assert [plan for plan in legal(layout)[0] if "heads:tp" in plan and "mlp:tp" not in plan]
 
 
 def test_a_batch_of_two_leaves_the_other_axes_to_eight_devices() -> None:
