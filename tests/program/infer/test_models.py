@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from automesh.program.infer.classes import classes_of
 from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
 from tests.support import infer_models
 from tests.support.infer_models import MODELS, Model
@@ -210,6 +214,28 @@ def test_statistics_come_back_without_a_gradient() -> None:
     assert roles["params['scale']"] == Role.PARAMETER
     assert dims("batch_norm")["means['mean']"] == dims("batch_norm")["params['scale']"]
     assert batch("batch_norm") == ["batch"]
+
+
+def test_statistics_over_a_batch_that_vmap_has_named() -> None:
+    def loss(params: Any, rows: Any) -> Any:
+        def one(row: Any) -> Any:
+            hidden = row @ params["up"]
+            mean = jax.lax.pmean(hidden, "rows")
+            spread = jax.lax.pmean((hidden - mean) ** 2, "rows")
+            return jnp.tanh((hidden - mean) / jnp.sqrt(spread + 1)) @ params["down"]
+
+        return (jax.vmap(one, axis_name="rows")(rows) ** 2).mean()
+
+    def step(params: Any, rows: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, rows)
+        return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+    params = {"down": jnp.ones((64, 16)), "up": jnp.ones((32, 64))}
+    traced = jax.jit(step).trace(params, jnp.ones((8, 32)))
+    found = classes_of(traced.jaxpr, carried={0: 0, 1: 1}, names=["p['down']", "p['up']", "rows"])
+    assert [one.name for one in found.batches] == ["batch"]
+    assert found.arguments[2].dims[0] == "batch"
+    assert CautionKind.UNKNOWN_OPERATION not in {one.kind for one in found.cautions}
 
 
 def test_rows_that_look_up_at_their_own_places() -> None:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from automesh.errors import UsageError
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Numbers of equations, outermost first; which of their programs; the output of the last equation, -1
+"""Numbers of equations, outermost first; which of their programs; the output of the last one, or -1
 for its first operand."""
 
 

@@ -204,6 +204,21 @@ def test_keys_of_examples_are_split_with_the_batch() -> None:
     assert laid_out(step).arguments[-1].split == (("batch",),)
 
 
+def test_devices_that_no_mesh_has_are_refused_with_those_that_one_has() -> None:
+    # Two rows and four columns: 8 devices at most, although each divides 16 in part.
+    few = StepClasses(
+        classes=(dimension("batch", 2), dimension("d0", 4)),
+        arguments=(
+            array("w", Role.PARAMETER, "d0"),
+            array("x", Role.DATA, "batch"),
+        ),
+    )
+    assert laid_out(few, devices=8).axes == ("dp", "tp")
+    with pytest.raises(UsageError, match="can be split over 8 devices, not over 16") as raised:
+        laid_out(few, devices=16)
+    assert raised.value.hint == "search it for 8 devices, or give it a batch that 16 divide"
+
+
 @pytest.mark.parametrize("devices", [1, 8])
 def test_nothing_that_can_be_split_is_one_sentence(devices: int) -> None:
     odd = StepClasses(
