@@ -18,6 +18,7 @@ from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
+from automesh.program.infer.kinds import one_of_a_kind
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
@@ -109,7 +110,7 @@ def classes_of(
     results = _results(every, named, opened, walked.outputs, roles, after, called)
     paired = list(zip(inputs, walked.inputs, strict=True))
     inner = inner_of(every, events, facts, named)
-    return StepClasses(
+    step = StepClasses(
         classes=_classes(every, facts, named, wanted, walked.inputs, after),
         arguments=tuple(_shifted(array, num_held) for array in inputs[num_held:]),
         held=tuple(inputs[:num_held]),
@@ -120,6 +121,7 @@ def classes_of(
         steps_per_call=turns,
         loss=next((place for place, one in enumerate(results) if one.role == Role.LOSS), None),
     )
+    return one_of_a_kind(step)
 
 
 def _called(opened: Any, names: Sequence[str], num_held: int) -> list[str]:

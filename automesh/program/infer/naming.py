@@ -127,15 +127,20 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
 
 
 def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
-    seen: set[tuple[frozenset[int], ...]] = set()
+    seen: set[tuple[object, ...]] = set()
+    chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
     for one in param_products(events):
         batch, summed, left, right = (
             frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
         )
-        key = (batch, summed, left, right)
+        key = (batch, summed, left, right, one.made)
         if key in seen:
             continue
         seen.add(key)
+        if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
+            for made, other in zip(one.made, (right, left), strict=False):
+                if not made & Made.STATE:
+                    signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))
         if batch and batch <= facts.weights and summed <= facts.weights and is_inside:

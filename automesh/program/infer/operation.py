@@ -174,7 +174,7 @@ class Events:
     backward: set[Dim] = field(default_factory=set[Dim])
     # Of sums that a backward loop adds up turn by turn: the product, elements of it, turns.
     in_loops: list[tuple[Product, int, int]] = field(default_factory=list[tuple[Product, int, int]])
-    # Dimensions of what loops carry.
+    # Dimensions of what loops carry, but for those that go over layers.
     carried: list[Dims] = field(default_factory=list[Dims])
     # Dimensions of kernels of convolutions: (features in, features out, spatial).
     kernels: list[tuple[Dim, Dim, Dims]] = field(default_factory=list[tuple[Dim, Dim, Dims]])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh
 
 from automesh.program.infer.classes import classes_of
@@ -78,9 +79,7 @@ def test_fsdp_gathers_parameters_and_sums_up_no_activation(
 
     def sums_of_activations(inner: Any) -> int:
         jitted = jax.jit(
-            jax.extend.core.jaxpr_as_fun(
-                constrained(program, constraints_of(inner, mapping, mesh))
-            ),
+            jaxpr_as_fun(constrained(program, constraints_of(inner, mapping, mesh))),
             in_shardings=at,
             out_shardings=[*at[:4], None],
         )

@@ -182,8 +182,9 @@ def test_an_encoder_and_a_decoder() -> None:
     assert found["params['out']"] == ("embed", "vocab")
     assert found["params['source']"][0] != "vocab"
     assert found["params['cross']['q']"][0] == "embed"
-    assert found["params['cross']['k']"][0] == found["params['source']"][1] != "embed"
-    assert found["params['enc']['q']"][1] != found["params['cross']['q']"][1]
+    # Nothing in the flow joins both sides; they are of one kind, and one decision is for both.
+    assert found["params['cross']['k']"][0] == found["params['source']"][1] == "embed"
+    assert found["params['enc']['q']"][1] == found["params['cross']['q']"][1] == "heads"
     assert found["x"][1] != found["y"][1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +15,15 @@ BATCHES = 1000
 class Images:
     """Examples of 28 x 28 bytes, the same in each run; what only orders them changes nothing."""
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, changes: tuple[Callable[[Any], Any], ...] = ()) -> None:
         self._size = size
+        self._changes = changes
 
     def batch(self, size: int, **_options: Any) -> Images:
-        return Images(size)
+        return Images(size, self._changes)
+
+    def map(self, change: Callable[[Any], Any], **_options: Any) -> Images:
+        return Images(self._size, (*self._changes, change))
 
     def cache(self) -> Images:
         return self
@@ -38,7 +42,10 @@ class Images:
         shape = (self._size,) if self._size else ()
         for _ in range(BATCHES):
             image = random.integers(0, 256, (*shape, 28, 28, 1), dtype=np.uint8)
-            yield {"image": image, "label": random.integers(0, 10, shape)}
+            example: Any = {"image": image, "label": random.integers(0, 10, shape)}
+            for change in self._changes:
+                example = change(example)
+            yield example
 
     def as_numpy_iterator(self) -> Iterator[dict[str, Any]]:
         return iter(self)

@@ -20,6 +20,9 @@ class Tensor:
     def numpy(self) -> np.ndarray:
         return self._values
 
+    def permute(self, *places: int) -> Tensor:
+        return Tensor(self._values.transpose(places))
+
     @property
     def shape(self) -> Any:
         return self._values.shape
