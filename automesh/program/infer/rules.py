@@ -157,7 +157,11 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
 
 
 def _reshape(op: Operation) -> list[Dims]:
-    return [reshaped(op.all, op.ins[0], op.given[0], op.shapes[0])]
+    # `vmap` of a convolution reshapes what it turns first.
+    order = op.params.get("dimensions") or range(len(op.ins[0]))
+    dims = tuple(op.ins[0][place] for place in order)
+    given = tuple(op.given[0][place] for place in order)
+    return [reshaped(op.all, dims, given, op.shapes[0])]
 
 
 def _transpose(op: Operation) -> list[Dims]:

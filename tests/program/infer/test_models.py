@@ -239,6 +239,31 @@ def test_statistics_over_a_batch_that_vmap_has_named() -> None:
     assert CautionKind.UNKNOWN_OPERATION not in {one.kind for one in found.cautions}
 
 
+def test_per_example_gradients_of_a_convolution() -> None:
+    """`vmap` turns what it reshapes: the batch becomes groups of features."""
+
+    def loss(params: Any, image: Any, label: Any) -> Any:
+        hidden = jax.lax.conv_general_dilated(
+            image, params["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        scores = jax.nn.relu(hidden).reshape(1, -1) @ params["out"]
+        return -jnp.sum(jax.nn.log_softmax(scores) * label)
+
+    def step(params: Any, images: Any, labels: Any) -> Any:
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, labels)
+        clipped = jax.tree.map(lambda g: jnp.clip(g, -1, 1).sum(0), grads)
+        return jax.tree.map(lambda p, g: p - g, params, clipped)
+
+    params = {"kernel": jnp.ones((8, 8, 1, 16)), "out": jnp.ones((14 * 14 * 16, 10))}
+    images, labels = jnp.ones((64, 1, 28, 28, 1)), jnp.ones((64, 10))
+    traced = jax.jit(step).trace(params, images, labels)
+    names = ["p['kernel']", "p['out']", "images", "labels"]
+    found = classes_of(traced.jaxpr, carried={0: 0, 1: 1}, names=names)
+    assert [(one.name, one.size, one.parts) for one in found.batches] == [("batch", 64, 64)]
+    # Scores are no sequence, although labels have them beside the batch.
+    assert [one.dims for one in found.arguments[2:]][1] == ("batch", "classes")
+
+
 def test_rows_that_look_up_at_their_own_places() -> None:
     found = dims("target_network")
     assert {found[name][0] for name in ("now", "act", "won", "then")} == {"batch"}
