@@ -18,11 +18,10 @@ from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
-from automesh.program.infer.kinds import one_of_a_kind
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
-from automesh.program.infer.parallel import join_kernels, join_parallel
+from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
 from automesh.program.infer.walk import shape_of, walk
 

@@ -13,6 +13,7 @@ from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.operation import (
     Draw,
     Made,
+    Meeting,
     Operation,
     Product,
     Rule,
@@ -36,6 +37,7 @@ ELEMENTWISE = primitives(
     with_memory_space_constraint xor zeta from_edtype to_edtype pbroadcast preduced
     """
 )
+_MEETS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 _ALONG = primitives("cumsum cumprod cummax cummin cumlogsumexp")
 _REDUCERS = primitives(
     """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
@@ -412,6 +414,24 @@ def made_of(op: Operation) -> Made:
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
         made = Made.RANDOM
     return made
+
+
+def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
+    """The result, where one side is made of parameters alone, and the other of data, too; a table
+    that is looked up in; a gradient that is added up into a table."""
+    if op.name == "scatter-add" and op.is_backward and not op.made[0]:
+        return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
+    if op.name not in _MEETS:
+        return []
+    one, other = op.made[:2]
+    if Made.STATE not in (one, other) or not (one | other) & (Made.DATA | Made.RANDOM):
+        return []
+    found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
+    if op.name == "gather":
+        found.append(
+            Meeting(dims=op.ins[0], shape=op.given[0], place=op.place(), output=-1, is_table=True)
+        )
+    return found
 
 
 RULES: dict[str, Rule] = {

@@ -23,7 +23,6 @@ from automesh.program.infer.operation import (
     Events,
     Loop,
     Made,
-    Meeting,
     Operation,
     Place,
     Product,
@@ -51,7 +50,6 @@ _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
 )
-_MEETS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 _WRITES = frozenset({"swap", "addupdate"})
 
 
@@ -241,7 +239,7 @@ class _Walker:
             return self._unknown(equation, given)
         made = rules.made_of(operation)
         if operation.is_float:
-            self.events.meetings += _meetings(operation, found[0])
+            self.events.meetings += rules.meetings_of(operation, found[0])
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
@@ -463,24 +461,6 @@ class _Walker:
                     self.all.mark(dim, Mark.UNKNOWN)
         made = _together(given)
         return [Value(self.all.news(shape_of(var), Mark.UNKNOWN), made) for var in equation.outvars]
-
-
-def _meetings(op: Operation, made: Dims) -> list[Meeting]:
-    """The result, where one side is made of parameters alone, and the other of data, too; a table
-    that is looked up in; a gradient that is added up into a table."""
-    if op.name == "scatter-add" and op.is_backward and not op.made[0]:
-        return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
-    if op.name not in _MEETS:
-        return []
-    one, other = op.made[:2]
-    if Made.STATE not in (one, other) or not (one | other) & (Made.DATA | Made.RANDOM):
-        return []
-    found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
-    if op.name == "gather":
-        found.append(
-            Meeting(dims=op.ins[0], shape=op.given[0], place=op.place(), output=-1, is_table=True)
-        )
-    return found
 
 
 def _join_chosen(every: Dimensions, events: Events) -> None:
