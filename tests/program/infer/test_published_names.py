@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from haliax import Axis
+from jax import core
 
 from automesh.program.infer.classes import classes_of
 from automesh.program.infer.nouns import StepClasses
@@ -76,9 +77,7 @@ Batch, Pos, Vocab = Axis("batch", 8), Axis("position", 16), Axis("vocab", 96)
 Embed, Mlp, Heads, HeadSize = Axis("embed", 32), Axis("mlp", 64), Axis("heads", 4), Axis("hs", 8)
 
 
-@pytest.mark.skipif(
-    not hasattr(jax.core, "is_constant_dim"), reason="this haliax is for an older jax"
-)
+@pytest.mark.skipif(not hasattr(core, "is_constant_dim"), reason="this haliax is for an older jax")
 def test_haliax_models_have_the_axes_that_they_name() -> None:
     keys = iter(jax.random.split(jax.random.key(0), 8))
     model = {
@@ -102,7 +101,8 @@ def test_haliax_models_have_the_axes_that_they_name() -> None:
         x = x + model["down"](hax.nn.gelu(model["up"](x)))
         logits = model["head"](x)
         targets = hax.nn.one_hot(hax.named(tokens, (Batch, Pos)), Vocab)
-        return hax.nn.cross_entropy_loss(logits, Vocab, targets, reduction=hax.mean).scalar()
+        value: Any = hax.nn.cross_entropy_loss(logits, Vocab, targets, reduction=hax.mean)
+        return value.scalar()
 
     def step(model: Any, tokens: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(model, tokens)
