@@ -44,6 +44,40 @@ class SplitArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How much of a step's parameters logical axes split over one mesh axis. What they leave whole
+    all devices along it compute alike.
+
+    Attributes:
+      axis: of the mesh.
+      parts: logical axes that split the same arrays, and how many elements these have.
+      total: elements of all parameters.
+      most: elements that the best of the legal mappings splits.
+    """
+
+    axis: str
+    parts: tuple[tuple[tuple[str, ...], int], ...]
+    total: int
+    most: int
+
+    def split(self, mapping: LogicalAxes) -> int:
+        """Elements of the arrays that a mapping splits over the axis."""
+        mine = {name for name, axes in mapping if self.axis in axes}
+        return sum(count for names, count in self.parts if mine.intersection(names))
+
+    def why_never(self, mapping: LogicalAxes) -> str:
+        """Why a mapping cannot be the best one, whatever its mesh: it uses the axis for less than
+        half of what another mapping uses it for. Empty if it may be."""
+        mine = self.split(mapping)
+        if not 0 < 2 * mine < self.most:
+            return ""
+        return (
+            f"{mine / self.total:.0%} of the parameters are split over {self.axis}, and "
+            f"{self.most / self.total:.0%} can be: the devices along it compute the rest alike"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnobArrays:
     """What logical axes split at some values of knobs.
 
@@ -68,12 +102,14 @@ class StepMapping:
       unseen: why the arrays are not known, in words; empty if they are.
       by_knobs: the arrays at every combination of the knobs that change them, as far as it was
         looked at; empty if no knob does.
+      shares: of mesh axes over which little is worth nothing.
     """
 
     defaults: LogicalAxes = ()
     arrays: tuple[SplitArray, ...] = ()
     unseen: str = ""
     by_knobs: tuple[KnobArrays, ...] = ()
+    shares: tuple[Shares, ...] = ()
 
     @property
     def telling(self) -> frozenset[str]:
@@ -215,7 +251,8 @@ def used_axes_of(mapping: Iterable[tuple[str, MappedAxes]], step: StepMapping) -
 
 
 def conditions_of(mapping: LogicalAxes, step: StepMapping) -> list[Rule | Never]:
-    """What one mapping asks of a mesh: no axis twice on an array, and sizes that divide.
+    """What one mapping asks of a mesh: no axis twice on an array, none that splits little, and
+    sizes that divide.
 
     jax refuses an axis twice even where its size is 1.
     """
@@ -238,7 +275,12 @@ def conditions_of(mapping: LogicalAxes, step: StepMapping) -> list[Rule | Never]
             if logical and part.size:
                 rule = _divides(array, part, logical, tuple(axis for _, axis in pairs))
                 divides.setdefault((rule.factors, rule.bound), rule)
-    return [*twice.values(), *divides.values()]
+    idle = [
+        Never(name=f"{one.axis} splits little of the step", reason=reason)
+        for one in step.shares
+        if (reason := one.why_never(mapping))
+    ]
+    return [*twice.values(), *idle, *divides.values()]
 
 
 def _said(name: str, targets: Mapping[str, MappedAxes]) -> str:

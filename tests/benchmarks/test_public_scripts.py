@@ -20,6 +20,7 @@ from benchmarks.public_scripts import (
 from tests.support.paths import ROOT
 
 MANIFEST = ROOT / "benchmarks" / "data" / "public_scripts.json"
+ONE_DEVICE = MANIFEST.with_name("public_one_device_scripts.json")
 
 
 def report(**other: object) -> str:
@@ -78,8 +79,9 @@ def test_scripts_are_counted_for_each_target() -> None:
     }
 
 
-def test_the_manifest_names_whole_commits_and_stand_ins_that_are_there() -> None:
-    scripts = read_manifest(MANIFEST)
+@pytest.mark.parametrize("manifest", [MANIFEST, ONE_DEVICE])
+def test_a_manifest_names_whole_commits_and_stand_ins_that_are_there(manifest: Path) -> None:
+    scripts = read_manifest(manifest)
     assert scripts
     assert all(len(one.commit) == 40 for one in scripts)
     named = [*(name for one in scripts for name in (*one.stand_ins, *one.prepare[:1]))]

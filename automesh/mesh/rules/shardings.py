@@ -27,6 +27,7 @@ SpelledDims = Sequence[str | Sequence[str]]
 _PART = re.compile(
     r"\['(?P<key>(?:[^'\\]|\\.)*)'\]"
     r"|\[\"(?P<other>[^\"]*)\"\]"
+    r"|\[<flat index (?P<flat>\d+)>\]"  # What jax calls a part of a class that names none.
     r"|\[(?P<number>[^\]]*)\]"
     r"|\.?(?P<name>[^.\[\]]+)"
 )
@@ -209,6 +210,8 @@ def path_of(name: str) -> str:
     Example:
       >>> path_of("state.params['layers'][0]['up']"), path_of("opt[0].mu['mlp/~/w']")
       ('state/params/layers/0/up', 'opt/0/mu/mlp/~/w')
+      >>> path_of("state[<flat index 0>][2]")
+      'state/0/2'
     """
     parts = [
         next(text for text in found.groups() if text is not None) for found in _PART.finditer(name)

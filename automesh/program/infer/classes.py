@@ -14,13 +14,14 @@ import numpy as np
 from automesh.program.capture.flow.program import opened_jaxpr, training_loop
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
-from automesh.program.infer.parallel import join_kernels, join_parallel
+from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
 from automesh.program.infer.walk import shape_of, walk
 
@@ -108,16 +109,18 @@ def classes_of(
     results = _results(every, named, opened, walked.outputs, roles, after, called)
     paired = list(zip(inputs, walked.inputs, strict=True))
     inner = inner_of(every, events, facts, named)
-    return StepClasses(
+    step = StepClasses(
         classes=_classes(every, facts, named, wanted, walked.inputs, after),
         arguments=tuple(_shifted(array, num_held) for array in inputs[num_held:]),
         held=tuple(inputs[:num_held]),
         results=results,
         inner=inner,
+        activations=activations_of(every, events, facts, named),
         cautions=cautions_of(every, events, facts, named, paired, results, turns=turns),
         steps_per_call=turns,
         loss=next((place for place, one in enumerate(results) if one.role == Role.LOSS), None),
     )
+    return one_of_a_kind(step)
 
 
 def _called(opened: Any, names: Sequence[str], num_held: int) -> list[str]:

@@ -29,6 +29,7 @@ class _Signs:
     group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
+    made: set[int] = field(default_factory=set[int])
     hidden: set[int] = field(default_factory=set[int])
     channels: set[int] = field(default_factory=set[int])
     patches: list[set[int]] = field(default_factory=list[set[int]])
@@ -127,15 +128,20 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
 
 
 def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
-    seen: set[tuple[frozenset[int], ...]] = set()
+    seen: set[tuple[object, ...]] = set()
+    chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
     for one in param_products(events):
         batch, summed, left, right = (
             frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
         )
-        key = (batch, summed, left, right)
+        key = (batch, summed, left, right, one.made)
         if key in seen:
             continue
         seen.add(key)
+        if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
+            for made, other in zip(one.made, (right, left), strict=False):
+                if not made & Made.STATE:
+                    signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))
         if batch and batch <= facts.weights and summed <= facts.weights and is_inside:
@@ -151,6 +157,7 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
                 signs.along_heads |= summed & facts.weights
         if batch | summed <= facts.weights and is_of_weights:
             signs.features |= summed
+            signs.made |= {root for side in (left, right) if side <= facts.weights for root in side}
 
 
 def _read_arrays(
@@ -207,7 +214,9 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
     beside = signs.beside.get(root, set())
-    rows = signs.along_heads | signs.beside_keys | signs.with_batch - signs.features - signs.chosen
+    # What weights make of features is no sequence: scores of classes, beside labels of each row.
+    rows = signs.with_batch - signs.features - signs.chosen - signs.made
+    rows |= signs.along_heads | signs.beside_keys
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
     return _first(
         (
@@ -223,7 +232,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("features", signs.in_data & signs.features - signs.chosen),
             ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),
-            ("classes", signs.chosen),
+            ("classes", signs.chosen | signs.with_batch & signs.made - signs.features),
             ("mlp", {root} if is_between else set[int]()),
         ),
         root,

@@ -138,8 +138,11 @@ class Inner:
       path: numbers of equations, outermost first; all but the last hold programs.
       bodies: for each of these but the last, which of its programs (in the order of
         `jax.extend.core.jaxprs_in_params`).
-      output: of the last equation.
+      output: of the last equation; -1 for its first operand.
       dims: class of each dimension; empty: whole.
+      leaves_others: dimensions without a class, and those whose class is not split, are left to the
+        compiler.
+      is_gathered: it is whole where none of its classes is split, however it is kept.
     """
 
     path: tuple[int, ...]
@@ -148,6 +151,8 @@ class Inner:
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     why: str
+    leaves_others: bool = False
+    is_gathered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +165,8 @@ class StepClasses:
       held: arrays that the step holds besides: leading inputs of its program.
       results: leaves.
       inner: where a constraint is needed.
+      activations: constraints where data meets parameters, so that those are gathered which fsdp
+        splits; left to itself the compiler may split the activations as the parameters are.
       steps_per_call: of training; 0 where only a run tells.
       loss: number of the result that looks like a loss; None without one.
     """
@@ -169,6 +176,7 @@ class StepClasses:
     held: tuple[ArrayClasses, ...] = ()
     results: tuple[ArrayClasses, ...] = ()
     inner: tuple[Inner, ...] = ()
+    activations: tuple[Inner, ...] = ()
     cautions: tuple[Caution, ...] = field(default=())
     steps_per_call: int = 1
     loss: int | None = None

@@ -131,6 +131,24 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where something of the data meets parameters.
+
+    Attributes:
+      dims, shape: of an array of floats.
+      output: of the operation that the array is; -1 for its first operand.
+      is_table: the array is a table of parameters that is looked up in, or its gradient; else the
+        result.
+    """
+
+    dims: Dims
+    shape: Shape
+    place: Place
+    output: int = 0
+    is_table: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """A loop that takes a slice of a dimension in each turn."""
 
@@ -148,13 +166,15 @@ class Events:
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
     walks: list[Walk] = field(default_factory=list[Walk])
+    # Products with parameters alone on one side, and lookups in them.
+    meetings: list[Meeting] = field(default_factory=list[Meeting])
     # By primitive, how often one was met whose rules are not known.
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.
     backward: set[Dim] = field(default_factory=set[Dim])
     # Of sums that a backward loop adds up turn by turn: the product, elements of it, turns.
     in_loops: list[tuple[Product, int, int]] = field(default_factory=list[tuple[Product, int, int]])
-    # Dimensions of what loops carry.
+    # Dimensions of what loops carry, but for those that go over layers.
     carried: list[Dims] = field(default_factory=list[Dims])
     # Dimensions of kernels of convolutions: (features in, features out, spatial).
     kernels: list[tuple[Dim, Dim, Dims]] = field(default_factory=list[tuple[Dim, Dim, Dims]])

@@ -13,6 +13,7 @@ from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
 from automesh.program.infer.operation import (
     Draw,
     Made,
+    Meeting,
     Operation,
     Product,
     Rule,
@@ -36,6 +37,7 @@ ELEMENTWISE = primitives(
     with_memory_space_constraint xor zeta from_edtype to_edtype pbroadcast preduced
     """
 )
+_MEETS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 _ALONG = primitives("cumsum cumprod cummax cummin cumlogsumexp")
 _REDUCERS = primitives(
     """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
@@ -157,7 +159,11 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
 
 
 def _reshape(op: Operation) -> list[Dims]:
-    return [reshaped(op.all, op.ins[0], op.given[0], op.shapes[0])]
+    # `vmap` of a convolution reshapes what it turns first.
+    order = op.params.get("dimensions") or range(len(op.ins[0]))
+    dims = tuple(op.ins[0][place] for place in order)
+    given = tuple(op.given[0][place] for place in order)
+    return [reshaped(op.all, dims, given, op.shapes[0])]
 
 
 def _transpose(op: Operation) -> list[Dims]:
@@ -255,6 +261,32 @@ def _reduce(op: Operation) -> list[Dims]:
             )
         )
         found.append(left)
+    return found
+
+
+def _collective(op: Operation) -> list[Dims]:
+    """`psum` and its kind over numbered axes: what is left of one whose named axis was that of a
+    `vmap`, as in the statistics of a batch. What axes with names are is not known."""
+    axes = op.params["axes"]
+    if not all(isinstance(axis, int) for axis in axes):
+        raise TypeError(f"axes with names: {axes}")
+    found: list[Dims] = []
+    for dims, given in zip(op.ins, op.given, strict=True):
+        gone = {axis % len(given) for axis in axes}
+        summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
+        found.append(tuple(dim for place, dim in enumerate(dims) if place not in gone))
+        for dim in summed if op.name == "psum" else ():
+            op.all.mark(dim, Mark.SUMMED)
+        op.events.products.append(
+            Product(
+                summed=summed,
+                left=found[-1],
+                is_forward=not op.is_backward,
+                is_product=False,
+                made=op.made[:1],
+                loop=op.loop,
+            )
+        )
     return found
 
 
@@ -384,10 +416,29 @@ def made_of(op: Operation) -> Made:
     return made
 
 
+def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
+    """The result, where one side is made of parameters alone, and the other of data, too; a table
+    that is looked up in; a gradient that is added up into a table."""
+    if op.name == "scatter-add" and op.is_backward and not op.made[0]:
+        return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
+    if op.name not in _MEETS:
+        return []
+    one, other = op.made[:2]
+    if Made.STATE not in (one, other) or not (one | other) & (Made.DATA | Made.RANDOM):
+        return []
+    found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
+    if op.name == "gather":
+        found.append(
+            Meeting(dims=op.ins[0], shape=op.given[0], place=op.place(), output=-1, is_table=True)
+        )
+    return found
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(_ALONG, _along),
     **dict.fromkeys(_REDUCERS, _reduce),
+    **dict.fromkeys(("psum", "pmax", "pmin"), _collective),
     "broadcast_in_dim": _broadcast_in_dim,
     "broadcast_to": _broadcast_to,
     "reshape": _reshape,

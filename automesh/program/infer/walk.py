@@ -238,6 +238,8 @@ class _Walker:
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
         made = rules.made_of(operation)
+        if operation.is_float:
+            self.events.meetings += rules.meetings_of(operation, found[0])
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
@@ -324,7 +326,10 @@ class _Walker:
             self.all.join(step, value.dims[0])
             slices.append(Value(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
-        carry = self._carry(given[constants : constants + carried], together)
+        # What goes through layers that lie in a stack is no state that turns over time.
+        is_through_layers = any(value.made == Made.STATE and value.dims for value in rest)
+        first = given[constants : constants + carried]
+        carry = self._carry(first, together, is_noted=not is_through_layers)
         self._begin(equation.invars[constants : constants + carried], carry, frame)
         made = self.program(body, [*given[:constants], *carry, *slices], inner)
         for before, after in zip(carry, made[:carried], strict=True):
@@ -359,9 +364,12 @@ class _Walker:
         loop = Loop(turns=frame.loop.turns * turns, number=self._loops)
         return self._inside(number, equation, body, frame, backward, loop)
 
-    def _carry(self, given: Sequence[Value], together: Made) -> list[Value]:
+    def _carry(
+        self, given: Sequence[Value], together: Made, *, is_noted: bool = True
+    ) -> list[Value]:
         # Later turns carry what earlier ones made of everything that goes into the loop.
-        self.events.carried += [value.dims for value in given]
+        if is_noted:
+            self.events.carried += [value.dims for value in given]
         return [Value(value.dims, together) for value in given]
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[Value], frame: _Frame) -> None:

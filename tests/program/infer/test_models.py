@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from automesh.program.infer.classes import classes_of
 from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
 from tests.support import infer_models
 from tests.support.infer_models import MODELS, Model
@@ -178,8 +182,9 @@ def test_an_encoder_and_a_decoder() -> None:
     assert found["params['out']"] == ("embed", "vocab")
     assert found["params['source']"][0] != "vocab"
     assert found["params['cross']['q']"][0] == "embed"
-    assert found["params['cross']['k']"][0] == found["params['source']"][1] != "embed"
-    assert found["params['enc']['q']"][1] != found["params['cross']['q']"][1]
+    # Nothing in the flow joins both sides; they are of one kind, and one decision is for both.
+    assert found["params['cross']['k']"][0] == found["params['source']"][1] == "embed"
+    assert found["params['enc']['q']"][1] == found["params['cross']['q']"][1] == "heads"
     assert found["x"][1] != found["y"][1]
 
 
@@ -210,6 +215,53 @@ def test_statistics_come_back_without_a_gradient() -> None:
     assert roles["params['scale']"] == Role.PARAMETER
     assert dims("batch_norm")["means['mean']"] == dims("batch_norm")["params['scale']"]
     assert batch("batch_norm") == ["batch"]
+
+
+def test_statistics_over_a_batch_that_vmap_has_named() -> None:
+    def loss(params: Any, rows: Any) -> Any:
+        def one(row: Any) -> Any:
+            hidden = row @ params["up"]
+            mean = jax.lax.pmean(hidden, "rows")
+            spread = jax.lax.pmean((hidden - mean) ** 2, "rows")
+            return jnp.tanh((hidden - mean) / jnp.sqrt(spread + 1)) @ params["down"]
+
+        return (jax.vmap(one, axis_name="rows")(rows) ** 2).mean()
+
+    def step(params: Any, rows: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, rows)
+        return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+    params = {"down": jnp.ones((64, 16)), "up": jnp.ones((32, 64))}
+    traced = jax.jit(step).trace(params, jnp.ones((8, 32)))
+    found = classes_of(traced.jaxpr, carried={0: 0, 1: 1}, names=["p['down']", "p['up']", "rows"])
+    assert [one.name for one in found.batches] == ["batch"]
+    assert found.arguments[2].dims[0] == "batch"
+    assert CautionKind.UNKNOWN_OPERATION not in {one.kind for one in found.cautions}
+
+
+def test_per_example_gradients_of_a_convolution() -> None:
+    """`vmap` turns what it reshapes: the batch becomes groups of features."""
+
+    def loss(params: Any, image: Any, label: Any) -> Any:
+        hidden = jax.lax.conv_general_dilated(
+            image, params["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        scores = jax.nn.relu(hidden).reshape(1, -1) @ params["out"]
+        return -jnp.sum(jax.nn.log_softmax(scores) * label)
+
+    def step(params: Any, images: Any, labels: Any) -> Any:
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, labels)
+        clipped = jax.tree.map(lambda g: jnp.clip(g, -1, 1).sum(0), grads)
+        return jax.tree.map(lambda p, g: p - g, params, clipped)
+
+    params = {"kernel": jnp.ones((8, 8, 1, 16)), "out": jnp.ones((14 * 14 * 16, 10))}
+    images, labels = jnp.ones((64, 1, 28, 28, 1)), jnp.ones((64, 10))
+    traced = jax.jit(step).trace(params, images, labels)
+    names = ["p['kernel']", "p['out']", "images", "labels"]
+    found = classes_of(traced.jaxpr, carried={0: 0, 1: 1}, names=names)
+    assert [(one.name, one.size, one.parts) for one in found.batches] == [("batch", 64, 64)]
+    # Scores are no sequence, although labels have them beside the batch.
+    assert [one.dims for one in found.arguments[2:]][1] == ("batch", "classes")
 
 
 def test_rows_that_look_up_at_their_own_places() -> None:

@@ -74,8 +74,13 @@ def constraints_of(
     found: dict[Place, NamedSharding] = {}
     for one in inner:
         to = sharding_of(one.split, axes, mesh)
-        if any(part is not None for part in to.spec):
-            found[one.path, one.bodies, one.output] = to
+        if all(part is None for part in to.spec) and not one.is_gathered:
+            continue
+        if one.leaves_others:
+            rest = len(one.split) - len(to.spec)
+            parts = [PartitionSpec.UNCONSTRAINED if part is None else part for part in to.spec]
+            to = NamedSharding(mesh, PartitionSpec(*parts, *[PartitionSpec.UNCONSTRAINED] * rest))
+        found[one.path, one.bodies, one.output] = to
     return found
 
 

@@ -1,6 +1,7 @@
 """Puts sharding constraints into a traced program, at arrays that nobody has named (jax).
 
 A constraint is an equation after the one that makes the array; all that follows takes its result.
+One of an operand stands before the equation, which alone takes its result.
 The equation itself is what jax traces for `with_sharding_constraint`. Private are no names but the
 constructor of an equation, `jax.extend.core.new_jaxpr_eqn` (jax 0.10.1 to 0.12.0.1).
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -18,7 +20,8 @@ from jax.sharding import NamedSharding
 from automesh.errors import UsageError
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Numbers of equations, outermost first; which of their programs; the output of the last one."""
+"""Numbers of equations, outermost first; which of their programs; the output of the last one, or -1
+for its first operand."""
 
 
 class OtherProgram(UsageError):
@@ -60,8 +63,17 @@ def _constrained(jaxpr: Any, wanted: Sequence[_Wanted]) -> Any:
                 here.append((path, bodies, output, to))
         if deeper:
             equation = equation.replace(params=_with_bodies(equation.params, deeper))
+        for _, _, output, to in here:
+            if output < 0:
+                constraint = _constraint(equation.invars[-1 - output], to)
+                equations.append(constraint)
+                operands = list(equation.invars)
+                operands[-1 - output] = constraint.outvars[0]
+                equation = equation.replace(invars=operands)
         equations.append(equation)
         for _, _, output, to in here:
+            if output < 0:
+                continue
             made = equation.outvars[output]
             constraint = _constraint(made, to)
             renamed[made] = constraint.outvars[0]
@@ -76,12 +88,17 @@ def _new(renamed: Mapping[Any, Any], atom: Any) -> Any:
 
 def _constraint(variable: Any, to: NamedSharding) -> Any:
     """The equation that jax traces for a constraint of an array."""
-    traced = jax.make_jaxpr(lambda array: jax.lax.with_sharding_constraint(array, to))(
-        jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
-    )
-    equation = traced.jaxpr.eqns[0]
+    equation = _traced(tuple(variable.aval.shape), variable.aval.dtype, to)
     made = core.Var(variable.aval)
     return equation.replace(invars=[variable], outvars=[made])
+
+
+@lru_cache(maxsize=4096)  # Layers that are written out have the same arrays again and again.
+def _traced(shape: tuple[int, ...], dtype: Any, to: NamedSharding) -> Any:
+    traced = jax.make_jaxpr(lambda array: jax.lax.with_sharding_constraint(array, to))(
+        jax.ShapeDtypeStruct(shape, dtype)
+    )
+    return traced.jaxpr.eqns[0]
 
 
 def _with_bodies(params: Mapping[str, Any], wanted: Mapping[int, Sequence[_Wanted]]) -> Any:

@@ -24,7 +24,8 @@ from automesh.mesh.axes import MAPPING, Plan
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
-from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
+from automesh.program.infer.search.shares import shares_of
+from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
 from automesh.space.space import LogicalAxis
 
 Split = tuple[tuple[str, ...], ...]
@@ -49,12 +50,19 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerSplit:
-    """A constraint inside the step; see `nouns.Inner` for the way to it."""
+    """A constraint inside the step; see `nouns.Inner` for the way to it.
+
+    Attributes:
+      leaves_others: dimensions that nothing splits are left to the compiler; else they are whole.
+      is_gathered: it is constrained where nothing splits it, too.
+    """
 
     path: tuple[int, ...]
     bodies: tuple[int, ...]
     output: int
     split: Split
+    leaves_others: bool = False
+    is_gathered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +117,7 @@ class Layout:
       logical: with their choices, the usual one first.
       arguments: leaves, in order.
       inner: constraints inside the step.
-      arrays: what makes a mapping illegal, see `StepMapping.arrays`.
+      arrays, shares: what makes a mapping illegal, see `StepMapping`.
       batch_parts: into how many parts the batch may be split; 1 without one.
       notices: what the user should know, one sentence each.
     """
@@ -121,13 +129,14 @@ class Layout:
     arguments: tuple[NamedSplit, ...]
     inner: tuple[InnerSplit, ...] = ()
     arrays: tuple[SplitArray, ...] = ()
+    shares: tuple[Shares, ...] = ()
     batch_parts: int = 1
     notices: tuple[str, ...] = ()
 
     @property
     def step_mapping(self) -> StepMapping:
         """What the step says of its logical axes, as an inspection would find it."""
-        return StepMapping(arrays=self.arrays)
+        return StepMapping(arrays=self.arrays, shares=self.shares)
 
     @property
     def mappings(self) -> int:
@@ -146,8 +155,9 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
     """
     chosen = _Chosen.of(classes, num_devices)
     logical = chosen.logical()
-    if not logical:
-        raise _nothing(classes, num_devices, script)
+    most = chosen.most_parts() if logical else 1
+    if most % num_devices or num_devices < 2:
+        raise _nothing(classes, num_devices, script, most=most)
     names = frozenset(axis.name for axis in logical)
     arguments = tuple(
         NamedSplit(name=array.name, split=chosen.split_of(number, names), classes=array.dims)
@@ -166,6 +176,7 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
         arguments=arguments,
         inner=inner,
         arrays=tuple(chosen.arrays(arguments, inner)),
+        shares=shares_of(classes, [one.name for one in chosen.over_tp], axis=TP),
         batch_parts=max((one.parts for one in chosen.batches), default=1),
         notices=tuple(chosen.notices(logical)),
     )
@@ -179,8 +190,10 @@ def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSpli
             bodies=one.bodies,
             output=one.output,
             split=_of_classes(one.dims, len(one.shape), names),
+            leaves_others=one.leaves_others,
+            is_gathered=one.is_gathered,
         )
-        for one in classes.inner
+        for one in (*classes.inner, *classes.activations)
     )
 
 
@@ -282,6 +295,15 @@ class _Chosen:
         known = self._class(name) if name else None
         return 1 if known is None else math.gcd(max(known.stored, known.parts), size)
 
+    def most_parts(self) -> int:
+        """A multiple of how many devices any mesh can have; of `num_devices` if these have one."""
+
+        def most(those: Iterable[DimensionClass]) -> int:
+            return math.lcm(*(math.gcd(one.parts, self.num_devices) for one in those))
+
+        others = [one for one in (self.expert, self.sequence) if one is not None]
+        return most(self.batches) * most(self.over_tp) * math.prod(most([one]) for one in others)
+
     def batch_over(self) -> tuple[str, ...]:
         """The axes that split the batch; nothing without one."""
         if not self.batches:
@@ -345,7 +367,9 @@ class _Chosen:
         ]
         described += [
             ("an array inside the step", one.shape, split.split, one.dims)
-            for one, split in zip(self.classes.inner, inner, strict=True)
+            for one, split in zip(
+                (*self.classes.inner, *self.classes.activations), inner, strict=True
+            )
         ]
         for name, shape, split, dims in described:
             whole = tuple(
@@ -425,8 +449,12 @@ def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
     return tuple((name,) if name in names else () for name in dims)
 
 
-def _nothing(classes: StepClasses, num_devices: int, script: str) -> UsageError:
-    """Why nothing can be split."""
+def _nothing(classes: StepClasses, num_devices: int, script: str, *, most: int) -> UsageError:
+    """Why nothing can be split, or not over so many devices.
+
+    Args:
+      most: parts of all that can be split, multiplied.
+    """
     if num_devices < 2:
         return UsageError(
             f"{script} makes no mesh, and there is one device: nothing can be split",
@@ -437,6 +465,12 @@ def _nothing(classes: StepClasses, num_devices: int, script: str) -> UsageError:
         for one in classes.classes[:4]
     )
     cures = next((one.cure for one in classes.classes if one.cure), "")
+    if (fewer := math.gcd(most, num_devices)) > 1:
+        return UsageError(
+            f"{script} makes no mesh, and the dimensions of its step can be split over {fewer} "
+            f"devices, not over {num_devices}: {sizes}",
+            hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide",
+        )
     return UsageError(
         f"{script} makes no mesh, and no dimension of its step can be split over {num_devices} "
         f"devices: {sizes or 'it has none'}",

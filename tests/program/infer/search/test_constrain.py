@@ -44,6 +44,18 @@ def test_an_array_in_a_loop_and_the_result_of_the_loop_are_constrained() -> None
     assert hidden.sharding.spec == P(None, "dp")
 
 
+def test_an_operand_is_constrained_for_one_equation_alone() -> None:
+    program = constrained(TRACED, {((LOOP, 0), (0,), -1): NamedSharding(MESH, P(None))})
+    body = program.jaxpr.eqns[LOOP].params["jaxpr"].jaxpr
+    constraint, product = body.eqns[:2]
+    assert constraint.primitive.name == "sharding_constraint"
+    assert product.invars[0] is constraint.outvars[0]
+    # What else takes the array takes it as it was.
+    assert sum(constraint.outvars[0] in one.invars for one in body.eqns) == 1
+    expected = jax.jit(step)(W, X)
+    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(program))(W, X)[0], expected[0], rtol=1e-5)
+
+
 def test_without_constraints_it_is_the_same_program() -> None:
     assert constrained(TRACED, {}) is TRACED
 

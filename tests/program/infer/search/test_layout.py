@@ -14,6 +14,7 @@ from automesh.program.infer.nouns import (
     Caution,
     CautionKind,
     DimensionClass,
+    Inner,
     Role,
     StepClasses,
 )
@@ -61,7 +62,16 @@ ARGUMENTS = (
     array("opt[0].count", Role.COUNTER),
     array("tokens", Role.DATA, "batch", "sequence"),
 )
-STEP = StepClasses(classes=CLASSES, arguments=ARGUMENTS)
+LOOKUP = Inner(
+    path=(0,),
+    bodies=(),
+    output=-1,
+    shape=(50257, 512),
+    dims=("vocab", "embed"),
+    why="a table is looked up in",
+    is_gathered=True,
+)
+STEP = StepClasses(classes=CLASSES, arguments=ARGUMENTS, activations=(LOOKUP,))
 
 
 def laid_out(step: StepClasses = STEP, *, devices: int = 8) -> Layout:
@@ -122,6 +132,18 @@ def test_mappings_that_cannot_be_are_ruled_out_by_parts_and_by_axes_twice() -> N
     assert "tp twice on an array" in rules and "tp divides heads of 8" in of_sixteen
 
 
+def test_a_mapping_that_splits_little_of_what_is_multiplied_is_not_searched() -> None:
+    plans, rules = legal(laid_out())
+    # `q` has a fifth of the elements, `up` the others; both are split without the other's help.
+    assert not [plan for plan in plans if "heads:tp" in plan and "mlp:tp" not in plan]
+    assert [plan for plan in plans if "heads:none" in plan and "mlp:tp" in plan]
+    assert [plan for plan in plans if "heads:tp" in plan and "mlp:tp" in plan]
+    assert rules["tp splits little of the step"]
+    # Without that, each of them alone would be.
+    layout = replace(laid_out(), shares=())
+    assert [plan for plan in legal(layout)[0] if "heads:tp" in plan and "mlp:tp" not in plan]
+
+
 def test_a_batch_of_two_leaves_the_other_axes_to_eight_devices() -> None:
     small = (replace(CLASSES[0], size=2, parts=2, stored=2), *CLASSES[1:])
     plans, rules = legal(laid_out(replace(STEP, classes=small)))
@@ -180,6 +202,21 @@ def test_without_a_batch_only_classes_of_parameters_are_split() -> None:
 def test_keys_of_examples_are_split_with_the_batch() -> None:
     step = replace(STEP, arguments=(*ARGUMENTS, array("keys", Role.KEY, "batch")))
     assert laid_out(step).arguments[-1].split == (("batch",),)
+
+
+def test_devices_that_no_mesh_has_are_refused_with_those_that_one_has() -> None:
+    # Two rows and four columns: 8 devices at most, although each divides 16 in part.
+    few = StepClasses(
+        classes=(dimension("batch", 2), dimension("d0", 4)),
+        arguments=(
+            array("w", Role.PARAMETER, "d0"),
+            array("x", Role.DATA, "batch"),
+        ),
+    )
+    assert laid_out(few, devices=8).axes == ("dp", "tp")
+    with pytest.raises(UsageError, match="can be split over 8 devices, not over 16") as raised:
+        laid_out(few, devices=16)
+    assert raised.value.hint == "search it for 8 devices, or give it a batch that 16 divide"
 
 
 @pytest.mark.parametrize("devices", [1, 8])

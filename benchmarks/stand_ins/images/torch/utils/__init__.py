@@ -1,0 +1,5 @@
+"""Stands in for `torch.utils`."""
+
+from torch.utils import data, tensorboard
+
+__all__ = ["data", "tensorboard"]
