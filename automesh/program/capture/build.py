@@ -125,6 +125,10 @@ class _UpToStep:
     def pmap(self) -> None:
         """Goes on: the step is another function."""
 
+    def unjitted(self) -> bool:
+        """As in the first run."""
+        return self.capture.step.is_unjitted
+
 
 def _other(devices: Any, count: int, plan: Mesh) -> Any:
     """The devices of a mesh beside the script's own: those of the plan, if it has all of them in

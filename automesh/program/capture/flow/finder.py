@@ -33,7 +33,7 @@ from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.sequence import StepCollector, carried_runs
 from automesh.program.capture.hooks import Call
-from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, StepPart
+from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, SourceLine, StepPart
 from automesh.program.capture.run_script import ScriptStopped
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.lower.static_args import leaf_shape
@@ -186,9 +186,12 @@ class StepFinder:
         largest = max(once, key=lambda function: function.usual.bytes)
         return Choice(numbers=(largest.number,), doubt=Doubt.CALLED_ONCE, is_carried=True)
 
-    def names(self) -> list[str]:
-        """Of the jitted functions that were called."""
-        return list(dict.fromkeys(function.name for function in self.log.functions))
+    def names(self) -> dict[str, SourceLine]:
+        """Of the jitted functions that were called, with the line of the first call."""
+        found: dict[str, SourceLine] = {}
+        for function in self.log.functions:
+            found.setdefault(function.name, function.called_at)
+        return found
 
     # Choosing.
 
