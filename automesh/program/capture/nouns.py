@@ -289,12 +289,15 @@ class CarryCheck:
       by: how the step was carried.
       difference: what the real run does in another way, a sentence; empty if both are the same.
       took_s: the run.
+      is_stored: whether the step of this run, on a mesh that divides more, was stored in the place
+        of the one that differs.
     """
 
     mesh: str = ""
     by: CarriedBy = "trace"
     difference: str = ""
     took_s: float = 0.0
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
