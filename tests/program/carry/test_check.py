@@ -68,8 +68,8 @@ CASES: dict[str, dict[str, str]] = {
         "meshes": "data:2,model:4 data:4,model:2",
         "mesh": "(8, 1)",
         "weights": "P()",
-        "then": "; w = jax.jit(lambda w: jax.lax.with_sharding_constraint(w * 2, NamedSharding(mesh, "
-        "P('data', 'model'))))(w)",
+        "then": "; w = jax.jit(lambda w: jax.lax.with_sharding_constraint("
+        "w * 2, NamedSharding(mesh, P('data', 'model'))))(w)",
     },
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "

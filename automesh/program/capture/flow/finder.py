@@ -287,9 +287,31 @@ class StepFinder:
             carried=carried_runs(_fitting(variant, function.number)),
             calls=function.calls,
             flops=_flops(variant),
-            doubt="" if self.wanted else _DOUBTS[choice.doubt],
+            doubt="" if self.wanted else self._doubt(function, choice),
             outside=() if choice.is_carried else variant.outside,
         )
+
+    def _doubt(self, function: Function, choice: Choice) -> str:
+        """Why a function may not be the step; of one that adds up gradients, for what."""
+        if choice.doubt is Doubt.NOTHING_TRAINED:
+            for other in self.log.functions:
+                taken = any(
+                    origin is not None and origin.function == function.number
+                    for origin in other.usual.last_origins
+                )
+                if other is not function and taken and other.calls < function.calls:
+                    return (
+                        f"it adds up what `{other.name}` ({other.called_at}) takes after every "
+                        f"{self._calls_between(function, other)} calls"
+                    )
+        return _DOUBTS[choice.doubt]
+
+    def _calls_between(self, function: Function, other: Function) -> int:
+        """Calls of a function for each one of another, until the last one of that."""
+        order = self.log.order
+        last = len(order) - 1 - order[::-1].index(other.number)
+        until = order[: last + 1]
+        return round(until.count(function.number) / until.count(other.number))
 
     def _several(self, functions: list[Function], choice: Choice) -> ScriptStep:
         parts = tuple(

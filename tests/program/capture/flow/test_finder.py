@@ -531,6 +531,13 @@ def test_a_mesh_that_is_not_reached_is_told_with_its_line(
 
 
 @pytest.mark.slow
+def test_who_takes_sums_of_gradients_is_told(found: dict[str, dict[str, Any]]) -> None:
+    assert found["sums_of_gradients"]["doubt"] == (
+        "it adds up what `momentum` (sums_of_gradients.py:34) takes after every 8 calls"
+    )
+
+
+@pytest.mark.slow
 def test_a_step_that_is_not_jitted_is_searched_as_if_it_were(
     found: dict[str, dict[str, Any]],
 ) -> None:
