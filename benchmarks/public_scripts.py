@@ -45,6 +45,7 @@ class Script:
       import_paths: folders of the repository that come next.
       prepare: a program of `benchmarks/stand_ins` that writes data once, and its arguments.
       options: more options of `automesh search`.
+      packages: that it imports and automesh does not bring along, as `pip install` names them.
     """
 
     repository: str
@@ -56,6 +57,7 @@ class Script:
     import_paths: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -111,7 +113,10 @@ def read_manifest(path: Path) -> list[Script]:
                 variables=one.get("variables", {}),
                 **{
                     field: tuple(one.get(field, ()))
-                    for field in ("arguments", "stand_ins", "import_paths", "prepare", "options")
+                    for field in (
+                        *("arguments", "stand_ins", "import_paths"),
+                        *("prepare", "options", "packages"),
+                    )
                 },
             )
             for one in listed
@@ -254,6 +259,8 @@ def main(
     """Searches public training scripts as they are, and says what came of each."""
     scripts = [one for one in read_manifest(manifest) if only in one.name]
     results.mkdir(parents=True, exist_ok=True)
+    if needed := sorted({package for script in scripts for package in script.packages}):
+        typer.echo(f"the scripts need: pip install {' '.join(needed)}", err=True)
     outcomes: dict[str, list[Outcome]] = {}
     for script in scripts:
         if script.prepare:

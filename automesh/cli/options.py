@@ -84,7 +84,13 @@ StorageOfSearch = Annotated[
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Say how the estimates were made, and how often a script without `build` was "
+        "started, too.",
+    ),
 ]
 
 

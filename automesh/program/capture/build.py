@@ -3,6 +3,7 @@ run up to its step with the mesh in place of its own (jax)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
-from automesh.program.capture.step_call import weakly_typed, workload_of
+from automesh.program.capture.step_call import TracedCall, weakly_typed, workload_of
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
@@ -51,8 +52,12 @@ def captured_build(entry: Entry) -> Any:
     return build_by_running(entry)
 
 
-def build_by_running(entry: Entry) -> Any:
-    """The function `build(mesh)` that runs the script, once for each mesh in this process."""
+def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | None = None) -> Any:
+    """The function `build(mesh)` that runs the script, once for each mesh in this process.
+
+    Args:
+      keep: is given the call of the step after each run, and the mesh that the script was given.
+    """
     assert entry.capture is not None
     known: dict[Any, _Kept] = {}
     capture = entry.capture
@@ -69,6 +74,8 @@ def build_by_running(entry: Entry) -> Any:
             ended = run_script(entry, run)
         if run.workload is None:
             raise _early(entry, ended)
+        if keep is not None and run.whole is not None and run.made is not None:
+            keep(run.whole, run.made)
         kept = _kept(run.workload)
         if kept is not None:
             known[key] = kept
@@ -92,13 +99,19 @@ def _early(entry: Entry, ended: Ended | None) -> Exception:
 
 @dataclass(slots=True, kw_only=True)
 class _UpToStep:
-    """Answers a script with the mesh of a plan, and stops it at its step."""
+    """Answers a script with the mesh of a plan, and stops it at its step.
+
+    Attributes:
+      whole: the call of the step, once the script was stopped.
+      made: what the script was given for its own mesh.
+    """
 
     capture: Capture
     plan: Mesh
     collector: StepCollector
     workload: Workload | None = None
-    _mesh: Mesh | None = None
+    whole: TracedCall | None = None
+    made: Mesh | None = None
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """The plan's where the script makes its own; others on the devices that are here."""
@@ -109,21 +122,26 @@ class _UpToStep:
             names, shape, axis_types = split_names(names, np.shape(devices), axis_types, splits)
             chosen = chosen if is_own else chosen.reshape(shape)
         made = make(chosen, names, axis_types)
-        self._mesh = made if is_own else self._mesh
+        self.made = made if is_own else self.made
         return made
 
     def call(self, call: Call) -> Any:
         """Stops the script at the step's call; all others do what they do."""
-        whole = self.collector.offer(_on_one_mesh(call, self._mesh, self.capture.mesh.num_devices))
+        whole = self.collector.offer(_on_one_mesh(call, self.made, self.capture.mesh.num_devices))
         if whole is None:
             outputs = call.run()
             self.collector.ran(outputs)
             return outputs
-        self.workload = workload_of(whole, self.capture, self._mesh)
+        self.whole = whole
+        self.workload = workload_of(whole, self.capture, self.made)
         raise ScriptStopped
 
     def pmap(self) -> None:
         """Goes on: the step is another function."""
+
+    def unjitted(self) -> bool:
+        """As in the first run."""
+        return self.capture.step.is_unjitted
 
 
 def _other(devices: Any, count: int, plan: Mesh) -> Any:

@@ -24,6 +24,7 @@ from automesh.program.capture.abstract_arrays import (
 )
 from automesh.program.capture.build import on_attached
 from automesh.program.capture.flow.finder import FoundStep, StepFinder
+from automesh.program.capture.flow.program import facts_of
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import (
@@ -34,7 +35,7 @@ from automesh.program.capture.nouns import (
     Sizes,
     SourceLine,
 )
-from automesh.program.capture.refusals import mesh_in_text, no_step
+from automesh.program.capture.refusals import mesh_in_text, no_step, nothing_jitted
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
@@ -82,6 +83,16 @@ def discover(
         # Several functions that are one step, in a script that ends after two iterations.
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
         found = run.finder.found
+    if run.unjitted_at is not None and _hardly_a_step(found):
+        # No jitted function looks like a step, and the script takes gradients outside of jit.
+        again, ended_again = _run(entry, step, None, bare=bare, keep=keep, takes_unjitted=True)
+        other = again.finder.found or again.finder.ended()
+        if isinstance(other, FoundStep) and not _hardly_a_step(other):
+            found = replace(other, step=replace(other.step, is_unjitted=True))
+            run, ended = again, ended_again
+        elif found is None or not (found.step.carried and found.step.defined_at.file):
+            # What is left changes nothing, or is a library's, such as a helper of its optimizer.
+            raise nothing_jitted(entry, run.unjitted_at)
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
@@ -113,6 +124,15 @@ def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
     return is_doubtful and ended is not None and ended.error is not None
 
 
+def _hardly_a_step(found: FoundStep | ScriptStep | None) -> bool:
+    """Whether a script has no step, or only one in doubt with no gradient in it."""
+    if not isinstance(found, FoundStep):
+        return found is None
+    call = found.whole
+    facts = facts_of(call.traced.jaxpr, num_constants=len(call.settings.constants))
+    return bool(found.step.doubt) and found.step.loop is None and not facts.has_gradient
+
+
 def _may_go_on(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
     """Whether a script that was not run to its end may call the function with the loop again, and
     the loop is short enough to be run."""
@@ -130,6 +150,7 @@ def _run(
     bare: bool,
     keep: Keep | None,
     runs_loops: bool = False,
+    takes_unjitted: bool = False,
 ) -> tuple[_Watch, Ended | None]:
     with ExitStack() as modes:
 
@@ -140,7 +161,12 @@ def _run(
         if bare:
             go_on_bare()
         finder = StepFinder(wanted=wanted, on_long_loop=go_on_bare, known=known)
-        run = _Watch(finder=finder, keep=keep, mesh_to_come=mesh_in_text(entry))
+        run = _Watch(
+            finder=finder,
+            keep=keep,
+            mesh_to_come=mesh_in_text(entry),
+            takes_unjitted=takes_unjitted,
+        )
         finder.may_stop = run.may_stop
         return run, run_script(entry, run)
 
@@ -209,9 +235,13 @@ class _Watch:
 
     Attributes:
       mesh_to_come: the line of the script that makes a mesh as its text says; None if none does.
+      takes_unjitted: whether gradients and `shard_map`s outside of jit are calls like others.
+      unjitted_at: the first line that calls such a one; None if none does.
     """
 
     finder: StepFinder
+    takes_unjitted: bool = False
+    unjitted_at: SourceLine | None = None
     mesh_to_come: SourceLine | None = None
     keep: Keep | None = None
     not_carried: str = ""
@@ -291,6 +321,12 @@ class _Watch:
         self.pmapped = asking_line()
         raise ScriptStopped
 
+    def unjitted(self) -> bool:
+        """Notes down where the script takes a gradient, or calls a `shard_map`, outside of jit."""
+        if self.unjitted_at is None and (place := asking_line()).file:
+            self.unjitted_at = place
+        return self.takes_unjitted
+
     def refusal(self, entry: Entry, ended: Ended | None) -> UsageError:
         """Why there is no step."""
         return no_step(
@@ -299,6 +335,7 @@ class _Watch:
             called=self.finder.names(),
             wanted=self.finder.wanted,
             pmapped=self.pmapped,
+            mesh_at=next((mesh.made_at for mesh in self.meshes.values()), None),
         )
 
     def discovery(self, found: FoundStep) -> Discovery:

@@ -1,4 +1,5 @@
-"""All that capture changes in jax: where meshes are made, and `jax.jit` (jax).
+"""All that capture changes in jax: where meshes are made, and `jax.jit` (jax); what is called
+without jit is in `capture.unjitted`.
 
 The hooks are put in place once and stay: libraries keep what they find under `jax.jit`. They do
 what jax does unless a script is being run. Private are `Mesh.__new__`, through which every mesh is
@@ -23,6 +24,7 @@ from jax.sharding import Mesh, Sharding
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract_arrays import described, is_without_arrays
+from automesh.program.capture.unjitted import hook_unjitted
 from automesh.program.capture.world.modes import (
     Modes,
     inside,
@@ -48,6 +50,11 @@ class Watcher(Protocol):
 
     def pmap(self) -> None:
         """The script is about to call what `jax.pmap` made."""
+        ...
+
+    def unjitted(self) -> bool:
+        """Whether a gradient or a `shard_map` that the script is about to call outside of any jit
+        is seen like a jitted function."""
         ...
 
 
@@ -236,9 +243,23 @@ def _hook_jit() -> None:
     def pmap(*args: Any, **kwargs: Any) -> Any:
         return _Mapped(mapped(*args, **kwargs))
 
+    def unjitted(function: Any, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watcher = _STATE.watcher
+        if watcher is None or is_tracing() or not watcher.unjitted():
+            return inner(*args, **kwargs)
+        call = Call(
+            jitted=original(inner),
+            args=args,
+            kwargs=kwargs,
+            run=lambda: inner(*args, **kwargs),
+            function=function,
+        )
+        return _seen(watcher, call)
+
     owner: Any = jax
     owner.jit, owner.pmap = jit, pmap
     _hook_pjit()
+    hook_unjitted(unjitted)
 
 
 def _hook_pjit() -> None:

@@ -117,6 +117,7 @@ class ScriptStep:
         that the batch depends on the mesh.
       doubt: why another function may be the step; empty if it has all that a step has.
       outside: variables of the script that change with the step and are made outside of jit.
+      is_unjitted: whether the script calls it outside of any jit.
     """
 
     name: str
@@ -132,6 +133,7 @@ class ScriptStep:
     new_elements: int = 0
     doubt: str = ""
     outside: tuple[str, ...] = ()
+    is_unjitted: bool = False
 
     def in_words(self) -> str:
         """`train_step` (train.py:12), called at train.py:30."""
@@ -156,6 +158,12 @@ class ScriptStep:
     def about_outside(self) -> str:
         """What of a training is no part of its step, and what to do; empty where nothing is known
         of it."""
+        if self.is_unjitted and not self.outside:
+            return (
+                f"the script calls `{self.name}` ({self.called_at}) outside of `jax.jit`, "
+                "operation by operation: it is searched as if it were jitted; jit it to have what "
+                "is found"
+            )
         if not self.outside:
             return ""
         names = [f"`{name}`" for name in self.outside]
@@ -165,6 +173,12 @@ class ScriptStep:
             return (
                 f"{listed} {are} changed outside of jit between {self._listed_parts()}, which is "
                 "neither estimated nor timed; jit that, too"
+            )
+        if self.is_unjitted:
+            return (
+                f"the script jits no part of its step: loss and gradients (`{self.name}`, "
+                f"{self.called_at}) are searched as if they were jitted, and {listed} {are} "
+                "neither estimated nor timed; jit all of it to have what is found"
             )
         return (
             f"only loss and gradients are jitted (`{self.name}`): {listed} {are} made outside, "
@@ -275,12 +289,15 @@ class CarryCheck:
       by: how the step was carried.
       difference: what the real run does in another way, a sentence; empty if both are the same.
       took_s: the run.
+      is_stored: whether the step of this run, on a mesh that divides more, was stored in the place
+        of the one that differs.
     """
 
     mesh: str = ""
     by: CarriedBy = "trace"
     difference: str = ""
     took_s: float = 0.0
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

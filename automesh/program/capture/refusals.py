@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -67,15 +68,17 @@ def no_step(
     entry: Entry,
     ended: Ended | None,
     *,
-    called: Sequence[str],
+    called: Mapping[str, SourceLine],
     wanted: str,
     pmapped: SourceLine | None,
+    mesh_at: SourceLine | None = None,
 ) -> UsageError:
     """Why a script has no step.
 
     Args:
-      called: names of the jitted functions that it has called.
+      called: names of the jitted functions that it has called, with the line of the first call.
       wanted: the name that the user gave.
+      mesh_at: where it makes its mesh; None if nowhere.
       pmapped: where it calls what `jax.pmap` made; None if nowhere.
     """
     name = Path(entry.location).name
@@ -97,7 +100,7 @@ def no_step(
     if wanted and not set(wanted.split("+")) <= set(called):
         listed = ", ".join(f"`{one}`" for one in called) or "none"
         return UsageError(
-            f"{name} calls no jitted function `{wanted}`{did_you_mean(wanted, called)}; "
+            f"{name} calls no jitted function `{wanted}`{did_you_mean(wanted, list(called))}; "
             f"those that it calls are: {listed}",
             hint="name one of them with `--step`",
         )
@@ -106,12 +109,14 @@ def no_step(
         named = ""
         if there:
             named = f"name the function that takes the mesh, as in `{name}:{there[0]}`, or "
+        mesh = f"; it makes its mesh at {mesh_at}" if mesh_at is not None else ""
         return UsageError(
             f"{name} has no function `build`, and it ended without calling a function that "
-            "`jax.jit` made",
+            f"`jax.jit` made{mesh}",
             hint=named + HINT,
         )
-    once = ", ".join(f"`{one}`" for one in called[:6])
+    listed = [f"`{one}` at {place}" if place.file else f"`{one}`" for one, place in called.items()]
+    once = ", ".join(listed[:6])
     return UsageError(
         f"{name} ended without calling a jitted function twice with the same shapes "
         f"(it called {once})",
@@ -119,10 +124,29 @@ def no_step(
     )
 
 
+def nothing_jitted(entry: Entry, place: SourceLine) -> UsageError:
+    """A script takes gradients outside of any jit, and in a way that cannot be seen as one call.
+
+    Args:
+      place: the line that does.
+    """
+    name = Path(entry.location).name
+    return UsageError(
+        f"{name} jits no training step: it takes gradients at {place} outside of `jax.jit`",
+        hint="put what one step does into a function, and jit that (`jax.jit`, `nnx.jit`, "
+        "`eqx.filter_jit`): it is many times as fast, too",
+    )
+
+
 def _functions(path: Path) -> list[str]:
-    """The functions at the top level of a script."""
+    """The functions at the top level of a script that look as if they took its mesh."""
     body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
-    return [one.name for one in body if isinstance(one, ast.FunctionDef)]
+    return [
+        one.name
+        for one in body
+        if isinstance(one, ast.FunctionDef)
+        and any(_MESH.search(argument.arg) for argument in one.args.args)
+    ]
 
 
 def _failed(name: str, error: Exception) -> UsageError:
@@ -146,6 +170,12 @@ def _failed(name: str, error: Exception) -> UsageError:
                 f"{name} fails at {place}: {text}",
                 hint=f"`{missing}` is its own package: run it as a module, in the folder that has "
                 f"`{missing}`: `automesh search -m {module}`",
+            )
+        if missing != error.name and missing in sys.modules:
+            return UsageError(
+                f"{name} fails at {place}: {text}",
+                hint=f"the `{missing}` that is installed here has no such module: the script was "
+                "written for another version of it",
             )
         return UsageError(
             f"{name} fails at {place}: {text}",

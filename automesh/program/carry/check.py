@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck
+from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.stored_step import store_in
 from automesh.program.lower.program_text import first_difference
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import Entry
@@ -42,6 +44,9 @@ def check_carried(
 ) -> CarryCheck:
     """Runs the script on a mesh, and compares its step there with the stored one.
 
+    If both differ in how arguments are split, and the script's own mesh has axes of size 1, which
+    that mesh divides among, the step of this run is stored in the place of the first one.
+
     Args:
       meshes: the first is taken on which jax takes the stored step.
       lower: lowers a step.
@@ -62,7 +67,9 @@ def check_carried(
     entering("build")
     begun_s = perf_counter()
     # With the right types at once: `build` is called again if they are others.
-    real = build_on(build_by_running(entry), carried.axes, axis_types=axis_types, devices=own())
+    taken: list[tuple[TracedCall, Mesh]] = []
+    running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)))
+    real = build_on(running, carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
     name = capture.step.name
@@ -72,7 +79,29 @@ def check_carried(
         again = _first_carried({"function": builds["function"]}, [carried.axes], axis_types, lower)
         if isinstance(again, CarriedStep) and not difference(real, again, lower, name):
             said, by = "", again.by
-    return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
+    is_stored = (
+        bool(said and taken)
+        and said == _of_splits(real, carried.built)
+        and _singles(size for _, size in capture.mesh.axes)
+        > _singles(axis.size for axis in carried.axes)
+        and _stored(capture.folder, *taken[-1])
+    )
+    return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=is_stored)
+
+
+def _singles(sizes: Iterable[int]) -> int:
+    """How many axes split nothing. Of arrays that jax has placed, nobody knows on such a mesh
+    whether they would be split over them."""
+    return sum(size == 1 for size in sizes)
+
+
+def _stored(folder: str, call: TracedCall, mesh: Mesh) -> bool:
+    """Puts the call of a real run in the place of the stored one; False if it cannot be stored."""
+    try:
+        store_in(folder, call, mesh, [place_of(leaf) for leaf in call.leaves])
+    except CannotCarry:
+        return False
+    return True
 
 
 _WAYS: tuple[CarriedBy, ...] = ("trace", "function")
@@ -133,6 +162,14 @@ def _of_arguments(real: Built, carried: Built) -> str:
     for (path, one), (_, other) in zip(ones, others, strict=True):
         if _form(one) != _form(other):
             return f"`{path}` is {_form(one)} there, and {_form(other)} elsewhere"
+    return _of_splits(real, carried)
+
+
+def _of_splits(real: Built, carried: Built) -> str:
+    """Which argument a real run splits in another way; all of them are of the same shapes."""
+    ones, others = _leaves(real), _leaves(carried)
+    if len(ones) != len(others):
+        return ""
     for (path, one), (_, other) in zip(ones, others, strict=True):
         first: Any = getattr(one, "sharding", None)
         second: Any = getattr(other, "sharding", None)

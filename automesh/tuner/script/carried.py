@@ -2,7 +2,9 @@
 program is that of the script itself.
 
 A script is started three times at most: for its step; on another mesh, to see what depends on the
-mesh; and on the mesh of the winner, before that becomes a rule. Every process in between gets the
+mesh; and on the mesh of the winner, before that becomes a rule. If its own mesh has axes of size 1,
+it may be started once more: what jax would split over those is only seen on another mesh, whose
+step is then the one that is carried. Every process in between gets the
 stored step (`automesh.program.carry`).
 """
 
@@ -16,7 +18,7 @@ from pathlib import Path
 from automesh.hardware import Target
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
-from automesh.program.capture.nouns import AxisSplit, CarryCheck, Discovery, ScriptMesh
+from automesh.program.capture.nouns import AxisSplit, CarryCheck, Discovery, ScriptMesh, Sizes
 from automesh.program.carry.starts import lost, starts
 from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
@@ -49,14 +51,25 @@ def carried(
     entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
     plans = other_meshes(found.capture.mesh, found.num_devices)
     answer = _check(request, target, entry, plans, progress)
+    if isinstance(answer, CarryCheck) and answer.is_stored:
+        # Where an axis has size 1, jax does not say what it would split over it.
+        progress.now(f"running {name} a third time: its own mesh does not divide over all axes")
+        stored = replace(found.capture.mesh, axes=_sizes_of(answer.mesh))
+        answer = _check(request, target, entry, other_meshes(stored, found.num_devices), progress)
     if isinstance(answer, Failure):
-        said = f"its second run fails ({inspection_error(answer, entry).message})"
+        said = f"a further run of it fails ({inspection_error(answer, entry).message})"
         return _with_notice(found, f"{name} is {_AGAIN}: {said}")
     if answer.difference:
         where = f"on {answer.mesh}, " if answer.mesh else ""
         return _with_notice(found, f"{where}{answer.difference}: {name} is {_AGAIN}")
     capture = replace(found.capture, carried_by=answer.by, without_arrays=True)
     return replace(found, capture=capture)
+
+
+def _sizes_of(mesh: str) -> Sizes:
+    """`data:4,model:2` -> its axes."""
+    pairs = (part.partition(":") for part in mesh.split(","))
+    return tuple((name, int(size)) for name, _, size in pairs)
 
 
 def surroundings_naming(count: int, target: Target) -> Surroundings:

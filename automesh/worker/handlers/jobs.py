@@ -103,7 +103,8 @@ from automesh.worker.messages import (
 )
 from automesh.worker.protocol import Answer
 
-_FAILS = re.compile(r" fails at \S+ before its step: ")
+# The name of a cell of a notebook has a space in it.
+_FAILS = re.compile(r" fails at \S+( \[cell \d+\]:\d+)? before its step: ")
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 # Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds

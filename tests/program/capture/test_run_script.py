@@ -93,6 +93,7 @@ HOPELESS = {
     "error-before-the-step": "x = 1\nraise ValueError('no data')",
     "asks-for-input": "name = input('which data set? ')",
     "missing-module": "import no_such_module",
+    "missing-part-of-a-module": "import jax.no_such_module",
     "missing-file": "text = open('tokens.txt').read()",
     "step-called-once": "import jax\nprint(jax.jit(lambda x: x + 1)(1.0))",
     "pmap": """
@@ -120,6 +121,12 @@ HOPELESS = {
             print(float(first.sum()))
     """,
     "only-a-function": "def make_step(mesh):\n    ...",
+    "functions-without-a-mesh": """
+        import jax
+        def set_flags():
+            return jax.make_mesh((4,), ("data",))
+        mesh = set_flags()
+    """,
 }
 REFUSALS = GOLDEN / "capture" / "refusals.txt"
 

@@ -49,7 +49,15 @@ def checked(script: Path) -> dict[str, Any]:
     meshes = [tuple(map(_axis, word.split(","))) for word in words]
     stages: list[str] = []
     found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
-    return {**dataclasses.asdict(found), "stages": stages, "starts": starts(str(folder))}
+    stored_on = found.mesh if found.is_stored else ""
+    if stored_on:  # The step of this run is compared with that of a run on the last mesh.
+        found = check_carried(entry, meshes[::-1], lower=lower_any, entering=stages.append)
+    return {
+        **dataclasses.asdict(found),
+        "stored_on": stored_on,
+        "stages": stages,
+        "starts": starts(str(folder)),
+    }
 
 
 def _axis(text: str) -> MeshAxis:

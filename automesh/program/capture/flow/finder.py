@@ -33,7 +33,7 @@ from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.sequence import StepCollector, carried_runs
 from automesh.program.capture.hooks import Call
-from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, StepPart
+from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, SourceLine, StepPart
 from automesh.program.capture.run_script import ScriptStopped
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.lower.static_args import leaf_shape
@@ -186,9 +186,12 @@ class StepFinder:
         largest = max(once, key=lambda function: function.usual.bytes)
         return Choice(numbers=(largest.number,), doubt=Doubt.CALLED_ONCE, is_carried=True)
 
-    def names(self) -> list[str]:
-        """Of the jitted functions that were called."""
-        return list(dict.fromkeys(function.name for function in self.log.functions))
+    def names(self) -> dict[str, SourceLine]:
+        """Of the jitted functions that were called, with the line of the first call."""
+        found: dict[str, SourceLine] = {}
+        for function in self.log.functions:
+            found.setdefault(function.name, function.called_at)
+        return found
 
     # Choosing.
 
@@ -284,9 +287,31 @@ class StepFinder:
             carried=carried_runs(_fitting(variant, function.number)),
             calls=function.calls,
             flops=_flops(variant),
-            doubt="" if self.wanted else _DOUBTS[choice.doubt],
+            doubt="" if self.wanted else self._doubt(function, choice),
             outside=() if choice.is_carried else variant.outside,
         )
+
+    def _doubt(self, function: Function, choice: Choice) -> str:
+        """Why a function may not be the step; of one that adds up gradients, for what."""
+        if choice.doubt is Doubt.NOTHING_TRAINED:
+            for other in self.log.functions:
+                taken = any(
+                    origin is not None and origin.function == function.number
+                    for origin in other.usual.last_origins
+                )
+                if other is not function and taken and other.calls < function.calls:
+                    return (
+                        f"it adds up what `{other.name}` ({other.called_at}) takes after every "
+                        f"{self._calls_between(function, other)} calls"
+                    )
+        return _DOUBTS[choice.doubt]
+
+    def _calls_between(self, function: Function, other: Function) -> int:
+        """Calls of a function for each one of another, until the last one of that."""
+        order = self.log.order
+        last = len(order) - 1 - order[::-1].index(other.number)
+        until = order[: last + 1]
+        return round(until.count(function.number) / until.count(other.number))
 
     def _several(self, functions: list[Function], choice: Choice) -> ScriptStep:
         parts = tuple(

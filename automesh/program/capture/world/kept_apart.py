@@ -14,6 +14,7 @@ import builtins
 import functools
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,8 @@ _CHANGING = ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxatt
 _AUDITED = frozenset(
     {"open", "os.remove", "os.rename", "os.rmdir", "os.truncate", "sqlite3.connect"}
 )
+# What jax's cache of compiled programs holds, in a folder that the script names.
+_COMPILED = re.compile(r"-[0-9a-f]{64}-(cache|atime)$")
 _SHOWN = 3
 
 
@@ -76,8 +79,8 @@ def kept_apart() -> Generator[None]:
         for folder in (*_STATE.made[made:], root):
             shutil.rmtree(folder, ignore_errors=True)
         del _STATE.made[made:]
-        if layer.changed:
-            tell(_in_words(layer.changed))
+        if changed := tuple(one for one in layer.changed if not _COMPILED.search(one)):
+            tell(_in_words(changed))
 
 
 def forget_layer() -> None:

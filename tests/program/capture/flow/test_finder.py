@@ -358,6 +358,31 @@ SCRIPTS = {
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, scaled(batch(step)))
     """,
+    "nothing_jitted": """# bare
+        moments = zeros
+        for step in range(10):
+            loss, grads = jax.value_and_grad(loss_fn)(params, batch(step))
+            params, moments = momentum(params, moments, grads)
+            print(float(loss))
+    """,
+    "map_not_jitted": """
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        def train_step(w, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            g = jax.tree.map(lambda one: jax.lax.pmean(one, "data"), g)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), jax.lax.pmean(loss, "data")
+        params = jax.tree.map(lambda one: jax.device_put(one, at()), params)
+        for step in range(10):
+            params, loss = train_step(params, batch(step))
+    """,
+    "looks_at_values_outside_of_jit": """
+        def odd_loss(w, x):
+            return loss_fn(w, x if float(jnp.max(x)) > 0 else -x)
+        scale = jax.jit(lambda x: x * 2)
+        for step in range(6):
+            loss, grads = jax.value_and_grad(odd_loss)(params, scale(batch(step)))
+            params, _ = momentum(params, zeros, grads)
+    """,
     "caught_by_a_framework": """# bare
         import sys
         try:
@@ -461,6 +486,8 @@ STEPS = {
     "time_first": ("train_step", 2, 3),
     "counts_for_real": ("train_step", 2, 3),
     "looks_at_shapes_alone": ("train_step", 5, 3),
+    "nothing_jitted": ("loss_fn", 0, 3),
+    "map_not_jitted": ("train_step", 2, 3),
 }
 
 
@@ -501,6 +528,29 @@ def test_a_mesh_that_is_not_reached_is_told_with_its_line(
     seen = found["mesh_never_comes"]
     assert (seen["name"], seen["batch_axes"]) == ("train_step", [])
     assert seen["notices"] == ["mesh_never_comes.py:16, which would make a mesh, was not reached"]
+
+
+@pytest.mark.slow
+def test_who_takes_sums_of_gradients_is_told(found: dict[str, dict[str, Any]]) -> None:
+    assert found["sums_of_gradients"]["doubt"] == (
+        "it adds up what `momentum` (sums_of_gradients.py:34) takes after every 8 calls"
+    )
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_jitted_is_searched_as_if_it_were(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert found["nothing_jitted"]["is_unjitted"]
+    assert found["nothing_jitted"]["about_outside"].startswith(
+        "the script jits no part of its step: loss and gradients (`loss_fn`, nothing_jitted.py:27) "
+        "are searched as if they were jitted, and `params` and `moments` are neither estimated"
+    )
+    assert found["map_not_jitted"]["about_outside"].startswith(
+        "the script calls `train_step` (map_not_jitted.py:32) outside of `jax.jit`"
+    )
+    seen = found["looks_at_values_outside_of_jit"]
+    assert "looks_at_values_outside_of_jit.py:" in seen.get("error", ""), seen
 
 
 @pytest.mark.slow
