@@ -190,8 +190,8 @@ def _constant(finding: Finding, sizes: _Sizes) -> str:
 def _unrolled(finding: Finding, sizes: _Sizes) -> str:
     times = round(value_of(finding.count, sizes))
     return (
-        f"a Python loop has put the product at this line into the program {times} times, and the "
-        "compiler optimizes each copy by itself"
+        f"a Python loop has put the product at this line, {_array(finding)}, into the program "
+        f"{times} times, and the compiler optimizes each copy by itself"
     )
 
 
@@ -199,7 +199,7 @@ def _callback(finding: Finding, sizes: _Sizes) -> str:
     gathered = f", gathered over {_axes(finding)} first" if finding.axes else ""
     return (
         f"the step calls Python on the host{_times(finding, sizes)}: {_bytes(finding, sizes)} go "
-        f"there and back each time{gathered}, and the devices wait for it"
+        f"there and back each time, {_array(finding)} and the like{gathered}, and the devices wait"
     )
 
 
@@ -213,8 +213,8 @@ def _random(finding: Finding, sizes: _Sizes) -> str:
 def _uneven(finding: Finding, sizes: _Sizes) -> str:
     over = f" along {_axes(finding)}" if finding.axes else ""
     return (
-        f"a branch with products depends on the device's place{over}: some devices do its work and "
-        f"the others wait for them{_times(finding, sizes)}"
+        f"a branch with products depends on the device's place{over}: some devices do its work for "
+        f"{_array(finding)}, and the others wait for them{_times(finding, sizes)}"
     )
 
 

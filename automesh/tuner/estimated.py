@@ -138,9 +138,11 @@ def with_estimates(result: SearchResult, study: Study, header: Header) -> Search
     so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)
     if so_far is None:
         return result
-    # Of a search with another space, other plans were legal.
-    outside = frozenset(header.outside)
+    # Of a search with another space, other plans were legal; what failed since is known better.
+    outside = frozenset(header.outside) | {str(one.plan) for one in result.candidates}
     rows = [row for row in so_far.rows if str(row.plan) not in outside]
+    if not rows:
+        return result
     rows = [replace(row, is_scripts=not header.arguments) for row in rows]
     has_ended = bool(so_far.stop_reason) and not result.made
     return replace(
@@ -148,7 +150,7 @@ def with_estimates(result: SearchResult, study: Study, header: Header) -> Search
         candidates=(*rows, *result.candidates),
         stop_reason=so_far.stop_reason if has_ended else result.stop_reason,
         interrupted=so_far.stop_reason == INTERRUPTED if has_ended else result.interrupted,
-        is_ahead=False,
+        is_ahead=result.is_ahead and bool(result.candidates),
     )
 
 

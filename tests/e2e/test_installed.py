@@ -13,6 +13,7 @@ import pytest
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.hardware.gpu_configurations import known_configurations
 from tests.support.paths import ROOT
+from tests.support.undecided import until_decided
 
 SCRIPT = """
 import jax, jax.numpy as jnp
@@ -70,6 +71,9 @@ def test_an_installed_copy_finds_its_spaces_and_searches(installed: Path, tmp_pa
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stderr
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = ("train.py", "--target", "cpu:4", "--budget", "35s", "--top", "1")
-    done = run(installed, tmp_path, "-m", "automesh", "search", *arguments)
+    done = until_decided(
+        lambda: run(installed, tmp_path, "-m", "automesh", "search", *arguments),
+        lambda one: one.stderr,
+    )
     assert done.returncode == 0, done.stderr
     assert 'match = "cpu-4"' in (tmp_path / "mesh_rules.toml").read_text()

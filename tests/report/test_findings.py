@@ -29,11 +29,16 @@ def plan(mesh: str) -> Plan:
     return Plan(axes=parse_mesh(mesh, ("dp", "tp")))
 
 
+# A compile, the time of others, or a part of the matrix unit.
+COSTS_NO_BYTES = frozenset(("unrolled-layers", "uneven-work", "parts-below-tile"))
+
+
 def test_every_rule_has_words_with_its_bytes_and_line() -> None:
     for rule in RULES:
         found = Finding(rule=rule, array="f32[8,8]", bytes=PART, axes=("dp",), source="a.py:3")
         text = sentence(found, {"dp": 4})
-        assert "f32[8,8]" in text and "2.00 MiB" in text and text.endswith("(a.py:3)")
+        assert "f32[8,8]" in text and text.endswith("(a.py:3)")
+        assert "2.00 MiB" in text or rule in COSTS_NO_BYTES
 
 
 def test_a_finding_is_said_once_with_the_fastest_plan_that_has_it() -> None:

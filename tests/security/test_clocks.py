@@ -41,7 +41,7 @@ _SHOWN = {
     "submissions/runner.py": "when a runner was seen, and its searches began",
     "submissions/store.py": "when a search was submitted",
     "submissions/tokens.py": "until when a token holds",
-    "tuner/dry_run.py": "when a result was made",
+    "tuner/estimated.py": "when a result was made",
     "tuner/measure/decision.py": "when a result was made",
     "tuner/strategies/absent.py": "when a result was made",
     "tuner/study/stored/journal.py": "when the trial began that stands for a damaged one",

@@ -16,9 +16,10 @@ WIDE_REDUCTION = "wide-reduction"
 _WIDE = frozenset(("f32", "f64"))
 _NARROW = ("bf16", "f16", "f8", "f6", "f4")
 _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
-# A step is narrow if this part of the work of its products is done in narrow types; a wide product
-# is worth a word if it is that part of all of it.
-_NARROW_SHARE, _WIDE_SHARE = 0.25, 0.02
+# A step is narrow if this part of the work of its products is done in narrow types; wide products
+# are worth a word if a line has that part of all of it, and a wide reduction if it has that part of
+# what the step reduces. Less is what people keep wide on purpose: scores, and the last layer.
+_NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
 
 
@@ -54,17 +55,21 @@ def wide_products(program: Program) -> Iterator[Finding]:
         )
 
 
-def wide_reduction(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A reduction between devices in a wide type, of which a narrow one is kept."""
-    del program
-    operation = seen.operation
-    if operation.name not in _REDUCTIONS or not operation.attributes.get("axes"):
-        return
-    reduced = operation.results[0]
-    if reduced.dtype not in _WIDE or reduced.global_bytes < LEAST_BYTES:
-        return
-    kept = _narrowed_to(reduced)
-    if kept:
+def wide_reductions(program: Program) -> Iterator[Finding]:
+    """Reductions between devices in a wide type, of which a narrow one is kept."""
+    reductions = [
+        seen
+        for seen in program.operations()
+        if seen.operation.name in _REDUCTIONS and seen.operation.attributes.get("axes")
+    ]
+    total = sum(_reduced_bytes(program, seen) for seen in reductions)
+    for seen in reductions:
+        operation, reduced = seen.operation, seen.operation.results[0]
+        if reduced.dtype not in _WIDE or reduced.global_bytes < LEAST_BYTES:
+            continue
+        kept = _narrowed_to(reduced)
+        if not kept or _reduced_bytes(program, seen) < _WIDE_SHARE * total:
+            continue
         yield Finding(
             rule=WIDE_REDUCTION,
             array=words(reduced),
@@ -74,6 +79,12 @@ def wide_reduction(program: Program, seen: Seen) -> Iterator[Finding]:
             source=nearby_source(operation),
             detail=kept,
         )
+
+
+def _reduced_bytes(program: Program, seen: Seen) -> float:
+    """In a step, of the whole array."""
+    times = value_of(seen.count, program.sizes)
+    return times * seen.operation.results[0].global_bytes
 
 
 def _is_wide(product: Operation) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
 from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
 from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
-from automesh.ir.findings.precision import wide_products, wide_reduction
+from automesh.ir.findings.precision import wide_products, wide_reductions
 from automesh.ir.findings.state import parts
 from automesh.ir.findings.tiles import parts_below_tile
 from automesh.ir.findings.traced import baked_constant, unrolled_layers
@@ -248,7 +248,6 @@ RULES: tuple[Callable[[Program, Seen], Iterable[Finding]], ...] = (
     undivided_operation,
     gradient_per_microbatch,
     replicated_gradient,
-    wide_reduction,
     baked_constant,
     host_callback,
     whole_random_bits,
@@ -258,6 +257,7 @@ RULES_OF_ALL: tuple[Callable[[Program], Iterable[Finding]], ...] = (
     padding_waste,
     parts_below_tile,
     wide_products,
+    wide_reductions,
     unrolled_layers,
 )
 
