@@ -35,7 +35,9 @@ COSTS_NO_BYTES = frozenset(("unrolled-layers", "uneven-work", "parts-below-tile"
 
 def test_every_rule_has_words_with_its_bytes_and_line() -> None:
     for rule in RULES:
-        found = Finding(rule=rule, array="f32[8,8]", bytes=PART, axes=("dp",), source="a.py:3")
+        found = Finding(
+            rule=rule, array="f32[8,8]", bytes=PART, axes=("dp",), source="a.py:3", detail="256"
+        )
         text = sentence(found, {"dp": 4})
         assert "f32[8,8]" in text and text.endswith("(a.py:3)")
         assert "2.00 MiB" in text or rule in COSTS_NO_BYTES
