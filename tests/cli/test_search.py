@@ -412,7 +412,9 @@ def test_ctrl_c_while_compiling_and_then_the_same_command(tmp_path: Path) -> Non
     (database,) = folder.glob("results/*/study.db")
     before = states(database)["compile"]
     assert before["RUNNING"] == 0
-    done = call(f"{SEARCH} --budget 60s --json", folder)
+    done = until_decided(
+        lambda: call(f"{SEARCH} --budget 60s --json", folder), lambda one: one.stderr
+    )
     assert done.code == 0, done.stderr
     after = states(database)["compile"]
     assert after["COMPLETE"] > before["COMPLETE"]
