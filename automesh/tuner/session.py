@@ -16,6 +16,7 @@ from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.pricing import Prices, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
+from automesh.foreign.ownership import why_others_may_write
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.compilers import attached_devices_of
@@ -322,14 +323,15 @@ def _beside(folder: Path, workload: str) -> list[Path]:
 
     What is taken from there is known by all that it depends on, so that it may be another target's:
     with as many devices of the same platform, a step has the same terms on most of its meshes. What
-    others have submitted to a service is none of this search's business.
+    others have submitted to a service is none of this search's business, and what another account
+    may have put there is not believed.
     """
     if os.environ.get(BUNDLE):
         return []
     found: list[tuple[float, Path]] = []
     with suppress(OSError):
         for terms in folder.absolute().parent.glob(f"{glob.escape(workload)}-*/{TERMS}"):
-            if terms.parent.name != folder.name:
+            if terms.parent.name != folder.name and not why_others_may_write(terms):
                 found.append((terms.stat().st_mtime, terms))
     return [terms for _, terms in sorted(found, reverse=True)[:_MOST_BESIDE]]
 

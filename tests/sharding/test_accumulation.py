@@ -73,3 +73,20 @@ def test_gradients_that_are_only_added_up_are_reduced_once(
     every = MICROBATCHES * max(layers, 1)
     expected = every if platform == "cpu" else expected
     assert _reductions(_build(kind, layers), platform) == expected
+
+
+def test_a_maximum_that_is_added_up_stays_in_the_loop() -> None:
+    """The largest of sums is not the sum of the largest."""
+
+    def build(mesh: Any) -> Any:
+        def step(x: Any) -> Any:
+            parts = x.reshape(MICROBATCHES, -1, WIDTH, order="F")
+            total, _ = jax.lax.scan(
+                lambda total, part: (total + jnp.max(part, axis=0), None), jnp.zeros(WIDTH), parts
+            )
+            return total
+
+        x = jax.ShapeDtypeStruct((4096, WIDTH), "float32", sharding=NamedSharding(mesh, P("dp")))
+        return jax.jit(step), (x,)
+
+    assert _reductions(build, "tpu") == MICROBATCHES

@@ -86,5 +86,11 @@ def test_terms_of_the_same_script_are_looked_for_in_the_studies_beside(
     found = [one.parent.name for one in _beside(mine, "train")]
     assert found == ["train-cpu-4-aa", "train-tpu-v5p-64-ab-2"]
     assert _beside(tmp_path / "none" / "train-cpu-4-aa", "train") == []
+    # What anybody may write into is not believed.
+    (tmp_path / names[0] / TERMS).chmod(0o777)
+    assert [one.parent.name for one in _beside(mine, "train")] == found[1:]
+    tmp_path.chmod(0o777)
+    assert _beside(mine, "train") == []
+    tmp_path.chmod(0o700)
     monkeypatch.setenv(BUNDLE, "7:/somewhere")
     assert _beside(mine, "train") == []

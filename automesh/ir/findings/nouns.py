@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from automesh.cost.terms import Monomial, Sum
+from automesh.cost.terms import Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value, multiplied
 from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
 
@@ -153,6 +154,19 @@ def _within(block: Block, count: Sum, loops: tuple[Operation, ...]) -> Iterator[
         inside = count if times is None else multiplied(count, times)
         for body in operation.bodies:
             yield from _within(body, inside, (*loops, operation) if is_loop else loops)
+
+
+def work_of(program: Program, seen: Seen) -> float:
+    """Multiplications of a product in a step, all devices together."""
+    operation = seen.operation
+    times = value_of(seen.count, program.sizes)
+    result = math.prod(operation.results[0].shape)
+    if operation.name == "convolution":
+        kernel = operation.operands[1].shape
+        features = kernel[operation.attributes["rhs_output"]]
+        return times * result * math.prod(kernel) / max(features, 1)
+    left = operation.operands[0].shape
+    return times * result * math.prod(left[d] for d in operation.attributes["lhs_contracting"])
 
 
 def words(value: Value) -> str:

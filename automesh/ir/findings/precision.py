@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, value_of
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words, work_of
 from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.terms.collectives import nearby_source
@@ -26,7 +25,7 @@ _FARTHEST = 32
 def wide_products(program: Program) -> Iterator[Finding]:
     """Products whose operands are wide, in a step that computes in narrow types; each line once."""
     works = [
-        (seen, _work(program, seen))
+        (seen, work_of(program, seen))
         for seen in program.operations()
         if seen.operation.name in PRODUCTS
     ]
@@ -94,19 +93,6 @@ def _is_wide(product: Operation) -> bool:
 
 def _is_narrow(product: Operation) -> bool:
     return all(one.dtype.startswith(_NARROW) for one in product.operands[:2])
-
-
-def _work(program: Program, seen: Seen) -> float:
-    """Multiplications of a product in a step, but for a factor that all products share."""
-    operation = seen.operation
-    times = value_of(seen.count, program.sizes)
-    result = math.prod(operation.results[0].shape)
-    if operation.name == "convolution":
-        kernel = operation.operands[1].shape
-        features = kernel[operation.attributes["rhs_output"]]
-        return times * result * math.prod(kernel) / max(features, 1)
-    left = operation.operands[0].shape
-    return times * result * math.prod(left[d] for d in operation.attributes["lhs_contracting"])
 
 
 def _narrowed_to(value: Value) -> str:

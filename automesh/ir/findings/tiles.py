@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from automesh.cost.terms import Finding, Monomial, value_of
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.cost.terms import Finding, Monomial
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, words, work_of
 from automesh.ir.graph import Operation, Value, added, times
 from automesh.ir.terms.collectives import nearby_source
 
@@ -26,11 +26,11 @@ def parts_below_tile(program: Program) -> Iterator[Finding]:
     if program.platform != "tpu":
         return
     products = [one for one in program.operations() if one.operation.name == "dot_general"]
-    total = sum(_work(program, one) for one in products)
+    total = sum(work_of(program, one) for one in products)
     told: set[tuple[str, tuple[str, ...]]] = set()
     for seen in products:
         operation = seen.operation
-        if _work(program, seen) < _SHARE * total:
+        if work_of(program, seen) < _SHARE * total:
             continue
         for value, dims in _sides(operation):
             axes = tuple(axis for d in dims for axis in value.axes[d])
@@ -63,13 +63,6 @@ def _sides(product: Operation) -> Iterator[tuple[Value, tuple[int, ...]]]:
 def _others(value: Value, *taken: tuple[int, ...]) -> tuple[int, ...]:
     used = {d for dims in taken for d in dims}
     return tuple(d for d in range(len(value.shape)) if d not in used)
-
-
-def _work(program: Program, seen: Seen) -> float:
-    left = seen.operation.operands[0].shape
-    summed = math.prod(left[d] for d in seen.operation.attributes["lhs_contracting"])
-    count = value_of(seen.count, program.sizes)
-    return count * summed * math.prod(seen.operation.results[0].shape)
 
 
 def _filled_up(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:

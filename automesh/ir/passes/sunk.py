@@ -27,10 +27,19 @@ def sink_reductions(graph: Graph) -> None:
     for block in reversed(list(blocks(graph))):
         for loop in [one for one in block.operations if one.name == "while"]:
             for operation in list(loop.bodies[0].operations):
-                if operation.name == "all_reduce" and not operation.attributes.get("manual"):
+                if operation.name == "all_reduce" and _is_sum(operation):
                     number = _added_to(graph, operation, loop)
                     if number is not None:
                         _sink(graph, block, loop, operation, number)
+
+
+def _is_sum(reduction: Operation) -> bool:
+    """Whether parts are added up, by a collective that the partitioner has made."""
+    if reduction.attributes.get("manual") or reduction.attributes.get("reducer", "add") != "add":
+        return False
+    # A reduction within the device comes first, and is of the same kind.
+    made = reduction.operands[0].producer
+    return made is None or made.attributes.get("reducer", "add") == "add"
 
 
 def _added_to(graph: Graph, reduction: Operation, loop: Operation) -> int | None:
