@@ -610,9 +610,9 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
       {'dp': 2, 'tp': 4}
     """
     if isinstance(path, str) and path.startswith(("http://", "https://")):
-        from automesh.remote.rules import load_rules
+        from automesh.plugins.service import find_service
 
-        return load_rules(path)
+        return find_service("`automesh.load` of a URL").load_rules(path)
     return read_rules(rules_path(path))
 
 

@@ -15,6 +15,41 @@ LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in
 
 
 _COUNTED: list[str] = []
+_OURS: dict[str, str] = {"automesh": str(PACKAGE)}
+_ASK_AS_USERS: set[str] = set()
+
+
+def count_as_ours(name: str, file: str, *, asks_as_user: bool = False) -> None:
+    """Makes a plug-in's code count as automesh's own, as its `__init__.py` asks for.
+
+    Args:
+      name: of its package.
+      file: the `__init__.py` of this package.
+      asks_as_user: what it reads off a device is what user code is told, as it stands for the
+        user's own program.
+    """
+    _OURS[name] = str(Path(file).resolve().parent)
+    if asks_as_user:
+        _ASK_AS_USERS.add(name)
+
+
+def is_our_module(name: str) -> bool:
+    """Whether a module is automesh's own, or a plug-in's that says so.
+
+    >>> is_our_module("automesh.mesh.axes"), is_our_module("automesh_of_mine.train")
+    (True, False)
+    """
+    return name.partition(".")[0] in _OURS
+
+
+def asks_as_user(name: str) -> bool:
+    """Whether a module of ours is told of devices what user code is told."""
+    return name.partition(".")[0] in _ASK_AS_USERS
+
+
+def our_folders() -> tuple[str, ...]:
+    """The folders of automesh's own code."""
+    return tuple(_OURS.values())
 
 
 def count_as_users(folder: str) -> None:
@@ -32,7 +67,7 @@ def is_users_file(file: str) -> bool:
         return True
     if any(folder in file for folder in INSTALLED):
         return False
-    return not file.startswith(("<", str(PACKAGE), *LIBRARIES))
+    return not file.startswith(("<", *_OURS.values(), *LIBRARIES))
 
 
 def installed_version(package: str) -> str:

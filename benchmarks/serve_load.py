@@ -42,13 +42,13 @@ from typing import Any
 
 import psutil
 
-from automesh.submissions.database import Database
-from automesh.submissions.home import open_home
-from automesh.submissions.tokens import Tokens
+from automesh_service.submissions.database import Database
+from automesh_service.submissions.home import open_home
+from automesh_service.submissions.tokens import Tokens
+from plugins.service.tests.support.service import SCRIPT, make_measured, order, tar_of
 from tests.support.paths import ROOT
 from tests.support.postgres import new_database, postgres_server
 from tests.support.processes import free_ports
-from tests.support.service import SCRIPT, make_measured, order, tar_of
 
 LIST_P99_S = 0.3
 """What a list may take while a search runs."""

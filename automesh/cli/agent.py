@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from automesh.cli.options import read_option
 from automesh.errors import UsageError
-from automesh.texts.user_text import check_text, user_path
+from automesh.plugins.service import AskedAgent, find_service
+from automesh.texts.user_text import check_text
 from automesh.units import parse_duration
 
 HELP = """Serve searches with the devices of this host: one that runs on another host, or those that
@@ -95,7 +95,14 @@ def agent(
     if server and ca:
         raise UsageError("--ca is for an agent of a search, and --server names a service")
     if server:
-        _serve_service(server, name, tuple(takes or ("*",)), tuple(has or ()), folder)
+        asked = AskedAgent(
+            server=server,
+            name=name,
+            takes=tuple(takes or ("*",)),
+            has=tuple(has or ()),
+            folder=folder,
+        )
+        find_service("`automesh agent --server`").serve_agent(asked)
         return
     if takes or has:
         raise UsageError("--takes and --has are for an agent of a service, with --server")
@@ -107,32 +114,3 @@ def agent(
     from automesh.launch.agent import serve_search
 
     serve_search(address, name=name, wait_s=wait_s, ca=ca)
-
-
-def _serve_service(
-    url: str, name: str, takes: tuple[str, ...], has: tuple[str, ...], folder: Path
-) -> None:
-    # Here and not above: an agent of a search needs no database.
-    from automesh.remote.agent import AgentOptions, serve_agent
-    from automesh.remote.client import open_server
-    from automesh.submissions.order import check_label, check_pattern
-
-    if name:
-        read_option("--name", check_label, name)
-    for text in takes:
-        read_option("--takes", check_pattern, text)
-    for text in has:
-        read_option("--has", check_label, text)
-    place = read_option("--folder", user_path, str(folder))
-    if place.exists() and not place.is_dir():
-        raise UsageError(f"--folder: `{place}` is no folder")
-    service, path = read_option("--server", lambda text: open_server(text, _say), url)
-    if path:
-        raise UsageError(f"--server: `{url}` has a path behind the address of the service")
-    options = AgentOptions(name=name, takes=takes, has=has, folder=place)
-    serve_agent(service, options, _say)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

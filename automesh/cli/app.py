@@ -21,10 +21,10 @@ from automesh.cli import (
     show,
     targets,
 )
+from automesh.cli.added.commands import Commands, offer_commands
 from automesh.cli.guard import guarded, prepare_streams
 from automesh.cli.lint import command as lint
 from automesh.cli.rules import presets
-from automesh.cli.service import serve, submit, token
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
 
@@ -57,6 +57,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(
@@ -109,16 +110,7 @@ app.command(
 app.command("hosts", help=hosts.HELP, short_help="Show what the hosts of a running search do.")(
     hosts.hosts
 )
-app.command("serve", help=serve.HELP, short_help="Serve studies and take searches over HTTP.")(
-    serve.serve
-)
-app.command(
-    "submit",
-    help=submit.HELP,
-    short_help="Let a service search, and take its rule home.",
-    context_settings=_WITH_ARGS,
-)(submit.submit)
-app.command("token", help=token.HELP, short_help="Say who may do what with a service.")(token.token)
+offer_commands(app)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

@@ -27,8 +27,8 @@ from automesh.cli.options import (
     spelled,
     with_notice,
 )
-from automesh.cli.service.submit import Asked, submit_and_follow
 from automesh.errors import UsageError
+from automesh.plugins.service import Asked, find_service
 from automesh.report.search_command import read_words
 
 if TYPE_CHECKING:
@@ -375,7 +375,8 @@ def search(
             rules=rules,
         )
         _check_remote(script)
-        submit_and_follow(asked, is_detached=False, is_new=new, as_json=as_json)
+        service = find_service("`automesh search --server`")
+        service.submit_and_follow(asked, is_detached=False, is_new=new, as_json=as_json)
         return
     options = api.SearchOptions(
         command=command,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
-from automesh.package import PACKAGE
+from automesh.package import is_our_module, our_folders
 from automesh.texts.terminal import as_unicode
 
 # How job code in a worker says that it ended in a failure which is an outcome, not a crash.
@@ -39,7 +39,6 @@ _DOING = {
 }
 # How the reason begins where a script was run up to its step, and did not get there.
 ON_THIS_MESH = "on this mesh "
-_OURS = "automesh."
 _REASON_CHARS = 200
 _SAID_CHARS = 100_000  # of a message; jax's longest ones, which hold a whole type, are shorter
 # jax/_src/sharding.py
@@ -82,7 +81,7 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case SystemExit():
             # What it printed before (argparse does) says more than a traceback: the parent adds it.
             return Failed(stage=stage, reason=f"the script called sys.exit({_argument(error)})")
-        case _ if type(error).__module__.startswith(_OURS):
+        case _ if is_our_module(type(error).__module__):
             # What automesh itself says of a script: the name of its class tells the user nothing.
             said = _said(error).strip().splitlines()
             reason = ON_THIS_MESH + _shortened(said[0] if said else "the script cannot be run")
@@ -193,7 +192,7 @@ def _drop_our_frames(report: traceback.TracebackException) -> None:
         theirs = [
             frame
             for frame in one.stack
-            if not frame.filename.startswith((str(PACKAGE), "<frozen importlib", "<frozen runpy"))
+            if not frame.filename.startswith((*our_folders(), "<frozen importlib", "<frozen runpy"))
         ]
         one.stack = traceback.StackSummary.from_list(theirs)
         waiting += [other for other in (one.__cause__, one.__context__) if other is not None]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-# As in tests/conftest.py: before anything imports jax.
+# As in conftest.py: before anything imports jax.
 os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "16"}
 
 from tests.conformance import deviations

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from automesh.package import asks_as_user, is_our_module
 from automesh.program.notes import note
 
 # What a device of a target is asked for. Its client and its memories stay those that are here,
@@ -37,11 +38,11 @@ _MORE = (
     "fabric_uuid",
     "shared_memory_per_block_optin",
 )
-# Where the question comes from, by the first part of the module's name: these read what is here.
-_TRUTH = frozenset({"jax", "jaxlib", "automesh"})
+# Where the question comes from, by the first part of the module's name: these, and automesh,
+# read what is here.
+_TRUTH = frozenset({"jax", "jaxlib"})
 PROCESS_ATTRIBUTES = frozenset({"process_index", "host_id", "task_id"})
 """Which process a device belongs to, as it says itself, under new and old names."""
-_ADAPTERS = "automesh.frameworks"
 _HERE = "cpu"
 
 
@@ -153,4 +154,6 @@ def _is_user(answering: FrameType | None) -> bool:
     """Whether what asks `answering` is neither jax nor automesh."""
     caller = answering.f_back if answering is not None else None
     name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
-    return name.partition(".")[0] not in _TRUTH or name.startswith(_ADAPTERS)
+    if is_our_module(name):
+        return asks_as_user(name)
+    return name.partition(".")[0] not in _TRUTH

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from automesh.package import INSTALLED, PACKAGE
+from automesh.package import INSTALLED, our_folders
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import is_unicode
 
@@ -87,7 +87,8 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
       roots: folders of the user's. A virtual environment in one of them is no part of it; one that
         lies in Python's own folder is.
     """
-    if path.is_relative_to(PACKAGE) or any(part in INSTALLED for part in path.parts):
+    is_ours = any(path.is_relative_to(folder) for folder in our_folders())
+    if is_ours or any(part in INSTALLED for part in path.parts):
         return False
     if path.name.startswith(_GENERATED):
         return False

@@ -25,6 +25,7 @@ from optuna.storages.journal import JournalFileOpenLock
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.foreign.sqlite import is_busy
+from automesh.package import is_our_module
 from automesh.reading import check_regular, open_regular
 from automesh.skipped import DAMAGE, Skipped
 from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE, StorageUrl
@@ -206,7 +207,7 @@ def explained(storage: Storage) -> Generator[None]:
 
 def _is_raised_here(error: BaseException) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")).startswith("automesh.")
+    return is_our_module(str(frames[-1].f_globals.get("__name__", "")))
 
 
 def _failure(storage: Storage, error: BaseException) -> UsageError:

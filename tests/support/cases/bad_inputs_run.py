@@ -24,7 +24,7 @@ from tests.support.cases.bad_inputs import ALL, BadInput, Files
 from tests.support.paths import ROOT
 
 GOLDEN = paths.GOLDEN / "cli" / "errors.txt"
-# Set by tests/conftest.py for jax in the test process; what a user has not.
+# Set by conftest.py for jax in the test process; what a user has not.
 _TEST_VARIABLES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "COLUMNS", "NO_COLOR")
 
 

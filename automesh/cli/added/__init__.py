@@ -1,0 +1,1 @@
+"""Commands that plug-ins add."""

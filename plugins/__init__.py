@@ -1,0 +1,1 @@
+"""The plug-ins of this repository: a folder, and a distribution, each."""

@@ -1,0 +1,5 @@
+"""The service: studies, rules and searches over HTTP, and what speaks to it."""
+
+from automesh.package import count_as_ours
+
+count_as_ours(__name__, __file__)

@@ -1,0 +1,217 @@
+"""`automesh submit`: a search on another machine, by its service."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from automesh.cli.options import ScriptArgs, read_option
+from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.jsonio import dumps
+from automesh.plugins.service import Asked
+from automesh.texts.user_text import check_text, user_path
+
+if TYPE_CHECKING:
+    from automesh_service.remote.client import Server
+    from automesh_service.remote.submit import Ended
+    from automesh_service.submissions.order import Order
+
+SERVER = "AUTOMESH_SERVER"
+HELP = """Submit a search to a service, follow it, and take its rule home.
+
+The folder of SCRIPT is sent (or --folder, if it imports from further up): at most 64 MiB,
+without links, hidden folders, results, rules and caches. The search runs where the service is,
+or where an agent of it is (--need says what that host must have); what it says is shown here,
+its table goes to stdout, and its rule is merged into mesh_rules.toml beside the script, as
+`automesh search` does. Ctrl-C stops following, not the search: the same command goes on with it,
+wherever it was.
+
+The token for the service comes from AUTOMESH_SERVER_TOKEN, or the file of mode 0600 that
+AUTOMESH_SERVER_TOKEN_FILE names; for a service of yours on this machine it is found.
+
+\b
+Examples:
+  automesh submit train.py --server https://mesh.example.com
+  automesh submit train.py --target cpu:8 --budget 3m
+  automesh submit jobs/train.py --folder . --detach -- --size small
+  automesh submit train.py --need gpu-h100-8
+
+\b
+Exit codes:
+  0 found   1 nothing may become a rule   2 refused, or nobody answers
+  130 Ctrl-C
+"""
+
+SERVER_OPTION = """Address of the service; by default AUTOMESH_SERVER, else a service on this
+machine."""
+
+
+def submit(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
+    ],
+    script_args: ScriptArgs = None,
+    server: Annotated[
+        str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)
+    ] = "",
+    folder: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="What is sent; by default the script's own.", show_default=False
+        ),
+    ] = "",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="As for `search`; local is what the host has that runs it.",
+            show_default=False,
+        ),
+    ] = None,
+    space: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="A search space, or a TOML file in the folder.", show_default=False
+        ),
+    ] = "",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="For each run of the search: 90s, 10m, 1.5h.")
+    ] = "10m",
+    need: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="What its host must have, as its agent says: gpu-h100-8; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="As for `search`.", show_default=False),
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="MESH", help="As for `search`.", show_default=False)
+    ] = "",
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the rule goes; by default mesh_rules.toml beside the script.",
+            show_default=False,
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Do not wait for the end; print its number.")
+    ] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Make another submission of the same search.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    asked = Asked(
+        script=script,
+        args=tuple(script_args or ()),
+        server=server,
+        folder=folder,
+        targets=tuple(target or ["local"]),
+        space=space,
+        budget=budget,
+        top=top or 0,
+        baseline=baseline,
+        rules=rules,
+        needs=tuple(need or ()),
+    )
+    submit_and_follow(asked, is_detached=detach, is_new=new, as_json=as_json)
+
+
+def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool) -> None:
+    """What `automesh submit` does, and `automesh search --server`."""
+    from automesh_service.remote.client import open_server
+    from automesh_service.remote.submit import follow, submit
+
+    order, folder = _order(asked)
+    rules = asked.rules if asked.rules is not None else _beside(asked.script)
+    rules = read_option("--rules", user_path, str(rules))
+    address = asked.server or os.environ.get(SERVER, "") or "http://127.0.0.1:8700"
+    service, path = read_option("--server", lambda url: open_server(url, _say), address)
+    if path:
+        raise UsageError(f"--server: `{address}` has a path behind the address of the service")
+    taken = submit(service, order, folder, rules=rules, is_new=is_new)
+    known = ", which was there already" if taken.is_known else ""
+    _say(f"submission {taken.number}{known}: {service.url}/submissions/{taken.number}")
+    if is_detached:
+        sys.stdout.write(f"{taken.number}\n")
+        return
+    _finish(service, follow(service, taken.number, _say), asked, rules, as_json=as_json)
+
+
+def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json: bool) -> None:
+    """Prints what a submission has found, and takes its rules.
+
+    Raises:
+      NoFeasibleMesh: nothing may become a rule.
+      UsageError: the search was refused or cancelled.
+    """
+    from automesh_service.remote.submit import result_json, tables, take_rules
+
+    studies = ended.studies
+    if as_json:
+        found = result_json(service, studies)
+        sys.stdout.write(dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
+    else:
+        columns = shutil.get_terminal_size().columns
+        width = min(max(columns, 40), 400)
+        sys.stdout.write(tables(service, studies, width=width, top=asked.top or 8))
+    match ended.state:
+        case "found":
+            merged = take_rules(service, studies, rules, targets=asked.targets)
+            _say(f"merged the rule for {', '.join(merged)} into {rules}")
+        case "nothing":
+            raise NoFeasibleMesh(ended.said)
+        case state:
+            raise UsageError(f"the submission ended as {state}: {ended.said}")
+
+
+def _order(asked: Asked) -> tuple[Order, Path]:
+    from automesh.units import parse_duration
+    from automesh_service.remote.submit import order_for
+    from automesh_service.submissions.order import Order, check_label
+
+    for option, texts in (
+        ("--target", asked.targets),
+        ("--baseline", (asked.baseline,)),
+        ("--space", (asked.space,)),
+        ("-- ARGS", asked.args),
+    ):
+        for text in texts:
+            read_option(option, check_text, text)
+    for text in asked.needs:
+        read_option("--need", check_label, text)
+    read_option("--budget", parse_duration, asked.budget)
+    if asked.folder:
+        read_option("--folder", user_path, asked.folder)
+    order = Order(
+        entry="",
+        args=asked.args,
+        targets=asked.targets,
+        budget=asked.budget,
+        baseline=asked.baseline,
+        top=asked.top,
+        needs=asked.needs,
+    )
+    return order_for(asked.script, order, folder=asked.folder, space=asked.space)
+
+
+def _beside(script: str) -> Path:
+    location, colon, _ = script.rpartition(":")
+    return Path(location if colon else script).parent / "mesh_rules.toml"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

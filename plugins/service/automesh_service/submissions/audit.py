@@ -1,0 +1,110 @@
+"""The audit: who did what, and what was refused to whom; only ever added to.
+
+The database refuses to change or remove a row of it, so neither a mistake of ours nor a request
+can. Whoever can write the file itself, its owner, can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from automesh.texts.terminal import clean, shortened
+from automesh_service.submissions.database import AUDIT, Database
+from automesh_service.submissions.store import Note, Submission
+
+_CHARS = 300  # of each word: what is refused may be anything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that somebody did, or was refused.
+
+    Attributes:
+      number: from 1, in the order of time.
+      at_s: seconds since 1970.
+      who: name of the holder of the token; empty if there was no valid one.
+      address: where the request came from.
+      action: such as `POST /v1/studies`, or what the runner did.
+      subject: what it was done to.
+      status: of the answer; 0 where there was none.
+      said: why it was refused; empty if it was not.
+    """
+
+    number: int
+    at_s: float
+    who: str
+    address: str
+    action: str
+    subject: str
+    status: int
+    said: str
+
+
+class Audit:
+    """The audit of a service."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    def note(
+        self,
+        action: str,
+        *,
+        who: str = "",
+        address: str = "",
+        subject: str = "",
+        status: int = 0,
+        said: str = "",
+        within: sa.Connection | None = None,
+    ) -> None:
+        """Adds an entry.
+
+        Args:
+          within: the change that it tells of: the entry is there if and only if that was done,
+            whenever the process is killed. None for a change of its own.
+        """
+        texts = {"who": who, "address": address, "action": action, "subject": subject, "said": said}
+        row: dict[str, Any] = {name: shortened(clean(text), _CHARS) for name, text in texts.items()}
+        entry = sa.insert(AUDIT).values(**row, status=status, at_s=self._clock())
+        if within is not None:
+            within.execute(entry)
+            return
+        with self._database.change() as connection:
+            connection.execute(entry)
+
+    def noting(self, action: str, said: Callable[[str], str]) -> Note:
+        """What notes a change of a submission, in the step that does it.
+
+        Args:
+          said: gets what the submission is then.
+        """
+
+        def note(connection: sa.Connection, found: Submission) -> None:
+            self.note(
+                action,
+                who=found.owner,
+                subject=found.number,
+                said=said(found.state),
+                within=connection,
+            )
+
+        return note
+
+    def entries(self, *, before: int | None = None, count: int = 100) -> list[Entry]:
+        """The latest entries first.
+
+        Args:
+          before: number of the entry behind which to begin; None for the last one.
+        """
+        query = sa.select(AUDIT).order_by(AUDIT.c.number.desc()).limit(count)
+        if before is not None:
+            query = query.where(AUDIT.c.number < before)
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [Entry(**row) for row in rows]
