@@ -35,7 +35,7 @@ def load(group: str, name: str, kind: type | tuple[type, ...] = object, *, what:
     Raises:
       UsageError: no plug-in has it, several have it, or the one that has it cannot be loaded.
     """
-    points = installed(group).get(name, ())
+    points = list(installed(group).get(name, ()))
     if not points:
         known = who_offers(group, name)
         hint = known.install if known else f"install what adds `{name}` to the group `{group}`"

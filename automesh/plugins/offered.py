@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 COMMANDS = "automesh.commands"
 SERVICES = "automesh.services"
+FRAMEWORKS = "automesh.frameworks"
+EXPORTS = "automesh.exports"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,15 @@ SERVICE = Distribution(
     folder="plugins/service",
     names={COMMANDS: ("serve", "submit", "token"), SERVICES: ("service",)},
 )
-DISTRIBUTIONS = (SERVICE,)
+FRAMEWORK_STEPS = Distribution(
+    name="jax-automesh-frameworks",
+    folder="plugins/frameworks",
+    names={
+        FRAMEWORKS: ("maxtext", "levanter", "easydel", "tunix", "kauldron", "axlearn"),
+        EXPORTS: ("maxtext", "axlearn", "levanter", "easydel", "tunix", "loadax"),
+    },
+)
+DISTRIBUTIONS = (SERVICE, FRAMEWORK_STEPS)
 SHORT_HELPS = {
     "serve": "Serve studies and take searches over HTTP.",
     "submit": "Let a service search, and take its rule home.",

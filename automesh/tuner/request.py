@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.registry import FRAMEWORKS, framework_of
 from automesh.hardware.reserve import parse_reserve
 from automesh.launch.cluster import ALONE, Cluster, ClusterOptions, cluster_of
 from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
+from automesh.plugins.framework import framework_at, framework_called, is_framework
+from automesh.plugins.offered import FRAMEWORKS, offered
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.notebook import code_of
@@ -339,7 +340,7 @@ def _usual_space(subject: Entry | TimedCommand) -> str:
     """The search space of a search that names none; of a command, that of its template."""
     if isinstance(subject, TimedCommand):
         return ""
-    framework = framework_of(subject)
+    framework = framework_at(subject.location) if subject.kind == "module" else None
     return "auto" if framework is None else framework.space
 
 
@@ -357,7 +358,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*")
 _NAME_A_SCRIPT = (
     "give the path of a Python file with a function `build(mesh)`, `package.module:function`, "
-    f"or a framework: {', '.join(FRAMEWORKS)}"
+    f"or a framework: {', '.join(offered(FRAMEWORKS))}"
 )
 UNMODIFIED = ""
 """The function of a script that has no `build`: it is captured, see `automesh.program.capture`."""
@@ -397,8 +398,9 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     path = user_path(location)
     kind = kind_of_file(path)
     # A clone of the framework is likely to have a folder of that name.
-    if not colon and location in FRAMEWORKS and not path.is_file():
-        return FRAMEWORKS[location].entry(tuple(argv))
+    if not colon and not path.is_file() and is_framework(location):
+        module = framework_called(location).module
+        return Entry(kind="module", location=module, argv=tuple(argv))
     if kind == "a folder":
         raise UsageError(
             f"`{location}` is a folder, not a script",

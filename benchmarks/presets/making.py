@@ -142,7 +142,7 @@ def missing_of_maxtext() -> str:
     """What keeps MaxText from being imported here; empty if nothing does."""
     code = (
         "from automesh.errors import AutomeshError\n"
-        "from automesh.frameworks.maxtext import check_installed\n"
+        "from automesh_frameworks.steps.maxtext import check_installed\n"
         "try:\n    check_installed()\n"
         f"except AutomeshError as error:\n    print({_MISSING!r} + error.message)"
     )

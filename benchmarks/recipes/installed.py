@@ -40,7 +40,8 @@ def find_installed() -> Installed:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(
             "MaxText is not installed in this environment",
-            hint="install it as the head of tests/frameworks/test_real_maxtext.py says, or take "
+            hint="install it as the head of plugins/frameworks/tests/steps/test_real_maxtext.py "
+            "says, or take "
             "`--summary` for the figures of what is kept",
         )
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}

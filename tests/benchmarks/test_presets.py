@@ -334,7 +334,7 @@ def test_what_maxtext_prints_while_it_is_imported_is_not_missing(
     stand_in = tmp_path / "sitecustomize.py"
     stand_in.write_text(
         "from automesh.errors import UsageError\n"
-        "from automesh.frameworks import maxtext\n"
+        "from automesh_frameworks.steps import maxtext\n"
         "def check_installed():\n"
         "    print('[NO-OP] mldiagnostics: dependency missing; using stub.')\n"
         f"    {code or 'return'}\n"

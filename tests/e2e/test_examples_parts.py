@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from automesh.frameworks.registry import FRAMEWORKS
+from automesh.plugins.offered import FRAMEWORKS, offered
 from tests.support.example_runs import EXAMPLES, NAMES, build, device_mesh, module
 
 SPACES = EXAMPLES.parent / "search_spaces"
@@ -183,5 +183,5 @@ def test_shipped_space_names_what_there_is(name):
 
 
 def test_every_shipped_space_is_tested():
-    # Those of frameworks have adapters, and tests, of their own: `tests/frameworks`.
-    assert {path.stem for path in SPACES.glob("*.toml")} == {*SHIPPED, *FRAMEWORKS}
+    # Those of frameworks have adapters, and tests, of their own: `plugins/frameworks/tests/steps`.
+    assert {path.stem for path in SPACES.glob("*.toml")} == {*SHIPPED, *offered(FRAMEWORKS)}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from automesh.frameworks.registry import FRAMEWORKS
 from automesh.hardware.gpu_configurations import known_configurations
+from automesh.plugins.offered import FRAMEWORKS, offered
 from tests.support.paths import ROOT
 from tests.support.undecided import until_decided
 
@@ -57,7 +57,7 @@ def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == {"automesh"}
     spaces = {path.stem for path in (installed / "automesh" / "search_spaces").glob("*.toml")}
     shipped = ("auto", "dense_lm", "dense_lm_pipeline", "long_context", "moe_lm", "moe_lm_pipeline")
-    assert spaces == {*shipped, *FRAMEWORKS}
+    assert spaces == {*shipped, *offered(FRAMEWORKS)}
     presets = {path.name for path in (installed / "automesh/preset_rules/maxtext").iterdir()}
     kept = {path.name for path in (ROOT / "results/presets/maxtext").iterdir()}
     assert presets == kept and "qwen3-1.7b.toml" in presets

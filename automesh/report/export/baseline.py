@@ -6,7 +6,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.reading import read_text
-from automesh.report.export.frameworks import NAMES, granules_of, import_rules
+from automesh.report.export.frameworks import granules_of, import_rules, names
 from automesh.report.export.translate import mesh_text
 from automesh.texts.user_text import user_path
 
@@ -26,7 +26,8 @@ def read_baseline(text: str, *, target: str = "") -> str:
     'fsdp:8 remat=full'
     """
     name, colon, path = text.strip().partition(":")
-    if not colon or name not in NAMES or path.strip().lstrip("-").split(",")[0].isdigit():
+    is_size = path.strip().lstrip("-").split(",")[0].isdigit()
+    if not colon or is_size or name not in names():
         return text
     granules = granules_of(target) if target else None
     source: Path = user_path(path)

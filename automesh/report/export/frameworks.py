@@ -1,4 +1,7 @@
-"""All frameworks by name: a rules file written in their words, and their files read as rules."""
+"""All frameworks by name: a rules file written in their words, and their files read as rules.
+
+Their words are in plug-ins, which are found by the entry points `automesh.exports`.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,21 @@ from automesh.mesh.rules.file import format_rules
 from automesh.mesh.rules.rule import MeshRule, check_selector, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree
 from automesh.mesh.shape import HybridMeshShape
+from automesh.plugins.entry_points import installed, load
+from automesh.plugins.offered import EXPORTS, offered
 from automesh.reading import parse_json
-from automesh.report.export.axlearn import AXLEARN
-from automesh.report.export.easydel import EASYDEL
-from automesh.report.export.levanter import LEVANTER
-from automesh.report.export.loadax import LOADAX
-from automesh.report.export.maxtext import MAXTEXT
 from automesh.report.export.nouns import NO_WORDS, AxisSize, Framework, Setting, Words
 from automesh.report.export.translate import rule_of, setting_of
-from automesh.report.export.tunix import TUNIX
 
-FRAMEWORKS = {one.name: one for one in (MAXTEXT, AXLEARN, LEVANTER, EASYDEL, TUNIX, LOADAX)}
 JSON = "json"
 """automesh's own rules file as JSON, which `automesh.load` reads, too."""
-NAMES = (*FRAMEWORKS, JSON)
+
+
+def names() -> tuple[str, ...]:
+    """What a rules file can be written for and read from: of this repository's plug-ins, installed
+    or not, of others', and JSON."""
+    known = offered(EXPORTS)
+    return (*known, *sorted(installed(EXPORTS).keys() - set(known)), JSON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ def export_rules(
     """The text that tells a framework what the rules say.
 
     Args:
-      name: one of `NAMES`.
+      name: one of `names()`.
       select: name of the target whose rule is written; empty: the only one, or all of them where
         the framework keeps rules by target.
       granules: of the target, to infer sizes that a rule leaves open.
@@ -69,11 +73,11 @@ def export_rules(
       UsageError: an unknown framework, no such rule, several rules, or one that the framework
         cannot say.
     """
-    chosen = _chosen(rules, select, is_many=name == JSON or _called(name).many)
+    chosen = _chosen(rules, select, is_many=name == JSON or format_called(name).many)
     if name == JSON:
         kept = Rules(axes=rules.axes, batch_axes=rules.batch_axes, rules=chosen)
         return format_rules(kept, as_json=True)
-    framework = _called(name)
+    framework = format_called(name)
     if granules is not None:
         chosen = tuple(_resolved(rule, granules) for rule in chosen)
     return framework.write(tuple(setting_of(rules, rule, framework, words) for rule in chosen))
@@ -101,7 +105,7 @@ def import_rules(
     if name == JSON:
         rules = rules_from_tree(_json_tree(text, source), source=source)
         return Imported(rules=rules)
-    framework = _called(name)
+    framework = format_called(name)
     try:
         settings = framework.read(text)
         if granules is not None:
@@ -162,13 +166,20 @@ def _in_file(rule: MeshRule, first: MeshRule) -> MeshRule:
     return replace(rule, axes=() if is_same else rule.axes, batch_axes=batch)
 
 
-def _called(name: str) -> Framework:
-    if name in FRAMEWORKS:
-        return FRAMEWORKS[name]
-    raise UsageError(
-        f"`{name}` is not a framework that automesh knows{did_you_mean(name, NAMES)}",
-        hint=f"known are {', '.join(NAMES)}",
-    )
+def format_called(name: str) -> Framework:
+    """A framework's words for a mesh.
+
+    Raises:
+      UsageError: it is unknown, or its plug-in is not installed or cannot be loaded.
+    """
+    known = names()
+    if name not in known:
+        raise UsageError(
+            f"`{name}` is not a framework that automesh knows{did_you_mean(name, known)}",
+            hint=f"known are {', '.join(known)}",
+        )
+    found: Framework = load(EXPORTS, name, Framework, what=f"the format of {name}")
+    return found
 
 
 def _chosen(rules: Rules, select: str, *, is_many: bool) -> tuple[MeshRule, ...]:

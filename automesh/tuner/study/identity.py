@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from automesh.plugins.framework import framework_at
 from automesh.program.nouns import Entry
 
 BUNDLE = "AUTOMESH_BUNDLE"
@@ -76,8 +77,13 @@ def study_name(
     known_by = _in_bundle(location, bundle)
     is_of_submission = known_by != location and _NUMBER.fullmatch(word)
     ending = ending_at(known_by, word if is_of_submission else "")
-    # Before names had the number, and before bundles had words, when a path was what counted.
-    for one in (ending, ending_at(known_by), ending_at(location)):
+    # Before names had the number, before bundles had words, when a path was what counted, and
+    # before adapters of frameworks were in a plug-in.
+    endings = (ending, ending_at(known_by), ending_at(location))
+    framework = framework_at(location) if entry.kind == "module" else None
+    if framework is not None:
+        endings = (*endings, ending_at(framework.former_module))
+    for one in endings:
         if former := _former(scope, one):
             return former
     return f"{workload_name(entry)}{ending}"

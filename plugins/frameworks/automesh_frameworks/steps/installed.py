@@ -1,0 +1,92 @@
+"""What an adapter uses of a framework, looked up in one place, with a sentence for what is missing.
+
+Workers only: importing a framework imports jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from automesh.errors import UsageError
+from automesh.plugins.framework import Framework
+
+# Modules that a package of another name installs.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "haliax": "marin-haliax",  # The package `haliax` is an older one, which Levanter refuses.
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The modules that an adapter uses, by name.
+
+    Args:
+      framework: whose modules they are.
+      used: module -> names that the adapter uses of it. Modules of other packages may be among
+        them, such as those that the framework's own step comes from.
+
+    Raises:
+      UsageError: the framework is not installed whole, or another version that has moved something.
+    """
+    found: dict[str, Any] = {}
+    own = f"{framework.package}."
+    for name, names in used.items():
+        try:
+            found[name] = module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or name
+            raise _incomplete(framework, f"module `{missing}`", missing) from None
+        except Exception as error:  # noqa: BLE001 - with another jax, any: `assert`s, missing names
+            what = f"`{name}` that can be imported ({first_lines(error)})"
+            raise _incomplete(framework, what, own) from None
+        for one in names:
+            if not hasattr(module, one):
+                raise _incomplete(framework, f"`{one}` in `{name}`", own)
+    return found
+
+
+def _incomplete(framework: Framework, what: str, missing: str) -> UsageError:
+    """The framework, or something that it imports, is not as the adapter needs it."""
+    if missing == framework.package:
+        return UsageError(
+            f"{framework.title} is not installed in the environment that automesh runs in",
+            hint=framework.install,
+        )
+    if missing.startswith(f"{framework.package}."):
+        return UsageError(
+            f"the installed {framework.title} has no {what}",
+            hint=f"this adapter was tried with {framework.seen_in}: install that version",
+        )
+    top = missing.partition(".")[0]
+    return UsageError(
+        f"{framework.title} needs the {what}, which is not installed",
+        hint=f"`pip install {_DISTRIBUTIONS.get(top, top)}`",
+    )
+
+
+@contextlib.contextmanager
+def kept_environment() -> Generator[None]:
+    """Puts back what a framework sets in the environment while it is imported or asked.
+
+    A rule would be told as made under it, and the next plan would be built with it.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def first_lines(error: BaseException) -> str:
+    """What an exception says, on one line: of a long list of faults the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] or type(error).__name__

@@ -1,2 +1,0 @@
-"""A stand-in for AXLearn, and no AXLearn: a few lines with the names, forms and errors that
-`automesh.frameworks.axlearn` uses of it, for tests where it is not installed."""

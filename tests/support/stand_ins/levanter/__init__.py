@@ -1,4 +1,0 @@
-"""A stand-in for Levanter: a few lines with the names, forms and errors that
-`automesh.frameworks.levanter` uses of marin-levanter 0.2.227, on the real Haliax and Equinox, for
-tests where Levanter is not installed. `tests/frameworks/test_real_levanter.py` (long) runs the real
-one."""
