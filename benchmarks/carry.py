@@ -105,7 +105,7 @@ def _store(script: Path, folder: Path) -> dict[str, Any]:
 def _compare(folder: Path) -> dict[str, Any]:
     from automesh.program.capture.abstract_arrays import ValueNeeded
     from automesh.program.carry.check import check_carried
-    from automesh.program.pipeline.lower import lower_any
+    from automesh.program.lower.any_step import lower_any
     from automesh.space.enumerate import factorizations
     from automesh.tuner.script.carried import other_meshes
 
@@ -141,7 +141,7 @@ def _on_mesh(entry: Any, sizes: dict[str, int], said: str) -> dict[str, Any]:
     from automesh.program.carry.build import carried_build
     from automesh.program.carry.check import CarriedStep, difference
     from automesh.program.carry.meshes import CannotCarry
-    from automesh.program.pipeline.lower import lower_any
+    from automesh.program.lower.any_step import lower_any
     from automesh.program.script.build import build_on
 
     axes = tuple(MeshAxis(name=name, ici=size) for name, size in sizes.items())

@@ -1,11 +1,11 @@
 """Pipelines: schedules as data, checked and simulated, and what runs them on submeshes.
 
-Importing it loads no jax: the half that runs pipelines is loaded when one of its names is used.
+Importing it loads no jax: the half that runs pipelines is a plug-in, which is loaded
+when one of its names is used.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from automesh.pipeline.actions import Action, ActionKind, format_actions, parse_actions
@@ -29,27 +29,39 @@ from automesh.pipeline.simulate import (
     simulate,
     steady_step_s,
 )
+from automesh.plugins.pipelines import find_pipelines
 
 if TYPE_CHECKING:
-    from automesh.pipeline.runtime.compiled import CompiledPipeline
-    from automesh.pipeline.runtime.mesh import MpmdMesh
-    from automesh.pipeline.runtime.microbatching import Microbatched, accumulate, microbatch
-    from automesh.pipeline.runtime.parallel import Parallelized, parallelize
-    from automesh.pipeline.runtime.split.chain import chain, repeat_layer, split_layers
-    from automesh.pipeline.runtime.split.marks import register_task, stage_boundary, task
-    from automesh.pipeline.runtime.stage_costs import measure_costs
-    from automesh.pipeline.runtime.training import Optimizer, TrainState, TrainStep, train_step
+    from automesh_pipeline.runtime.compiled import CompiledPipeline
+    from automesh_pipeline.runtime.mesh import MpmdMesh
+    from automesh_pipeline.runtime.microbatching import Microbatched, accumulate, microbatch
+    from automesh_pipeline.runtime.parallel import Parallelized, parallelize
+    from automesh_pipeline.runtime.split.chain import chain, repeat_layer, split_layers
+    from automesh_pipeline.runtime.split.marks import register_task, stage_boundary, task
+    from automesh_pipeline.runtime.stage_costs import measure_costs
+    from automesh_pipeline.runtime.training import Optimizer, TrainState, TrainStep, train_step
 
-_RUNTIME = {
-    "split.chain": ("chain", "repeat_layer", "split_layers"),
-    "compiled": ("CompiledPipeline",),
-    "split.marks": ("register_task", "stage_boundary", "task"),
-    "stage_costs": ("measure_costs",),
-    "mesh": ("MpmdMesh",),
-    "microbatching": ("Microbatched", "accumulate", "microbatch"),
-    "parallel": ("Parallelized", "parallelize"),
-    "training": ("Optimizer", "TrainState", "TrainStep", "train_step"),
-}
+# Names of what runs pipelines, which is a plug-in.
+_RUNTIME = (
+    "CompiledPipeline",
+    "Microbatched",
+    "MpmdMesh",
+    "Optimizer",
+    "Parallelized",
+    "TrainState",
+    "TrainStep",
+    "accumulate",
+    "chain",
+    "measure_costs",
+    "microbatch",
+    "parallelize",
+    "register_task",
+    "repeat_layer",
+    "split_layers",
+    "stage_boundary",
+    "task",
+    "train_step",
+)
 
 __all__ = [
     "SCHEDULES",
@@ -96,10 +108,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _RUNTIME.items():
-        if name in names:
-            home = importlib.import_module(f"automesh.pipeline.runtime.{module}")
-            return getattr(home, name)
+    if name in _RUNTIME:
+        return find_pipelines(f"`automesh.pipeline.{name}`").public(name)
     raise AttributeError(f"module `automesh.pipeline` has no attribute `{name}`")
 
 

@@ -13,6 +13,7 @@ COMMANDS = "automesh.commands"
 SERVICES = "automesh.services"
 FRAMEWORKS = "automesh.frameworks"
 EXPORTS = "automesh.exports"
+PIPELINES = "automesh.pipelines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,12 @@ FRAMEWORK_STEPS = Distribution(
         EXPORTS: ("maxtext", "axlearn", "levanter", "easydel", "tunix", "loadax"),
     },
 )
-DISTRIBUTIONS = (SERVICE, FRAMEWORK_STEPS)
+PIPELINE_RUNTIME = Distribution(
+    name="jax-automesh-pipeline",
+    folder="plugins/pipeline",
+    names={PIPELINES: ("runtime",)},
+)
+DISTRIBUTIONS = (SERVICE, FRAMEWORK_STEPS, PIPELINE_RUNTIME)
 SHORT_HELPS = {
     "serve": "Serve studies and take searches over HTTP.",
     "submit": "Let a service search, and take its rule home.",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import kind_of
-from automesh.pipeline.runtime.split.arguments import axes_of
+from automesh.mesh.layout.shardings import axes_of_entry
 from automesh.program.execute.arguments import values_in_words
 from automesh.program.execute.prepare import (
     Forms,
@@ -24,9 +24,9 @@ from automesh.program.execute.prepare import (
 )
 from automesh.program.infer.classes import classes_of
 from automesh.program.infer.nouns import StepClasses
+from automesh.program.lower.any_step import StepProgram
 from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
-from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
 from automesh.program.script.workload import NamedWorkload, leaf_names_of
 from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
@@ -87,7 +87,7 @@ def summarize(
         has_init=built.workload.init is not None,
         has_advance=built.workload.advance is not None
         and not isinstance(built.workload, NamedWorkload),
-        is_pipeline=isinstance(program, StagedProgram),
+        is_pipeline=not isinstance(program, SingleProgram),
         change=change_of(_forms(again), _forms(built)),
         fingerprint=program.fingerprint(()),
         classes=_classes(program, names),
@@ -96,7 +96,7 @@ def summarize(
 
 def _classes(program: StepProgram, names: Sequence[str]) -> StepClasses | None:
     """The classes of the step's dimensions; None for a pipeline, which is several programs."""
-    if isinstance(program, StagedProgram):
+    if not isinstance(program, SingleProgram):
         return None
     closed: Any = program.traced.jaxpr
     num_held = len(closed.jaxpr.invars) - len(names)
@@ -259,7 +259,7 @@ def _shard_shape(leaf: Any, spec: Any, mesh: Mesh) -> tuple[int, ...]:
     if not isinstance(spec, PartitionSpec):
         return shape
     parts = [
-        math.prod(mesh.shape[axis] for axis in axes_of(entry) if axis in mesh.shape)
+        math.prod(mesh.shape[axis] for axis in axes_of_entry(entry) if axis in mesh.shape)
         for entry in spec
     ]
     parts += [1] * (len(shape) - len(parts))

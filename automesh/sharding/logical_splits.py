@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from automesh.pipeline.runtime.split.arguments import axes_of
+from automesh.mesh.layout.shardings import axes_of_entry
 from automesh.program.lower.lowered import axes_by_dimension, walk
 from automesh.program.lower.lowering import SingleProgram
 from automesh.sharding.mlir.locations import SourceReader
@@ -95,6 +95,10 @@ def _manual(jaxpr: Any) -> Iterator[_Found]:
             ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))
             for key, variables in ends:
                 for spec, variable in zip(equation.params[key], variables):
-                    yield "an array of a shard_map", variable.aval.shape, tuple(map(axes_of, spec))
+                    yield (
+                        "an array of a shard_map",
+                        variable.aval.shape,
+                        tuple(map(axes_of_entry, spec)),
+                    )
         for body in core.jaxprs_in_params(equation.params):
             yield from _manual(body)

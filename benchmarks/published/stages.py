@@ -25,11 +25,11 @@ from jax.sharding import Mesh
 from automesh import pipeline
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
-from automesh.pipeline.runtime.training import TrainState
 from automesh.program.nouns import Propagation
 from automesh.program.script.build import Built, build_on
 from automesh.program.script.workload import Workload
-from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
+from automesh_pipeline.runtime.training import TrainState
+from automesh_pipeline.search.propagate_pipeline import Stages, propagate_pipeline
 from benchmarks.published.layouts import Shape
 from benchmarks.support.paths import EXAMPLES
 

@@ -26,8 +26,8 @@ from automesh.program.capture.step_call import TracedCall, place_of, trace, work
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import StoredStep, store
+from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
-from automesh.program.pipeline.lower import lower_any
 from automesh.program.script.build import Built, build_on
 
 # What the code of a script does on its mesh: the jitted function, its arguments and keyword ones.

@@ -212,3 +212,10 @@ def _fitting(
                 hint="search the script as it is now, or take the axis out of the pattern",
             )
     return over
+
+
+def axes_of_entry(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec: none where it leaves the choice to XLA."""
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -15,9 +15,9 @@ from automesh.errors import UsageError
 from automesh.program.execute.arguments import initial_args, maker, plan_leaves
 from automesh.program.execute.value_domains import Domain
 from automesh.program.lower import carry_state
+from automesh.program.lower.any_step import StepProgram
 from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import Split, is_concrete, is_ref, leaf_shape
-from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import Ambient, entered
 from automesh.program.script.leaf_forms import LeafForm, difference, forms_of
@@ -155,7 +155,7 @@ def covered_by_init(program: StepProgram) -> list[bool]:
     with entered(built.ambient, built.workload.context):
         try:
             # That of a pipeline places arrays on the submeshes, which cannot be traced.
-            is_called = isinstance(program, StagedProgram)
+            is_called = not isinstance(program, SingleProgram)
             shapes = None if is_called else jax.eval_shape(lambda: init(built.mesh))
         # As in `arguments`: whatever keeps it from being traced, the real call says what it gives.
         except Exception:  # noqa: BLE001
@@ -171,7 +171,7 @@ def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Do
     Args:
       reference: there.
     """
-    if not isinstance(program, StagedProgram) and len(reference) == len(
+    if isinstance(program, SingleProgram) and len(reference) == len(
         jax.tree.leaves((program.args, program.kwargs))
     ):
         return reference

@@ -8,10 +8,10 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
+from automesh.plugins.pipelines import pipelines_of
 from automesh.program.lower.lowering import TracedStep, lower_here, trace_here
 from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import BuildAnswer
-from automesh.program.pipeline.lower import lower_pipeline, pipeline_of
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
 from automesh.program.script.workload import leaf_names_of
@@ -30,9 +30,9 @@ def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> Bu
     Raises:
       Exception: whatever the step or jax raises for other reasons than arguments.
     """
-    step = pipeline_of(built)
-    if step is not None:
-        lower_pipeline(built, step)
+    pipelines = pipelines_of(built.workload.step)
+    if pipelines is not None:
+        pipelines.lower(built)
         return BuildAnswer(arguments=())
     with entered(built.ambient, built.workload.context):
         # Where types have no shardings, a trace does not depend on what only a compile would tell.

@@ -10,15 +10,15 @@ from time import perf_counter
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, store_in
+from automesh.plugins.pipelines import pipelines_of
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Order, obtain
 from automesh.program.absent.device_queries import answering, explaining_real_arrays
 from automesh.program.lower import compilation_cache
+from automesh.program.lower.any_step import StepProgram
 from automesh.program.lower.host_callbacks import without_host
-from automesh.program.lower.lowering import lower
+from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.nouns import CompileAnswer, Lowered
-from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
-from automesh.program.pipeline.lower import StagedProgram, StepProgram, pipeline_of
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.handlers.stages import Emit, Stages
 from automesh.worker.messages import CompileJob
@@ -53,9 +53,11 @@ def compile_ahead(
         stages.enter("build")
         built = build_plan(job, job.plan, script, devices)
         stages.enter("lower")
-        step = pipeline_of(built)
+        pipelines = pipelines_of(built.workload.step)
         # A stage is compiled for as many slices as it spans.
-        program, part = (lower(built), one) if step is None else lower_for_absent(built, step, one)
+        program, part = (
+            (lower(built), one) if pipelines is None else pipelines.lower_for_absent(built, one)
+        )
         fingerprint = program.fingerprint(job.plan.compiler_options)
         wanted, waited = is_wanted(fingerprint, emit)
         if not wanted:
@@ -76,8 +78,8 @@ def compile_ahead(
 
 
 def _obtained(program: StepProgram, order: Order, fingerprint: str) -> CompileAnswer:
-    if isinstance(program, StagedProgram):
-        pipeline = obtain_pipeline(program, order)
+    if not isinstance(program, SingleProgram):
+        pipeline = program.compile_absent(order)
         return CompileAnswer(
             fingerprint=fingerprint,
             memory=worst_memory(pipeline),

@@ -11,12 +11,11 @@ from automesh.hlo.store import Stored, key_of, store_in
 from automesh.program import surroundings
 from automesh.program.kernels.annotate import kernel_costs
 from automesh.program.lower import compilation_cache
+from automesh.program.lower.any_step import lower_any
 from automesh.program.lower.compiled import count_serialized, read_memory, serialized
-from automesh.program.lower.lowering import compile_program
+from automesh.program.lower.lowering import SingleProgram, compile_program
 from automesh.program.notes import note
 from automesh.program.nouns import CompileAnswer, Lowered
-from automesh.program.pipeline.attached import compile_here, count_here
-from automesh.program.pipeline.lower import StagedProgram, lower_any
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.handlers.stages import Emit, Stages
 from automesh.worker.messages import CompileJob
@@ -43,9 +42,8 @@ def compile_attached(
     if not wanted:
         return Lowered(fingerprint=fingerprint)
     stages.enter("compile")
-    if isinstance(program, StagedProgram):
-        trained = compile_here(program, job.plan.compiler_options)
-        pipeline = count_here(program, trained)
+    if not isinstance(program, SingleProgram):
+        pipeline = program.compile_here(job.plan.compiler_options)
         return CompileAnswer(
             fingerprint=fingerprint,
             memory=worst_memory(pipeline),

@@ -15,9 +15,9 @@ from typing import Any
 
 from automesh.mesh.axes import MAPPING, Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
+from automesh.program.lower.any_step import lower_any
 from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.notes import in_one_line, note
-from automesh.program.pipeline.lower import lower_any
 from automesh.program.script.build import build_on
 from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.passes import plain

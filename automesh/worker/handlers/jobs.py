@@ -38,10 +38,11 @@ from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.infer.search.layout import Layout
 from automesh.program.lower import compilation_cache
+from automesh.program.lower.any_step import StepProgram, lower_any
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.lower.host_callbacks import said_of_callbacks
 from automesh.program.lower.lowered import loss_dtype
-from automesh.program.lower.lowering import compile_program, lower
+from automesh.program.lower.lowering import SingleProgram, compile_program, lower
 from automesh.program.lower.program_text import write_text
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import (
@@ -56,8 +57,6 @@ from automesh.program.nouns import (
     Traced,
     VisitAnswer,
 )
-from automesh.program.pipeline.attached import compile_here, prepare_pipeline
-from automesh.program.pipeline.lower import StagedProgram, StepProgram, lower_any
 from automesh.program.refused import Refused
 from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.build_check import check_build
@@ -536,15 +535,12 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
-    if isinstance(program, StagedProgram):
-        stages.enter("compile")
-        trained = compile_here(program, job.plan.compiler_options)
-        stages.enter("materialize")
-        return prepare_pipeline(
-            program,
-            trained,
+    if not isinstance(program, SingleProgram):
+        return program.prepare(
+            job.plan.compiler_options,
             fingerprint=fingerprint,
             build_again=lambda: build_plan(job, job.plan, script),
+            enter=stages.enter,
         )
     coarsest = loss_dtype(program.lowered)
     stages.enter("compile")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from automesh.mesh.axes import PIPELINE, MeshAxis
+from automesh.plugins.pipelines import Stages, pipelines_of
 from automesh.program.nouns import Propagation
-from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import Built
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
-from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
 from automesh.worker.handlers.stages import Emit
 from automesh.worker.messages import LOWERINGS, PropagateJob
 
@@ -68,9 +67,7 @@ class Propagations:
                 cure=job.cure,
             )
         # The programs of stages are few, and are not passed on.
-        return propagate_pipeline(
-            stages, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
-        )
+        return stages.propagate(sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter)
 
     def _stages(self, job: PropagateJob, ranks: int, enter: Callable[[str], None]) -> Stages | None:
         """The stages of so many ranks; None if the step is none of a pipeline."""
@@ -81,8 +78,8 @@ class Propagations:
                 [MeshAxis(name=name, ici=sizes.get(name, 1)) for name in job.axis_names]
             )
             self._pipelines[ranks] = None
-            if pipeline_of(built) is not None:
-                self._pipelines[ranks] = Stages(
+            if (pipelines := pipelines_of(built.workload.step)) is not None:
+                self._pipelines[ranks] = pipelines.stages(
                     build=self.build,
                     axis=PIPELINE,
                     ranks=ranks,

@@ -27,8 +27,8 @@ from automesh.program.capture.discover import discover
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import starts
 from automesh.program.carry.stored_step import store_in
+from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
-from automesh.program.pipeline.lower import lower_any
 
 
 def stored(script: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The distribution `jax-automesh-pipeline`; this file gives its tests a name of their own."""

@@ -1,0 +1,227 @@
+"""`microbatch`: the value and the gradients of a loss, computed by a pipeline (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError, WrongType, check_type, kind_of
+from automesh.pipeline.schedule import Schedule
+from automesh_pipeline.runtime.compiled import CompiledPipeline
+from automesh_pipeline.runtime.mesh import MpmdMesh
+from automesh_pipeline.runtime.options import PipelineOptions, Reduce, check_options
+from automesh_pipeline.runtime.split.arguments import cut_rows
+from automesh_pipeline.runtime.split.parts import Loss, Parts, shapes_key, split_pipeline
+from automesh_pipeline.runtime.split.programs import Residuals
+
+
+class Microbatched:
+    """A loss that is run as a pipeline; `microbatch` makes it.
+
+    Attributes:
+      options: how.
+    """
+
+    def __init__(self, loss: Loss, options: PipelineOptions) -> None:
+        self.options = options
+        self._loss = loss
+        # By shapes of arguments.
+        self._parts: dict[Any, Parts] = {}
+        self._compiled: dict[Any, CompiledPipeline] = {}
+
+    def with_schedule(self, schedule: Schedule) -> Microbatched:
+        """The same in another order; what is compiled is used again.
+
+        Raises:
+          UsageError: the schedule is not for what was compiled: see `CompiledPipeline`.
+        """
+        changed = Microbatched(self._loss, replace(self.options, schedule=schedule))
+        changed._compiled = {
+            key: one.with_schedule(schedule) for key, one in self._compiled.items()
+        }
+        changed._parts = {key: one.parts for key, one in changed._compiled.items()}
+        return changed
+
+    def parts(self, params: Any, batch: Any) -> Parts:
+        """The loss cut into stages for arrays of these shapes; compiles nothing.
+
+        Args:
+          params, batch: see `compile`.
+
+        Raises:
+          UsageError: see `compile`.
+        """
+        key = shapes_key(params, batch)
+        if key not in self._parts:
+            self._parts[key] = split_pipeline(self._loss, self.options, params, batch)
+        return self._parts[key]
+
+    def compile(self, params: Any, batch: Any) -> CompiledPipeline:
+        """The programs of all stages for arrays of these shapes; compiled once.
+
+        Args:
+          params: arrays, or `jax.ShapeDtypeStruct`s. A `NamedSharding`, on any mesh, says how its
+            parameter is split on the submesh of its stage; for others XLA chooses.
+          batch: the same. Its shardings are for each microbatch.
+
+        Raises:
+          UsageError: the batch cannot be cut, the loss not be split, or the schedule is not for it.
+        """
+        key = shapes_key(params, batch)
+        if key not in self._compiled:
+            self._compiled[key] = CompiledPipeline(self.parts(params, batch))
+        return self._compiled[key]
+
+    def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        """Value and gradients, like `jax.value_and_grad(loss)(params, batch)`.
+
+        Args:
+          params: as `place` gives them; arrays on a single device are moved.
+          batch: a tree of arrays, anywhere.
+
+        Returns:
+          The loss, on the last stage, and a tree like `params`, each gradient on the stage that
+          keeps its parameter.
+
+        Raises:
+          UsageError: see `compile` and `place`.
+        """
+        return self.compile(params, batch)(params, batch)
+
+    def place(self, params: Any, batch: Any) -> Any:
+        """The parameters, each on the stage that keeps it.
+
+        Args:
+          batch: for its shapes.
+
+        Raises:
+          UsageError: see `compile`, or an array on several devices that are not its stage's.
+        """
+        return self.compile(params, batch).place(params)
+
+
+def microbatch(
+    loss: Loss,
+    *,
+    num_microbatches: int,
+    schedule: Schedule | str = "1f1b",
+    mesh: MpmdMesh | Mesh | None = None,
+    reduce: Reduce = "mean",
+    residuals: Residuals | Sequence[Residuals] = "recompute",
+    dim: int = 0,
+) -> Microbatched:
+    """`jax.value_and_grad` of a loss, computed stage by stage on the submeshes of a mesh.
+
+    Where the loss is cut is said inside it by `stage_boundary`, by `task`, or from outside by
+    `register_task`; `chain` makes such a loss of a list of functions. Shardings inside the loss
+    are PartitionSpecs, or on `MpmdMesh.abstract_mesh`. Parameters that several stages read, such
+    as a tied embedding, are kept by the first, and their gradients summed.
+
+    Args:
+      loss: `(params, batch) -> scalar`.
+      num_microbatches: parts of the batch.
+      schedule: the name of one, or a schedule of one's own.
+      mesh: has the axis `pp` along which it is cut, unless it is an `MpmdMesh` that says another;
+        None takes the mesh in force.
+      reduce: what is done with the losses of the microbatches, and so with the gradients: `mean`,
+        for a loss that is a mean over rows, or `sum`, as in MultiMesh.
+      residuals: for all stages or for each: `recompute` keeps the inputs of a stage and computes it
+        again when going back; `save` keeps what the backward pass reads, as `jax.checkpoint` inside
+        the loss says. The zero-bubble schedules compute it again twice unless saved.
+      dim: the dimension of the batch's arrays that is cut. Arrays without dimensions are given to
+        every microbatch.
+
+    Raises:
+      WrongType: an argument of another type.
+      UsageError: there is no mesh, or a number or name is not allowed; when called: the batch
+        cannot be cut evenly, the loss not be split, or its stages do not fit the schedule.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from automesh import create_mesh, pipeline
+      >>> def loss(params, batch):
+      ...     hidden = pipeline.stage_boundary(jnp.tanh(batch @ params[0]))
+      ...     return jnp.mean((hidden @ params[1]) ** 2)
+      >>> mesh = create_mesh((2, 4), ("pp", "dp"))
+      >>> params, batch = [jnp.eye(4), jnp.eye(4)], jnp.ones((8, 4))
+      >>> step = pipeline.microbatch(loss, mesh=mesh, schedule="1f1b", num_microbatches=4)
+      >>> value, gradients = step(params, batch)
+      >>> bool(jnp.allclose(value, loss(params, batch)))
+      True
+      >>> [sorted(device.id for device in one.devices()) for one in gradients]
+      [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    if not callable(loss):
+        raise WrongType(f"`microbatch` takes a loss, a function, got {kind_of(loss)}")
+    options = check_options(
+        mesh=mesh,
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        reduce=reduce,
+        residuals=residuals,
+        dim=dim,
+        what="microbatch",
+    )
+    return Microbatched(loss, options)
+
+
+def accumulate(
+    fun: Callable[..., Any], *, num_microbatches: int, argnum: int = 0, dim: int = 0
+) -> Callable[..., Any]:
+    """A function whose results are summed over parts of one argument, in one program.
+
+    MultiMesh's `microbatch` without a schedule: what a pipeline's results are compared with.
+
+    Args:
+      fun: any function of arrays, `jax.value_and_grad(loss)` for example.
+      num_microbatches: parts of each array of the argument.
+      argnum: which argument is cut.
+      dim: along which dimension.
+
+    Raises:
+      WrongType, UsageError: a wrong number; when called: something cannot be cut evenly.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from automesh import pipeline
+      >>> squares = pipeline.accumulate(lambda x: jnp.sum(x * x), num_microbatches=2)
+      >>> squares(jnp.arange(4.0)).item()
+      14.0
+    """
+    for name, value, least in (
+        ("num_microbatches", num_microbatches, 1),
+        ("argnum", argnum, 0),
+        ("dim", dim, 0),
+    ):
+        check_type(value, int, f"`{name}` must be an int")
+        if value < least:
+            raise UsageError(f"`{name}` is at least {least}, got {value}")
+
+    def run(*args: Any) -> Any:
+        if argnum >= len(args):
+            raise UsageError(f"argument {argnum} is to be cut, and there are {len(args)}")
+        cut = args[argnum]
+        cut_rows(cut, num_microbatches=num_microbatches, dim=dim)
+
+        def part(number: Any) -> Any:
+            def take(leaf: Any) -> Any:
+                if not jax.numpy.ndim(leaf):
+                    return leaf
+                rows = leaf.shape[dim] // num_microbatches
+                return jax.lax.dynamic_slice_in_dim(leaf, number * rows, rows, axis=dim)
+
+            return fun(*args[:argnum], jax.tree.map(take, cut), *args[argnum + 1 :])
+
+        def add(number: Any, total: Any) -> Any:
+            return jax.tree.map(jax.numpy.add, total, part(number))
+
+        zeros = jax.tree.map(
+            lambda like: jax.numpy.zeros(like.shape, like.dtype), jax.eval_shape(part, 0)
+        )
+        return jax.lax.fori_loop(0, num_microbatches, add, zeros)
+
+    return run
