@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT, TESTS
+from tests.support.plugins import WITHOUT, is_installed
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "16"
@@ -33,13 +35,30 @@ _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a compiler that is not installed."""
+    """Skips what needs a compiler or a plug-in that is not installed."""
     for marker, modules in _COMPILERS.items():
         if not any(map(importlib.util.find_spec, modules)):
             skip = pytest.mark.skip(reason=f"needs `pip install 'jax-automesh[{marker}]'`")
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(skip)
+    for item in items:
+        for mark in item.iter_markers("plugin"):
+            if not is_installed(mark.args[0]):
+                item.add_marker(pytest.mark.skip(reason=WITHOUT[mark.args[0]]))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """The tests of a plug-in that is not installed cannot be imported."""
+    of_plugin = collection_path.parent == ROOT / "plugins" and collection_path.name in WITHOUT
+    return True if of_plugin and not is_installed(collection_path.name) else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says whose tests were left out."""
+    for name, why in WITHOUT.items():
+        if not is_installed(name):
+            terminalreporter.write_line(f"left out: the tests of plugins/{name}; {why}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,6 +35,11 @@ class UsageError(AutomeshError, ValueError):
     """Bad arguments, files or code of the user's: exit code 2."""
 
 
+class NotInstalled(UsageError, ImportError):
+    """Something that is in a plug-in, which is not installed; an ImportError too, which code that
+    can do without it catches."""
+
+
 class WrongType(UsageError, TypeError):
     """An argument of a type that is not taken."""
 

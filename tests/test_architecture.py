@@ -8,24 +8,29 @@ import grimp
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.plugins import WITHOUT, is_installed
 
-PACKAGE = ROOT / "automesh"
+PACKAGES = [ROOT / "automesh", *(ROOT / "plugins" / name / f"automesh_{name}" for name in WITHOUT)]
 _GENERATED = ("hlo_pb2.py",)
 _MOST_MODULES = 15
 
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("automesh", exclude_type_checking_imports=True, cache_dir=None)
+    plugins = [f"automesh_{name}" for name in WITHOUT if is_installed(name)]
+    return grimp.build_graph(
+        "automesh", *plugins, exclude_type_checking_imports=True, cache_dir=None
+    )
 
 
 def test_no_folder_holds_more_than_a_newcomer_can_look_over() -> None:
     modules = (
         path
-        for path in PACKAGE.rglob("*.py")
+        for package in PACKAGES
+        for path in package.rglob("*.py")
         if path.name != "__init__.py" and path.name not in _GENERATED
     )
-    sizes = Counter(str(path.parent.relative_to(PACKAGE)) for path in modules)
+    sizes = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
     assert {folder: size for folder, size in sizes.items() if size > _MOST_MODULES} == {}
 
 
@@ -41,5 +46,7 @@ def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> N
 
 
 def test_every_folder_of_modules_says_what_it_is_for() -> None:
-    for init in PACKAGE.rglob("__init__.py"):
-        assert init.read_text().startswith('"""'), init
+    assert all(package.is_dir() for package in PACKAGES)
+    for package in PACKAGES:
+        for init in package.rglob("__init__.py"):
+            assert init.read_text().startswith('"""'), init

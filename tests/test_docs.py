@@ -25,7 +25,13 @@ def named(text: str) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    return any((ROOT / base / path).exists() for base in ("", "automesh"))
+    bases = (
+        "",
+        "automesh",
+        "plugins/frameworks/automesh_frameworks",
+        "plugins/frameworks/tests/support",
+    )
+    return any((ROOT / base / path).exists() for base in bases)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -7,6 +7,7 @@ from importlib import resources
 import automesh
 from automesh import api
 from automesh.tuner import run
+from tests.support.plugins import WITHOUT, is_installed
 
 
 def test_no_subpackage_takes_the_place_of_a_function() -> None:
@@ -23,3 +24,5 @@ def test_every_public_name_can_be_had() -> None:
 def test_type_checkers_of_users_read_the_types() -> None:
     """PEP 561: without this file the overloads of `automesh.search` are invisible to them."""
     assert resources.files("automesh").joinpath("py.typed").is_file()
+    for name in filter(is_installed, WITHOUT):
+        assert resources.files(f"automesh_{name}").joinpath("py.typed").is_file(), name

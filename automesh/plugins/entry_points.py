@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from automesh.errors import AutomeshError, UsageError
+from automesh.errors import AutomeshError, NotInstalled, UsageError
 from automesh.plugins.offered import who_offers
 
 
@@ -33,13 +33,15 @@ def load(group: str, name: str, kind: type | tuple[type, ...] = object, *, what:
       what: how a message begins if no plug-in has it: "`automesh serve`"; by default its name.
 
     Raises:
-      UsageError: no plug-in has it, several have it, or the one that has it cannot be loaded.
+      NotInstalled: no plug-in has it.
+      UsageError: several have it, or the one that has it cannot be loaded.
     """
     points = list(installed(group).get(name, ()))
     if not points:
         known = who_offers(group, name)
         hint = known.install if known else f"install what adds `{name}` to the group `{group}`"
-        raise UsageError(f"{what or f'`{name}`'} is in a plug-in that is not installed", hint=hint)
+        said = what or f"`{name}`"
+        raise NotInstalled(f"{said} is in a plug-in that is not installed", hint=hint)
     if len(points) > 1:
         owners = " and ".join(sorted(map(_owner, points)))
         raise UsageError(

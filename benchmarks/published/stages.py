@@ -25,11 +25,10 @@ from jax.sharding import Mesh
 from automesh import pipeline
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
+from automesh.plugins.pipelines import find_pipelines
 from automesh.program.nouns import Propagation
 from automesh.program.script.build import Built, build_on
 from automesh.program.script.workload import Workload
-from automesh_pipeline.runtime.training import TrainState
-from automesh_pipeline.search.propagate_pipeline import Stages, propagate_pipeline
 from benchmarks.published.layouts import Shape
 from benchmarks.support.paths import EXAMPLES
 
@@ -75,7 +74,7 @@ def _propagated(
 ) -> Propagation:
     build = partial(_build, shape=shape, stages=stages, remat=remat, rows=rows)
     ranks = len(stages)
-    given = Stages(
+    given = find_pipelines("the benchmark of pipelines").stages(
         build=lambda axes: _built(build, axes),
         axis=PIPELINE,
         ranks=ranks,
@@ -87,11 +86,11 @@ def _propagated(
         found = ((PIPELINE, ranks), (ROWS, rows), ("tp", splits_by))
         return tuple((name, size) for name, size in found if size > 1)
 
-    return propagate_pipeline(
-        given,
+    return given.propagate(
         sizes=sizes(2, 2 if splits else 1),
         # Its formulas must say the same at other sizes.
         probes=[sizes(4 if rows > 4 else 2, 4 if splits else 1)],
+        exact=False,
         enter=lambda _: None,
     )
 
@@ -142,7 +141,8 @@ def _build(mesh: Mesh, *, shape: Shape, stages: tuple[int, ...], remat: str, row
         residuals=("save",) * (len(stages) - 1) + ("recompute",),
     )
     batch = training.abstract_batch(rows, shape.length, layout)
-    return Workload(step, (TrainState(params={**params, "layers": layers}, optimizer=()), batch))
+    state = pipeline.TrainState(params={**params, "layers": layers}, optimizer=())
+    return Workload(step, (state, batch))
 
 
 def _narrow(one: Any) -> Any:

@@ -327,6 +327,7 @@ def test_what_this_machine_lacks_takes_nothing_from_what_is_known(tmp_path: Path
         ("raise SystemExit('the interpreter is too old')", "the interpreter is too old"),
     ],
 )  # fmt: skip
+@pytest.mark.plugin("frameworks")
 def test_what_maxtext_prints_while_it_is_imported_is_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:

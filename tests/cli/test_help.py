@@ -12,8 +12,11 @@ import pytest
 import typer
 
 from automesh.cli import app as cli
+from automesh.cli.added.commands import load_command
+from automesh.plugins.offered import SHORT_HELPS
 from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs import GOOD
+from tests.support.plugins import is_installed
 
 FOLDER = bad_inputs_run.GOLDEN.parent
 HELPS = {
@@ -37,8 +40,16 @@ HELPS = {
     "help_submit": "submit --help",
     "help_token": "token --help",
 }
+IN_PLUGINS = {"help_serve", "help_submit", "help_token"}
 FIGURE = re.compile(r"[0-9.]+(?= (?:us|ms|s|B|KiB|MiB|%))")
 EXAMPLE = re.compile(r"^ {4}automesh (.+?)(?: {3,}.*| \| .*)?$", re.MULTILINE)
+
+
+def helps() -> list[str]:
+    """The commands that print a help here."""
+    return [
+        words for name, words in HELPS.items() if name not in IN_PLUGINS or is_installed("service")
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +67,11 @@ def check(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", HELPS)
+def marked(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.plugin("service")) if name in IN_PLUGINS else name
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in HELPS])
 def test_help(name: str, tmp_path: Path) -> None:
     ran = bad_inputs_run.run(HELPS[name], tmp_path, {"COLUMNS": "80"})
     assert (ran.code, ran.stderr) == (0, "")
@@ -65,7 +80,7 @@ def test_help(name: str, tmp_path: Path) -> None:
 
 
 def test_help_does_not_need_a_wide_terminal(tmp_path: Path) -> None:
-    for name in HELPS.values():
+    for name in helps():
         ran = bad_inputs_run.run(name, tmp_path, {"COLUMNS": "200"})
         assert max(map(len, ran.stdout.splitlines())) <= 80
 
@@ -77,14 +92,17 @@ def test_no_command_gets_the_help(tmp_path: Path) -> None:
 
 
 def test_every_example_in_the_help_is_a_command(tmp_path: Path) -> None:
-    commands = typer.main.get_command(cli.app).commands  # pyright: ignore
+    group = typer.main.get_command(cli.app)
+    commands = dict(group.commands)  # pyright: ignore
+    # Those of plug-ins are loaded when they are called.
+    commands |= {name: load_command(name) for name in SHORT_HELPS if is_installed("service")}
     seen = set()
-    for help_text in HELPS.values():
+    for help_text in helps():
         for example in EXAMPLE.findall(bad_inputs_run.run(help_text, tmp_path).stdout):
             command, *arguments = shlex.split(example)
             seen.add(command)
             commands[command].make_context(command, arguments)
-    assert seen == set(commands)
+    assert seen == set(commands) - (set() if is_installed("service") else set(SHORT_HELPS))
 
 
 def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:

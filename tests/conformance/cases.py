@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support import paths
+from tests.support.plugins import WITHOUT, is_installed
 
 if TYPE_CHECKING:
     from tests.conformance.outcomes import Case, Verdict
@@ -25,6 +26,8 @@ DATA = paths.DATA / "conformance.json"
 STATUSES = ("passed", "deviated", "failed", "not_covered")
 # Each maps names of groups to functions; imported late, for they import jax.
 _MODULES = ("mesh", "create", "jax", "partition", "shard", "jit", "pipeline", "runtime")
+# What runs pipelines is a plug-in: module -> its name and the groups that need it.
+IN_PLUGINS = {"runtime": ("pipeline", ("jaxpp_mpmd_mesh", "multimesh_microbatch"))}
 NOT_COVERED = {
     "maxtext_fill_unspecified_mesh_axes": "MaxText is none of the systems that automesh replaces",
     "levanter_mesh": "Levanter's trainer is none of the systems that automesh replaces",
@@ -75,6 +78,9 @@ def run_case(one: Numbered) -> Verdict:
 
     if one.group in NOT_COVERED:
         return uncovered(NOT_COVERED[one.group])
+    for plugin, groups in IN_PLUGINS.values():
+        if one.group in groups and not is_installed(plugin):
+            return uncovered(WITHOUT[plugin])
     if one.group not in runners():
         return uncovered(f"the group `{one.group}` is not known")
     try:
@@ -90,6 +96,8 @@ def runners() -> Mapping[str, Callable[[Case, Case], Verdict]]:
     """Group -> the function that runs one of its cases (imports jax)."""
     found: dict[str, Callable[[Case, Case], Verdict]] = {}
     for name in _MODULES:
+        if name in IN_PLUGINS and not is_installed(IN_PLUGINS[name][0]):
+            continue
         found |= importlib.import_module(f"tests.conformance.groups.{name}").GROUPS
     return found
 

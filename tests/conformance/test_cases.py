@@ -19,9 +19,15 @@ GROUPS_NOT_COVERED = {group for one in deviations.not_covered() for group in one
 # tests/conformance/test_pipeline_cases.py has a table of its own.
 SCHEDULES = {"pipeline_schedules", "multimesh_wavefront", "jaxpp_schedule_errors"}
 COVERED = [name for name, one in CASES.items() if one.group not in GROUPS_NOT_COVERED | SCHEDULES]
+NEEDS = {group: plugin for plugin, groups in cases.IN_PLUGINS.values() for group in groups}
 
 
-@pytest.mark.parametrize("name", COVERED)
+def marked(name: str) -> object:
+    plugin = NEEDS.get(CASES[name].group)
+    return name if plugin is None else pytest.param(name, marks=pytest.mark.plugin(plugin))
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in COVERED])
 def test_case(name: str) -> None:
     verdict = cases.run_case(CASES[name])
     if name in NOT_COVERED:
@@ -32,6 +38,7 @@ def test_case(name: str) -> None:
         assert verdict.status == "passed", f"{verdict.deviation} {verdict.detail}"
 
 
+@pytest.mark.plugin("pipeline")
 def test_the_table_is_about_cases_that_there_are() -> None:
     assert len(CASES) == 421
     assert set(DEVIATIONS) | NOT_COVERED <= set(CASES)

@@ -171,6 +171,7 @@ def pipelined(name, layers, **knobs):
         return module(name).build(mesh, microbatches=4, **knobs)
 
 
+@pytest.mark.plugin("pipeline")
 @pytest.mark.parametrize("name", PIPELINED)
 def test_where_the_mesh_has_a_pipeline_the_layers_are_dealt_to_its_stages(name):
     workload = pipelined(name, 4, schedule="interleaved", virtual_stages=2)
@@ -185,6 +186,7 @@ def test_where_the_mesh_has_a_pipeline_the_layers_are_dealt_to_its_stages(name):
     assert workload.facts["num_layers"] == 4
 
 
+@pytest.mark.plugin("pipeline")
 @pytest.mark.long
 def test_sgd_keeps_no_moments_and_trains_alike_in_a_pipeline():
     sgd = ("--layers", "2", "--optimizer", "sgd")
@@ -205,6 +207,7 @@ def test_sgd_keeps_no_moments_and_trains_alike_in_a_pipeline():
     assert losses["alone"][-1] < losses["alone"][0] - 0.1
 
 
+@pytest.mark.plugin("pipeline")
 def test_layers_that_cannot_be_dealt_evenly_are_refused():
     with pytest.raises(ValueError, match="3 layers cannot be divided evenly over 2 stages"):
         pipelined("dense_lm", 3)

@@ -15,9 +15,11 @@ import pytest
 from automesh.mesh.rules.file import read_rules
 from automesh.space.spec import read_space
 from tests.support.paths import ROOT
+from tests.support.plugins import WITHOUT
 from tests.support.undecided import until_decided
 
 README = (ROOT / "README.md").read_text()
+TEST = ".[test]"
 
 
 def block(name: str) -> str:
@@ -49,7 +51,14 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert ["pytest"] in commands()
     assert "pytest" in script
-    assert "pip install -q -e '.[test]'" in script
+    (install,) = [
+        words for words in commands() if words[:2] == ["pip", "install"] and TEST in words
+    ]
+    plugins = [word for name in WITHOUT for word in ("-e", f"plugins/{name}")]
+    assert install == ["pip", "install", "-q", "-e", TEST, *plugins]
+    assert install in [shlex.split(line) for line in script if line.startswith("pip install")]
+    guide = (ROOT / "docs" / "contributing.md").read_text()
+    assert f"pip install {shlex.join(install[3:])}\n" in guide
 
 
 @pytest.mark.slow

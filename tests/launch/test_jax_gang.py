@@ -119,6 +119,7 @@ def test_losses_and_updates_are_those_of_one_process(
         assert update.projections == pytest.approx(one.projections, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.plugin("pipeline")
 @pytest.mark.parametrize("mesh", ["dcn.pp:2,dp:2", "dcn.dp:2,pp:2"])
 def test_a_pipeline_of_two_processes_has_the_losses_of_one(
     gang: Pool, alone: Pool, tmp_path: Path, mesh: str

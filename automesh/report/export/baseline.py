@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from automesh.errors import UsageError
+from automesh.plugins.offered import EXPORTS, offered
 from automesh.reading import read_text
 from automesh.report.export.frameworks import granules_of, import_rules, names
 from automesh.report.export.translate import mesh_text
@@ -26,8 +27,7 @@ def read_baseline(text: str, *, target: str = "") -> str:
     'fsdp:8 remat=full'
     """
     name, colon, path = text.strip().partition(":")
-    is_size = path.strip().lstrip("-").split(",")[0].isdigit()
-    if not colon or is_size or name not in names():
+    if not colon or _is_mesh(name, path.strip()) or name not in names():
         return text
     granules = granules_of(target) if target else None
     source: Path = user_path(path)
@@ -38,3 +38,9 @@ def read_baseline(text: str, *, target: str = "") -> str:
             hint="name one with `automesh import --target NAME --baseline`",
         )
     return mesh_text(rules.rules[0], rules.axes_of(rules.rules[0]))
+
+
+def _is_mesh(name: str, rest: str) -> bool:
+    """Whether a text is sizes of axes, as `fsdp:8 remat=full`: no plug-in is looked for then."""
+    size = rest.lstrip("-").split(",")[0]
+    return size.isdigit() or (name not in offered(EXPORTS) and size.partition(" ")[0].isdigit())
