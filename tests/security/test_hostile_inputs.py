@@ -14,7 +14,9 @@ import psutil
 import pytest
 import typer
 
+from automesh.cli.added.commands import load_command
 from automesh.cli.app import app
+from automesh.plugins.offered import SHORT_HELPS
 from tests.support.cases import bad_inputs_run, hostile_inputs
 from tests.support.cases.bad_inputs import UNUSED
 from tests.support.cases.hostile_inputs import Hostile
@@ -70,7 +72,17 @@ def _no_waiting() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def marked(row: Hostile) -> object:
+    """A row with the marker of the plug-in that reads what is wrong in it."""
+    command = row.words[0] if row.words else ""
+    if command in SHORT_HELPS or any(word.startswith("--server") for word in row.words):
+        return pytest.param(row, marks=pytest.mark.plugin("service"))
+    if command in ("export", "import"):
+        return pytest.param(row, marks=pytest.mark.plugin("frameworks"))
+    return row
+
+
+@pytest.mark.parametrize("row", [marked(row) for row in ROWS], ids=range(len(ROWS)))
 def test_is_refused(row: Hostile, folder: Path) -> None:
     for name, content in row.files.items():
         (folder / name).write_bytes(content)
@@ -101,6 +113,7 @@ def test_there_are_at_least_five_hundred() -> None:
 FAMILIES = {"command": "search", "kubernetes": "search", "agent of a service": "agent"}
 
 
+@pytest.mark.plugin("service")
 def test_every_option_is_among_them() -> None:
     """An option that is added gets texts that must be refused."""
     tried = {
@@ -110,9 +123,11 @@ def test_every_option_is_among_them() -> None:
     }
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
+    # Those of plug-ins are loaded when they are called.
+    commands = {**group.commands, **{name: load_command(name) for name in SHORT_HELPS}}
     there = {
         (name, option.opts[0])
-        for name, command in group.commands.items()
+        for name, command in commands.items()
         for option in command.params
         if option.param_type_name == "option" and not getattr(option, "is_flag", False)
     }

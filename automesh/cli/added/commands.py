@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from automesh.plugins.command import PluginCommand
 from automesh.plugins.entry_points import installed, load
@@ -64,4 +65,4 @@ def load_command(name: str) -> Any:
     alone.command(name, help=found.help, short_help=found.short_help, context_settings=settings)(
         found.run
     )
-    return typer.main.get_command(alone)
+    return get_command(alone)
