@@ -22,7 +22,7 @@ from automesh.ir.passes.collectives import (
     scatter_reductions,
     separate_reductions_from_slices,
 )
-from automesh.ir.passes.halos import exchange_halos
+from automesh.ir.passes.halos import exchange_halos, exchange_rows
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
@@ -79,6 +79,12 @@ RULES: tuple[Rule, ...] = (
         apply=exchange_halos,
         platforms=ALL,
         source="PartitionConvolution in spmd/convolution_handler.cc",
+    ),
+    Rule(
+        apply=exchange_rows,
+        platforms=ALL,
+        source="HandleSlice, HandleReduceWindow and HandleReverse in spmd/spmd_partitioner.cc, "
+        "whose windows come from ExchangeHaloAndGetValidData; rolls are rotated there",
     ),
     Rule(
         apply=reduce_by_dimension,
