@@ -1,7 +1,7 @@
 """Halos: rows that a device needs of others along a split dimension.
 
-Of convolutions by `exchange_halos`; of slices, sliding windows, rolls and reversals by
-`exchange_rows`.
+Of convolutions by `exchange_halos`; of slices, pads, sliding windows, rolls and reversals by
+`exchange_rows`; `gather_windows` does what the partitioner does where rows cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
@@ -103,6 +104,50 @@ def exchange_rows(graph: Graph) -> None:
                 _exchange(block, move, rows, sizes)
 
 
+def gather_windows(graph: Graph) -> None:
+    """reduce_window(x) over all rows before, as of a running sum -> all_slice(reduce_window(
+    all_gather(x))): where rows cannot be exchanged, every device does the whole operation."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for operation in [one for one in block.operations if one.name == "reduce_window"]:
+            source = operation.operands[0]
+            if len(operation.results) > 1 or not any(
+                _is_split(source, dimension)
+                and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
+                for dimension, window in enumerate(_of_reduction(operation))
+            ):
+                continue
+            place, result = block.operations.index(operation), operation.results[0]
+            manual = set(source.manual)
+            kept = tuple(tuple(axis for axis in axes if axis in manual) for axes in source.axes)
+            left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in source.axes)
+            axes = tuple(dict.fromkeys(axis for split in left for axis in split))
+            over: dict[str, Any] = {
+                "axes": axes,
+                "group": _count(axes, sizes),
+                "per_dimension": left,
+            }
+            whole, made = like(source, axes=kept), like(result, axes=kept)
+            gather = Operation(
+                name="all_gather",
+                operands=[source],
+                results=[whole],
+                attributes=over,
+                source=operation.source,
+            )
+            cut = Operation(
+                name="all_slice",
+                operands=[made],
+                results=[result],
+                attributes=dict(over),
+                source=operation.source,
+            )
+            operation.results = [made]
+            made.producer = operation
+            set_operands(operation, [whole, *operation.operands[1:]])
+            block.operations[place : place + 1] = [gather, operation, cut]
+
+
 def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
     """Axes at whose other sizes rows move in another pattern: no formula has their bytes.
 
@@ -149,7 +194,8 @@ def _moves(block: Block) -> Iterator[_Move]:
             rolled.update(one.producer for one in operation.operands if one.producer is not None)
             yield found
     for operation in block.operations:
-        if operation.name in _WINDOWS and operation not in rolled:
+        # A slice that another rewrite put in states no rows: it cuts one device's part.
+        if operation.name in _WINDOWS and operation.attributes and operation not in rolled:
             yield from _windows(operation)
         elif operation.name == "reverse":
             yield from _reversals(operation)
@@ -255,7 +301,11 @@ def _stated(value: Value) -> tuple[int, ...]:
 
 
 def _parts(move: _Move, sizes: dict[str, int]) -> int:
-    return math.prod(sizes.get(axis, 1) for axis in move.axes)
+    return _count(move.axes, sizes)
+
+
+def _count(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
+    return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
 def _is_halo(move: _Move, parts: int) -> bool:

@@ -22,7 +22,7 @@ from automesh.ir.passes.collectives import (
     scatter_reductions,
     separate_reductions_from_slices,
 )
-from automesh.ir.passes.halos import exchange_halos, exchange_rows
+from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_windows
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
@@ -79,6 +79,13 @@ RULES: tuple[Rule, ...] = (
         apply=exchange_halos,
         platforms=ALL,
         source="PartitionConvolution in spmd/convolution_handler.cc",
+    ),
+    Rule(
+        apply=gather_windows,
+        platforms=frozenset(("none", "cpu")),
+        source="HandleReduceWindow in spmd/spmd_partitioner.cc; the TPU's compiler makes windows "
+        "over all rows a tree of small ones first (libtpu 0.0.52); for GPUs jax lowers running "
+        "sums otherwise",
     ),
     Rule(
         apply=exchange_rows,

@@ -34,13 +34,15 @@ def _packed(x: Any) -> Any:
     return jax.nn.silu(query) * key + value
 
 
-def _propagated(work: Callable[[Any], Any], rows: int, parts: int) -> Propagation:
+def _propagated(
+    work: Callable[[Any], Any], rows: int, parts: int, platform: str = "cpu"
+) -> Propagation:
     def build(mesh: Any) -> Any:
         x = jax.ShapeDtypeStruct((rows, 512), jnp.float32, sharding=NamedSharding(mesh, P("tp")))
         return jax.jit(work), (x,)
 
     programs = Programs(
-        build=lambda mesh: build_on(build, mesh), axis_names=("tp",), platform="cpu"
+        build=lambda mesh: build_on(build, mesh), axis_names=("tp",), platform=platform
     )
     return propagate(programs, sizes=(("tp", parts),), probes=(), enter=lambda _: None)
 
@@ -76,6 +78,17 @@ def test_rows_move_as_in_the_compiled_program(
 ) -> None:
     sent = _sent_kib(_propagated(work, rows, parts), parts)
     assert sent.get("collective-permute", 0.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", 2048), ("tpu", 0)])
+def test_a_running_sum_along_a_split_dimension_gathers_on_cpus(
+    platform: str, expected: float
+) -> None:
+    def work(x: Any) -> Any:
+        return jnp.sum(jnp.sin(jnp.cumsum(x, axis=0)))
+
+    sent = _sent_kib(_propagated(work, 1024, 8, platform), 8)
+    assert sent.get("all-gather", 0.0) == pytest.approx(expected)
 
 
 def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> None:
