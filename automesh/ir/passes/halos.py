@@ -98,7 +98,7 @@ def exchange_rows(graph: Graph) -> None:
     """
     sizes = dict(graph.mesh)
     for block in blocks(graph):
-        for move in list(_moves(block)):
+        for move in list(_moves(block, sizes)):
             rows = move.rows(_parts(move, sizes))
             if rows:
                 _exchange(block, move, rows, sizes)
@@ -111,41 +111,91 @@ def gather_windows(graph: Graph) -> None:
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "reduce_window"]:
             source = operation.operands[0]
-            if len(operation.results) > 1 or not any(
+            if len(operation.results) == 1 and any(
                 _is_split(source, dimension)
                 and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
                 for dimension, window in enumerate(_of_reduction(operation))
             ):
-                continue
-            place, result = block.operations.index(operation), operation.results[0]
-            manual = set(source.manual)
-            kept = tuple(tuple(axis for axis in axes if axis in manual) for axes in source.axes)
-            left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in source.axes)
-            axes = tuple(dict.fromkeys(axis for split in left for axis in split))
-            over: dict[str, Any] = {
-                "axes": axes,
-                "group": _count(axes, sizes),
-                "per_dimension": left,
-            }
-            whole, made = like(source, axes=kept), like(result, axes=kept)
-            gather = Operation(
+                _do_whole(block, operation, sizes)
+
+
+def gather_top_k(graph: Graph) -> None:
+    """The sort of a `top_k`, of which only the first places are kept, works on whole arrays."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for operation in [one for one in block.operations if one.name == "sort"]:
+            if _is_top_k(operation):
+                _do_whole(block, operation, sizes)
+
+
+def _is_top_k(operation: Operation) -> bool:
+    """Values and their places sorted together, and cut off behind the first of them."""
+    dimension = operation.attributes["dim"]
+    users = [user for result in operation.results for user in result.users]
+    return (
+        len(operation.operands) == 2
+        and operation.operands[1].is_constant
+        and bool(users)
+        and all(
+            user.name == "slice"
+            and user.attributes.get("start", (1,) * (dimension + 1))[dimension] == 0
+            and user.attributes["limit"][dimension] < _stated(user.operands[0])[dimension]
+            for user in users
+        )
+    )
+
+
+def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
+    """Every device gathers what the operation reads, does all of it, and keeps its part."""
+    place = block.operations.index(operation)
+    before, behind = list[Operation](), list[Operation]()
+    operands = list(operation.operands)
+    for number, operand in enumerate(operands):
+        over = _gathered(operand, sizes)
+        if not over["axes"] or operand.is_constant:
+            continue
+        operands[number] = _kept_by_manual(operand)
+        before.append(
+            Operation(
                 name="all_gather",
-                operands=[source],
-                results=[whole],
+                operands=[operand],
+                results=[operands[number]],
                 attributes=over,
                 source=operation.source,
             )
-            cut = Operation(
-                name="all_slice",
-                operands=[made],
-                results=[result],
-                attributes=dict(over),
-                source=operation.source,
-            )
-            operation.results = [made]
+        )
+    for number, result in enumerate(list(operation.results)):
+        over = _gathered(result, sizes)
+        if over["axes"]:
+            made = _kept_by_manual(result)
+            operation.results[number] = made
             made.producer = operation
-            set_operands(operation, [whole, *operation.operands[1:]])
-            block.operations[place : place + 1] = [gather, operation, cut]
+            behind.append(
+                Operation(
+                    name="all_slice",
+                    operands=[made],
+                    results=[result],
+                    attributes=over,
+                    source=operation.source,
+                )
+            )
+    set_operands(operation, operands)
+    block.operations[place : place + 1] = [*before, operation, *behind]
+
+
+def _gathered(value: Value, sizes: dict[str, int]) -> dict[str, Any]:
+    """The attributes of a gather of all that the partitioner has split."""
+    manual = set(value.manual)
+    left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in value.axes)
+    axes = tuple(dict.fromkeys(axis for split in left for axis in split))
+    return {"axes": axes, "group": _count(axes, sizes), "per_dimension": left}
+
+
+def _kept_by_manual(value: Value) -> Value:
+    manual = set(value.manual)
+    return like(
+        value, axes=tuple(tuple(axis for axis in axes if axis in manual) for axes in value.axes)
+    )
 
 
 def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
@@ -158,7 +208,7 @@ def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
     return frozenset(
         axis
         for block in blocks(graph)
-        for move in _moves(block)
+        for move in _moves(block, sizes)
         if move.source.global_bytes > _SMALL_BYTES
         and not move.whole_parts
         and not _is_halo(move, _parts(move, sizes))
@@ -187,7 +237,7 @@ class _Move:
         return self.source.axes[self.dimension]
 
 
-def _moves(block: Block) -> Iterator[_Move]:
+def _moves(block: Block, sizes: dict[str, int]) -> Iterator[_Move]:
     rolled = set[Operation]()
     for operation in block.operations:
         if operation.name == "concatenate" and (found := _rotation(operation)) is not None:
@@ -196,18 +246,24 @@ def _moves(block: Block) -> Iterator[_Move]:
     for operation in block.operations:
         # A slice that another rewrite put in states no rows: it cuts one device's part.
         if operation.name in _WINDOWS and operation.attributes and operation not in rolled:
-            yield from _windows(operation)
+            yield from _windows(operation, sizes)
         elif operation.name == "reverse":
             yield from _reversals(operation)
 
 
-def _windows(operation: Operation) -> Iterator[_Move]:
+def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
     source, result = operation.operands[0], operation.results[0]
     if len(operation.results) > 1:
         return
     for dimension, window in enumerate(_WINDOWS[operation.name](operation)):
-        # A dimension whose result is split otherwise is resharded: that is no halo.
-        if _is_split(source, dimension) and result.axes[dimension] == source.axes[dimension]:
+        # A dimension whose result is split otherwise is resharded: that is no halo. Nor do rows
+        # move for a result that has fewer of them than there are devices: it is not split.
+        parts = _count(source.axes[dimension], sizes)
+        if (
+            _is_split(source, dimension)
+            and result.axes[dimension] == source.axes[dimension]
+            and window.results >= parts
+        ):
             yield _Move(
                 operation=operation,
                 source=source,

@@ -91,6 +91,15 @@ def test_a_running_sum_along_a_split_dimension_gathers_on_cpus(
     assert sent.get("all-gather", 0.0) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", 2048), ("tpu", 0)])
+def test_a_top_k_of_whole_rows_gathers_on_cpus(platform: str, expected: float) -> None:
+    def work(x: Any) -> Any:
+        return jnp.sum(jnp.sin(lax.top_k(x, 5)[0]))
+
+    sent = _sent_kib(_propagated(work, 1024, 8, platform), 8)
+    assert sent.get("all-gather", 0.0) == pytest.approx(expected)
+
+
 def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> None:
     found = _propagated(_packed, 1536, 4)
     assert any("split over `tp` moves rows between devices" in note for note in found.notes)
