@@ -16,6 +16,8 @@ from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.passes.edits import blocks, like, set_operands
 from automesh.ir.passes.row_exchange import Window, permuted_rows, rotated_rows
 
+# Of a permute that is no halo: the array whose rows it sends, and the name of what takes it apart.
+ROWS_OF = "rows_of"
 # What moves of smaller arrays is not worth a propagation of its own for every size of an axis.
 _SMALL_BYTES = 1 << 16
 
@@ -400,7 +402,12 @@ def _exchange(block: Block, move: _Move, rows: tuple[int, ...], sizes: dict[str,
                 name="collective_permute",
                 operands=[sent],
                 results=[got],
-                attributes={"axes": move.axes, "group": parts, "exact": True},
+                attributes={
+                    "axes": move.axes,
+                    "group": parts,
+                    "exact": True,
+                    **({} if is_halo else {"of": operation.name, ROWS_OF: move.source}),
+                },
                 source=operation.source,
             ),
         ]
