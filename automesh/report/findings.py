@@ -228,6 +228,14 @@ def _tiles(finding: Finding, sizes: _Sizes) -> str:
     )
 
 
+def _slices(finding: Finding, sizes: _Sizes) -> str:
+    cut = "split" if len(finding.axes) > 1 else "splits"
+    return (
+        f"{_axes(finding)} {cut} {_array(finding)} over the dimension that this line takes apart: "
+        f"each device sends {_bytes(finding, sizes)} of it to others{_times(finding, sizes)}"
+    )
+
+
 def _says(text: str) -> Callable[[Finding], str]:
     return lambda _: text
 
@@ -394,6 +402,17 @@ RULES: Mapping[str, Words] = {
         cure=_says(
             "give each device an early and a late part of the sequence (zigzag), or every n-th row "
             "(striped)"
+        ),
+    ),
+    "slice-across-parts": Words(
+        title="slice across parts",
+        what=_slices,
+        why="a slice is split as the array was, so that most of its rows lie on other devices: "
+        "queries, keys and values, or gate and up, side by side in one dimension",
+        cure=_says(
+            "give what is packed a dimension of its own, which no axis splits, in the weight and "
+            "in what comes out of it: `reshape(..., 3, heads, size)` and index it, or several "
+            "weights"
         ),
     ),
     "parts-below-tile": Words(

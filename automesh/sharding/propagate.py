@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from automesh.cost.terms import Cure, Footprint, Guard, Terms
 from automesh.ir.findings.nouns import Program, StepState
 from automesh.ir.findings.state import state_findings
 from automesh.ir.graph import Block, Graph, Value
+from automesh.ir.passes.halos import axes_of_odd_moves
 from automesh.ir.terms.collect import collect
 from automesh.program.lower.carry_state import CarriedLeaves
 from automesh.program.nouns import Propagation
@@ -83,7 +84,12 @@ def propagate(
         failed += _contradicting(first.graph, located, probes)
     active = tuple(axis for axis, _ in sizes)
     graphs = {first.graph: None, graph: None}
-    fixed = {*located.fixed, *(axis for one in graphs for axis in (*one.sub_axes, *one.padded))}
+    moving = axes_of_odd_moves(graph)
+    fixed = {
+        *located.fixed,
+        *moving,
+        *(axis for one in graphs for axis in (*one.sub_axes, *one.padded)),
+    }
     guards = tuple(
         guard
         for guard in dict.fromkeys(guard for one in graphs for guard in _guards(one))
@@ -106,7 +112,7 @@ def propagate(
     return Propagation(
         terms=terms,
         failed_probes=tuple(dict.fromkeys(failed)),
-        notes=_notes(located, graph, terms, probed=bool(probes)),
+        notes=_notes(located, graph, terms, moving=moving, probed=bool(probes)),
         lower_s=programs.lower_s - lowering_before_s,
         propagate_s=perf_counter() - begun,
         results=results,
@@ -258,7 +264,9 @@ def _values(block: Block) -> Iterator[Value]:
             yield from _values(body)
 
 
-def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tuple[str, ...]:
+def _notes(
+    located: Located, graph: Graph, terms: Terms, *, moving: Collection[str], probed: bool
+) -> tuple[str, ...]:
     notes: list[str] = []
     if located.derived:
         notes.append(
@@ -266,7 +274,7 @@ def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tup
             f"more sizes; they differ in the sizes of their axes alone, and the programs of the "
             f"others were derived from them"
         )
-    baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded)]
+    baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded, *moving)]
     if baked and probed:
         notes.append(
             f"the program depends on the size of {_listed(baked)} in a way that has no formula: "
@@ -281,6 +289,11 @@ def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tup
         notes.append(
             f"some array is split over a part of {_listed(graph.sub_axes)} only; its collectives "
             f"are priced as if they ran over the whole axis"
+        )
+    if moving:
+        notes.append(
+            f"some slice along a dimension that is split over {_listed(sorted(moving))} moves rows "
+            f"between devices: meshes with other sizes there are propagated apart"
         )
     if graph.padded:
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -323,6 +324,26 @@ def test_comments_name_rules(line: str, expected: bool) -> None:
 
 def test_code_of_libraries_has_no_place() -> None:
     assert place_of(str(jnp.__file__), 3) == "" and place_of("/home/me/train.py", 3) == "train.py:3"
+
+
+def test_what_is_packed_into_one_dimension_is_moved_where_it_is_taken_apart() -> None:
+    def gated(w: Any, x: Any) -> Any:
+        gate, up = jnp.split(x @ w, 2, axis=1)
+        return jnp.mean((jax.nn.silu(gate) * up) ** 2)
+
+    def apart(w: Any, x: Any) -> Any:
+        both = jnp.einsum("bd,dgf->bgf", x, w)
+        return jnp.mean((jax.nn.silu(both[:, 0]) * both[:, 1]) ** 2)
+
+    def build(mesh: Any, *, loss: Any = gated) -> Any:
+        shape, spec = ((256, 4096), (None, "tp"))
+        if loss is apart:
+            shape, spec = (256, 2, 2048), (None, None, "tp")
+        return descend(loss, mesh, array(mesh, shape, *spec), array(mesh, (1024, 256)))
+
+    found = found_in(build, tp=4)["slice-across-parts"]
+    assert found.array == "f32[1024,4096]" and found.axes == ("tp",)
+    assert "slice-across-parts" not in found_in(partial(build, loss=apart), tp=4)
 
 
 def test_parts_are_below_a_tile_on_the_meshes_alone_where_they_are() -> None:

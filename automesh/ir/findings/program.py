@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
 from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
 from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.packed import slice_across_parts
 from automesh.ir.findings.precision import wide_products, wide_reductions
 from automesh.ir.findings.state import parts
 from automesh.ir.findings.tiles import parts_below_tile
@@ -259,6 +260,7 @@ RULES_OF_ALL: tuple[Callable[[Program], Iterable[Finding]], ...] = (
     wide_products,
     wide_reductions,
     unrolled_layers,
+    slice_across_parts,
 )
 
 

@@ -1,13 +1,25 @@
-"""Halos of convolutions: rows that a device needs of its neighbours along a split dimension."""
+"""Halos: rows that a device needs of others along a split dimension.
+
+Of convolutions by `exchange_halos`; of slices, pads, sliding windows, rolls and reversals by
+`exchange_rows`; `gather_windows` does what the partitioner does where rows cannot be exchanged.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from automesh.hlo.nouns import WindowDimension
-from automesh.ir.graph import Graph, Operation, Value
+from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.passes.edits import blocks, like, set_operands
+from automesh.ir.passes.row_exchange import Window, permuted_rows, rotated_rows
+
+# Of a permute that is no halo: the array whose rows it sends, and the name of what takes it apart.
+ROWS_OF = "rows_of"
+# What moves of smaller arrays is not worth a propagation of its own for every size of an axis.
+_SMALL_BYTES = 1 << 16
 
 
 def exchange_halos(graph: Graph) -> None:
@@ -78,3 +90,339 @@ def _halos(
             },
             source=source,
         )
+
+
+def exchange_rows(graph: Graph) -> None:
+    """slice(x) -> concatenate(slice(x), permuted rows), and so for windows, rolls and reversals.
+
+    What a device needs of the others' rows along a split dimension comes in permutes. Where the
+    partitioner gathers the whole array instead, nothing is changed here.
+    """
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for move in list(_moves(block, sizes)):
+            rows = move.rows(_parts(move, sizes))
+            if rows:
+                _exchange(block, move, rows, sizes)
+
+
+def gather_windows(graph: Graph) -> None:
+    """reduce_window(x) over all rows before, as of a running sum -> all_slice(reduce_window(
+    all_gather(x))): where rows cannot be exchanged, every device does the whole operation."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for operation in [one for one in block.operations if one.name == "reduce_window"]:
+            source = operation.operands[0]
+            if len(operation.results) == 1 and any(
+                _is_split(source, dimension)
+                and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
+                for dimension, window in enumerate(_of_reduction(operation))
+            ):
+                _do_whole(block, operation, sizes)
+
+
+def gather_top_k(graph: Graph) -> None:
+    """The sort of a `top_k`, of which only the first places are kept, works on whole arrays."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for operation in [one for one in block.operations if one.name == "sort"]:
+            if _is_top_k(operation):
+                _do_whole(block, operation, sizes)
+
+
+def _is_top_k(operation: Operation) -> bool:
+    """Values and their places sorted together, and cut off behind the first of them."""
+    dimension = operation.attributes["dim"]
+    users = [user for result in operation.results for user in result.users]
+    return (
+        len(operation.operands) == 2
+        and operation.operands[1].is_constant
+        and bool(users)
+        and all(
+            user.name == "slice"
+            and user.attributes.get("start", (1,) * (dimension + 1))[dimension] == 0
+            and user.attributes["limit"][dimension] < _stated(user.operands[0])[dimension]
+            for user in users
+        )
+    )
+
+
+def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
+    """Every device gathers what the operation reads, does all of it, and keeps its part."""
+    place = block.operations.index(operation)
+    before, behind = list[Operation](), list[Operation]()
+    operands = list(operation.operands)
+    for number, operand in enumerate(operands):
+        over = _gathered(operand, sizes)
+        if not over["axes"] or operand.is_constant:
+            continue
+        operands[number] = _kept_by_manual(operand)
+        before.append(
+            Operation(
+                name="all_gather",
+                operands=[operand],
+                results=[operands[number]],
+                attributes=over,
+                source=operation.source,
+            )
+        )
+    for number, result in enumerate(list(operation.results)):
+        over = _gathered(result, sizes)
+        if over["axes"]:
+            made = _kept_by_manual(result)
+            operation.results[number] = made
+            made.producer = operation
+            behind.append(
+                Operation(
+                    name="all_slice",
+                    operands=[made],
+                    results=[result],
+                    attributes=over,
+                    source=operation.source,
+                )
+            )
+    set_operands(operation, operands)
+    block.operations[place : place + 1] = [*before, operation, *behind]
+
+
+def _gathered(value: Value, sizes: dict[str, int]) -> dict[str, Any]:
+    """The attributes of a gather of all that the partitioner has split."""
+    manual = set(value.manual)
+    left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in value.axes)
+    axes = tuple(dict.fromkeys(axis for split in left for axis in split))
+    return {"axes": axes, "group": _count(axes, sizes), "per_dimension": left}
+
+
+def _kept_by_manual(value: Value) -> Value:
+    manual = set(value.manual)
+    return like(
+        value, axes=tuple(tuple(axis for axis in axes if axis in manual) for axes in value.axes)
+    )
+
+
+def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
+    """Axes at whose other sizes rows move in another pattern: no formula has their bytes.
+
+    Rows of a halo are the same at all sizes, and the parts of a reversed array are as much smaller
+    as there are more of them. Which rows of a slice lie elsewhere changes from size to size.
+    """
+    sizes = dict(graph.mesh)
+    return frozenset(
+        axis
+        for block in blocks(graph)
+        for move in _moves(block, sizes)
+        if move.source.global_bytes > _SMALL_BYTES
+        and not move.whole_parts
+        and not _is_halo(move, _parts(move, sizes))
+        for axis in move.axes
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """An operation that needs rows of other devices along one dimension.
+
+    Attributes:
+      source: the array whose rows these are.
+      rows: of each permute, by the number of parts; see `row_exchange`.
+      whole_parts: True if each device sends all that it has.
+    """
+
+    operation: Operation
+    source: Value
+    dimension: int
+    rows: Callable[[int], tuple[int, ...]]
+    whole_parts: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.source.axes[self.dimension]
+
+
+def _moves(block: Block, sizes: dict[str, int]) -> Iterator[_Move]:
+    rolled = set[Operation]()
+    for operation in block.operations:
+        if operation.name == "concatenate" and (found := _rotation(operation)) is not None:
+            rolled.update(one.producer for one in operation.operands if one.producer is not None)
+            yield found
+    for operation in block.operations:
+        # A slice that another rewrite put in states no rows: it cuts one device's part.
+        if operation.name in _WINDOWS and operation.attributes and operation not in rolled:
+            yield from _windows(operation, sizes)
+        elif operation.name == "reverse":
+            yield from _reversals(operation)
+
+
+def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
+    source, result = operation.operands[0], operation.results[0]
+    if len(operation.results) > 1:
+        return
+    for dimension, window in enumerate(_WINDOWS[operation.name](operation)):
+        # A dimension whose result is split otherwise is resharded: that is no halo. Nor do rows
+        # move for a result that has fewer of them than there are devices: it is not split.
+        parts = _count(source.axes[dimension], sizes)
+        if (
+            _is_split(source, dimension)
+            and result.axes[dimension] == source.axes[dimension]
+            and window.results >= parts
+        ):
+            yield _Move(
+                operation=operation,
+                source=source,
+                dimension=dimension,
+                rows=lambda parts, window=window: permuted_rows(window, parts) or (),
+            )
+
+
+def _of_slice(operation: Operation) -> Iterator[Window]:
+    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    found = operation.attributes
+    for rows, results, start, stride in zip(
+        stated, result, found["start"], found["stride"], strict=True
+    ):
+        yield Window(rows=rows, results=results, low=-start, stride=stride)
+
+
+def _of_reduction(operation: Operation) -> Iterator[Window]:
+    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    found = operation.attributes
+    if found["dilated"]:
+        return
+    strides = found["stride"] or (1,) * len(stated)
+    for rows, results, width, stride, (low, _) in zip(
+        stated, result, found["window"], strides, found["padding"], strict=True
+    ):
+        yield Window(rows=rows, results=results, width=width, stride=stride, low=low)
+
+
+def _of_pad(operation: Operation) -> Iterator[Window]:
+    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    found = operation.attributes
+    if not any(found["interior"]):
+        for rows, results, low in zip(stated, result, found["low"], strict=True):
+            yield Window(rows=rows, results=results, low=low)
+
+
+_WINDOWS = {"slice": _of_slice, "pad": _of_pad, "reduce_window": _of_reduction}
+
+
+def _rotation(operation: Operation) -> _Move | None:
+    """The two ends of an array, put together the other way round, as `jnp.roll` does."""
+    dimension = operation.attributes["dim"]
+    makers = [one.producer for one in operation.operands]
+    if len(makers) != 2 or any(one is None or one.name != "slice" for one in makers):
+        return None
+    first, second = (one for one in makers if one is not None)
+    source, cut = first.operands[0], first.attributes["start"][dimension]
+    rows = _stated(source)[dimension]
+    is_rotation = (
+        source is second.operands[0]
+        and first.attributes["limit"][dimension] == rows
+        and second.attributes["start"][dimension] == 0
+        and second.attributes["limit"][dimension] == cut
+        and _stated(operation.results[0]) == _stated(source)
+        and _is_split(source, dimension)
+        and operation.results[0].axes[dimension] == source.axes[dimension]
+    )
+    if not is_rotation:
+        return None
+    return _Move(
+        operation=operation,
+        source=source,
+        dimension=dimension,
+        rows=lambda parts: rotated_rows(rows, rows - cut, parts),
+    )
+
+
+def _reversals(operation: Operation) -> Iterator[_Move]:
+    source = operation.operands[0]
+    for dimension in operation.attributes["dims"]:
+        if _is_split(source, dimension):
+            rows = source.shape[dimension]
+            yield _Move(
+                operation=operation,
+                source=source,
+                dimension=dimension,
+                rows=lambda parts, rows=rows: (rows // parts,),
+                whole_parts=True,
+            )
+
+
+def _is_split(value: Value, dimension: int) -> bool:
+    """By the partitioner: inside a manual region a slice cuts one device's part."""
+    axes = value.axes[dimension]
+    return bool(axes) and not set(axes) & set(value.manual)
+
+
+def _stated(value: Value) -> tuple[int, ...]:
+    return value.stated or value.shape
+
+
+def _parts(move: _Move, sizes: dict[str, int]) -> int:
+    return _count(move.axes, sizes)
+
+
+def _count(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
+    return math.prod(sizes.get(axis, 1) for axis in axes)
+
+
+def _is_halo(move: _Move, parts: int) -> bool:
+    """The same rows over twice as many devices: so it is at all sizes that are asked for."""
+    return move.rows(parts) == move.rows(2 * parts)
+
+
+def _exchange(block: Block, move: _Move, rows: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Lets the operation make its own part alone, and joins that with what others send."""
+    operation, dimension = move.operation, move.dimension
+    parts = _parts(move, sizes)
+    place = block.operations.index(operation)
+    is_halo = _is_halo(move, parts) and not move.whole_parts
+    own = like(operation.results[0])
+    pieces = [own]
+    made: list[Operation] = []
+    for count in rows:
+        shape, split = list(move.source.shape), list(move.source.axes)
+        # Rows of a halo are as many at all sizes; others are a share of the array.
+        shape[dimension] = count if is_halo else count * parts
+        split[dimension] = () if is_halo else split[dimension]
+        sent, got = (
+            Value(
+                shape=tuple(shape),
+                dtype=move.source.dtype,
+                axes=tuple(split),
+                manual=move.source.manual,
+            )
+            for _ in range(2)
+        )
+        made += [
+            Operation(
+                name="slice", operands=[move.source], results=[sent], source=operation.source
+            ),
+            Operation(
+                name="collective_permute",
+                operands=[sent],
+                results=[got],
+                attributes={
+                    "axes": move.axes,
+                    "group": parts,
+                    "exact": True,
+                    **({} if is_halo else {"of": operation.name, ROWS_OF: move.source}),
+                },
+                source=operation.source,
+            ),
+        ]
+        pieces.append(got)
+    if move.whole_parts:
+        set_operands(operation, pieces[1:])
+        block.operations[place:place] = made
+        return
+    joined = Operation(
+        name="concatenate",
+        operands=pieces,
+        results=list(operation.results),
+        attributes={"dim": dimension},
+        source=operation.source,
+    )
+    operation.results = [own]
+    own.producer = operation
+    block.operations[place + 1 : place + 1] = [*made, joined]

@@ -22,7 +22,7 @@ from automesh.ir.passes.collectives import (
     scatter_reductions,
     separate_reductions_from_slices,
 )
-from automesh.ir.passes.halos import exchange_halos
+from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_top_k, gather_windows
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
@@ -79,6 +79,25 @@ RULES: tuple[Rule, ...] = (
         apply=exchange_halos,
         platforms=ALL,
         source="PartitionConvolution in spmd/convolution_handler.cc",
+    ),
+    Rule(
+        apply=gather_windows,
+        platforms=frozenset(("none", "cpu")),
+        source="HandleReduceWindow in spmd/spmd_partitioner.cc; the TPU's compiler makes windows "
+        "over all rows a tree of small ones first (libtpu 0.0.52); for GPUs jax lowers running "
+        "sums otherwise",
+    ),
+    Rule(
+        apply=gather_top_k,
+        platforms=frozenset(("none", "cpu")),
+        source="the call that the CPU compiler makes of a top-k has no rule of its own: programs "
+        "of jaxlib 0.12 gather its operand; for TPUs it stays a sort, which is split",
+    ),
+    Rule(
+        apply=exchange_rows,
+        platforms=ALL,
+        source="HandleSlice, HandleReduceWindow and HandleReverse in spmd/spmd_partitioner.cc, "
+        "whose windows come from ExchangeHaloAndGetValidData; rolls are rotated there",
     ),
     Rule(
         apply=reduce_by_dimension,

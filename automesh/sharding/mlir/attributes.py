@@ -46,8 +46,16 @@ class AttributeReader:
             },
             "reduce_window": lambda op: {
                 "window": self._ints(op, "window_dimensions"),
+                "stride": self._ints(op, "window_strides"),
+                "dilated": any(
+                    one != 1
+                    for name in ("base_dilations", "window_dilations")
+                    for one in self._ints(op, name)
+                ),
+                "padding": self._padding(op, len(self._ints(op, "window_dimensions"))),
                 "reducer": _reducer(op),
             },
+            "reverse": lambda op: {"dims": self._ints(op, "dimensions")},
             "scatter": self._scatter,
             "gather": self._gather,
             "dynamic_slice": lambda op: {"sizes": self._ints(op, "slice_sizes")},
@@ -158,21 +166,27 @@ class AttributeReader:
             self._ints(operation, name) or (1,) * count
             for name in ("window_strides", "lhs_dilation", "rhs_dilation")
         )
-        padding = [0] * (2 * count)
-        if "padding" in operation.attributes:
-            stated = self._ir.DenseIntElementsAttr(operation.attributes["padding"])
-            padding = [int(one) for one in stated]
+        padding = self._padding(operation, count)
         return tuple(
             WindowDimension(
                 size=int(kernel[dimension]),
                 stride=strides[place],
-                padding_low=padding[2 * place],
-                padding_high=padding[2 * place + 1],
+                padding_low=padding[place][0],
+                padding_high=padding[place][1],
                 window_dilation=own[place],
                 base_dilation=base[place],
             )
             for place, dimension in enumerate(kernel_spatial)
         )
+
+    def _padding(self, operation: Any, dimensions: int) -> tuple[tuple[int, int], ...]:
+        """Rows that a window pads each dimension with, before it and behind it."""
+        if "padding" not in operation.attributes:
+            return ((0, 0),) * dimensions
+        stated = [
+            int(one) for one in self._ir.DenseIntElementsAttr(operation.attributes["padding"])
+        ]
+        return tuple(zip(stated[::2], stated[1::2], strict=True))
 
     def _scatter(self, operation: Any) -> _Attributes:
         numbers = self._hlo.ScatterDimensionNumbers(

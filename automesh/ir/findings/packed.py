@@ -1,0 +1,46 @@
+"""The rule about arrays that are split over a dimension in which several things are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automesh.cost.terms import Finding, Monomial, Sum
+from automesh.ir.findings.nouns import LEAST_BYTES, Program, words
+from automesh.ir.graph import Value, added
+from automesh.ir.passes.halos import ROWS_OF
+from automesh.ir.terms.collectives import nearby_source
+
+SLICE_ACROSS_PARTS = "slice-across-parts"
+_CUTS = frozenset(("slice", "pad"))
+
+
+def slice_across_parts(program: Program) -> Iterator[Finding]:
+    """Slices along a split dimension whose rows lie on other devices, such as queries, keys and
+    values that one product makes side by side; and the pads that their gradients are.
+
+    The bytes are what one device sends for all slices of one array. Halos, as of `x[1:]`, and
+    copies in the backward pass of the same line are counted in.
+    """
+    moved: dict[tuple[str, str, tuple[str, ...], Sum], tuple[Value, list[Monomial]]] = {}
+    for seen in program.operations():
+        operation = seen.operation
+        whole = operation.attributes.get(ROWS_OF)
+        if operation.name != "collective_permute" or not isinstance(whole, Value):
+            continue
+        if operation.attributes["of"] not in _CUTS or whole.global_bytes < LEAST_BYTES:
+            continue
+        source = operation.source or nearby_source(operation)
+        key = (source, whole.dtype, operation.attributes["axes"], seen.count)
+        first, sent = moved.setdefault(key, (whole, []))
+        sent.append(operation.operands[0].bytes)
+        if whole.global_bytes > first.global_bytes:
+            moved[key] = (whole, sent)
+    for (source, _, axes, count), (whole, sent) in moved.items():
+        yield Finding(
+            rule=SLICE_ACROSS_PARTS,
+            array=words(whole),
+            bytes=added(*sent),
+            axes=axes,
+            count=count,
+            source=source,
+        )

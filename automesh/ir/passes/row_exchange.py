@@ -1,0 +1,141 @@
+"""Rows that devices exchange along a split dimension, as XLA's partitioner groups them.
+
+Device `i` holds the rows from `i * held` on, and needs a window of rows for its part of a result:
+of a slice, of a sliding window, of an array that is rolled. What others hold of that window comes
+in collective permutes. Each permute sends equally many rows from every device that takes part.
+
+Source: `ExchangeHaloAndGetValidData`, `ExchangeHalo` and `ExchangeHaloCompact` in
+xla/service/spmd/spmd_partitioner_util.cc; the tests have the shapes that jaxlib 0.12 compiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Which rows of an array the rows of a result are made of.
+
+    Row `j` of the result needs the rows `j * stride - low` to `j * stride - low + width - 1`. Of a
+    slice that begins at `start`, the width is 1 and `low` is `-start`.
+
+    Attributes:
+      rows: of the array.
+      results: rows of the result.
+    """
+
+    rows: int
+    results: int
+    width: int = 1
+    stride: int = 1
+    low: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """Rows `[start, limit)` of the part of device `source` that device `target` needs.
+
+    Attributes:
+      offset: of these rows in the target's window.
+    """
+
+    source: int
+    target: int
+    start: int
+    limit: int
+    offset: int
+
+
+def permuted_rows(window: Window, parts: int) -> tuple[int, ...] | None:
+    """Rows that each collective permute sends from a device, one number for each permute.
+
+    Args:
+      window: which rows the result needs.
+      parts: devices along the dimension; each holds an equal part, the last one with padding.
+
+    Returns:
+      Nothing if every device has what it needs; None if the partitioner gathers the whole array.
+    """
+    held, made = -(-window.rows // parts), -(-window.results // parts)
+    needs = [
+        (
+            place * made * window.stride - window.low,
+            ((place + 1) * made - 1) * window.stride - window.low + window.width,
+        )
+        for place in range(parts)
+    ]
+    left = [place * held - first for place, (first, _) in enumerate(needs)]
+    right = [limit - (place + 1) * held for place, (_, limit) in enumerate(needs)]
+    wide = (made - 1) * window.stride + window.width
+    if max(*left, *right) > 2 * wide:
+        # The windows lie far from the devices' own parts.
+        return None if 2 * wide >= parts * held else _by_segments(needs, held, window.rows)
+    return _by_neighbours(left, right, held)
+
+
+def rotated_rows(rows: int, by: int, parts: int) -> tuple[int, ...]:
+    """As `permuted_rows`, of an array whose rows move by `by` places and come in again at the
+    other end; every device holds equally many."""
+    held = rows // parts
+    devices, rest = divmod(by % rows, held)
+    moved = ((devices, held - rest), (devices + 1, rest))
+    return tuple(count for distance, count in moved if count and distance % parts)
+
+
+def _by_neighbours(left: list[int], right: list[int], held: int) -> tuple[int, ...] | None:
+    """All devices take as many rows from the device `d` places away as one of them needs."""
+    parts = len(left)
+    most_left, most_right = max(left[1:], default=0), max(right[:-1], default=0)
+    is_far = most_left > held or most_right > held
+    first, last = -max(left), held + max(right)
+    if (most_left + most_right + held >= held * parts and is_far) or first >= last:
+        return None
+    found: list[int] = []
+    for away in range(-(-most_left // held)):
+        found.append(min(most_left - held * away, held) - max(-away * held - last, 0))
+    for away in range(-(-most_right // held)):
+        found.append(min(most_right - held * away, held) - max(first - (away + 1) * held, 0))
+    return tuple(rows for rows in found if rows > 0)
+
+
+def _by_segments(needs: list[tuple[int, int]], held: int, rows: int) -> tuple[int, ...]:
+    """One permute moves one segment for as many devices as it can, each once as a source and once
+    as a target, and sends the rows from the first to the last that any of them needs."""
+    waiting: list[list[_Segment]] = [[] for _ in needs]
+    for target, (first, limit) in enumerate(needs):
+        row = max(first, 0)
+        while row < min(limit, rows):
+            source = row // held
+            end = min((source + 1) * held, limit)
+            if source != target:
+                waiting[source].append(
+                    _Segment(
+                        source=source,
+                        target=target,
+                        start=row - source * held,
+                        limit=end - source * held,
+                        offset=row - first,
+                    )
+                )
+            row = end
+    for segments in waiting:
+        segments.sort(key=lambda segment: segment.offset)
+    found: list[int] = []
+    while any(waiting):
+        taken: list[_Segment] = []
+        start, limit = held, 0
+        for segments in waiting:
+            if not segments:
+                continue
+            one = segments[0]
+            is_other_end = (start > one.limit and limit == held and one.start == 0) or (
+                limit < one.start and start == 0 and one.limit == held
+            )
+            is_target = any(other.target == one.target for other in taken)
+            if taken and (is_target or is_other_end):
+                continue
+            taken.append(segments.pop(0))
+            start, limit = min(start, one.start), max(limit, one.limit)
+        found.append(limit - start)
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""What single operations send where their dimensions are split: estimated and compiled."""

@@ -1,0 +1,5 @@
+import sys
+
+from benchmarks.operations.command import main
+
+sys.exit(main())
