@@ -218,6 +218,8 @@ def _hook_meshes() -> None:
             return original(cls, devices, axis_names, axis_types)
         look_again()
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        # Members of an enumeration of texts are equal to their texts, and the script's alone.
+        names = tuple(str.__str__(one) if isinstance(one, str) else one for one in names)
 
         def really(devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
             return original(cls, devices, names, axis_types)

@@ -53,7 +53,7 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
     before = set(sys.modules)
     with world(is_late=has_started(), shown=_shown(entry)), watching(watcher):
         try:
-            start(entry)
+            start(entry, ends=_is_for_other_devices)
         except ScriptStopped:
             return None
         except SystemExit as ended:
@@ -69,6 +69,12 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
             sys.stdout.flush()
             _IMPORTED.update(name for name in sys.modules.keys() - before if _is_users_module(name))
     return Ended()
+
+
+def _is_for_other_devices(error: Exception) -> bool:
+    """Whether a script fails because it wants another number of devices: it is run on these."""
+    note_wanted_devices(error)
+    return told.wanted_devices() > 0
 
 
 def _shown(entry: Entry) -> int:

@@ -23,6 +23,7 @@ from automesh.program.capture.abstract_arrays import (
     without_data,
 )
 from automesh.program.capture.flow.names import leaf_names
+from automesh.program.capture.flow.program import forwarded
 from automesh.program.capture.hooks import Call, Settings, settings_of
 from automesh.program.capture.nouns import Capture, Carried
 from automesh.program.capture.shown import without_shown
@@ -116,19 +117,20 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
     args = _placed(call)
     if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
         call, args = _with_split_state(call, args, capture, made)
-    arranged = _arranged(call, capture.step.carried)
+    pairs = _replaced(call, capture.step.carried)
+    arranged = _arranged(call, pairs)
     held = [without_data(constant) for constant in call.settings.constants if _is_held(constant)]
     return NamedWorkload(
         _jitted(call, capture.step.name, arranged),
         args,
         {_HELD: tuple(held)} if held else {},
-        advance=None if arranged.leads else _advance(capture.step.carried),
+        advance=None if arranged.leads else _advance(pairs),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=None if capture.layout is not None else capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
-        carried=tuple(_pairs(capture.step.carried)),
+        carried=tuple(pairs),
     )
 
 
@@ -232,10 +234,10 @@ class _Arranged:
         return (*parts, *rest)
 
 
-def _arranged(call: TracedCall, carried: Sequence[Carried]) -> _Arranged:
+def _arranged(call: TracedCall, pairs: Sequence[tuple[int, int]]) -> _Arranged:
     """With what replaces arguments first, as training steps are written, where all of them are the
     leading ones: the step is then carried on like any other."""
-    replaces = dict(_pairs(carried))
+    replaces = dict(pairs)
     count = len(call.settings.out_shardings)
     trees: list[Any] = []
     first: list[int] = []
@@ -261,6 +263,27 @@ def _pairs(carried: Sequence[Carried]) -> list[tuple[int, int]]:
         for run in carried
         for offset in range(run.count)
     ]
+
+
+def _replaced(call: TracedCall, carried: Sequence[Carried]) -> list[tuple[int, int]]:
+    """What the script gives back, and donated arguments that the step returns as they are, as a
+    learning rate among the optimizer's variables: the step makes nothing of them that could be seen
+    to come back, but once they are donated only the output is left."""
+    pairs = _pairs(carried)
+    constants = len(call.settings.constants)
+    arguments = {argument for argument, _ in pairs}
+    outputs = {output for _, output in pairs}
+    returned = forwarded(call.traced.jaxpr, num_constants=constants)
+    for output, argument in enumerate(returned):
+        if (
+            argument is not None
+            and argument not in arguments
+            and output not in outputs
+            and call.settings.donated[argument]
+        ):
+            arguments.add(argument)
+            pairs.append((argument, output))
+    return pairs
 
 
 def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
@@ -297,10 +320,9 @@ def _donated(call: TracedCall) -> tuple[int, ...]:
 
 
 def _advance(
-    carried: Sequence[Carried],
+    pairs: Sequence[tuple[int, int]],
 ) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] | None:
     """Puts outputs where the script puts them for its next call."""
-    pairs = _pairs(carried)
     if not pairs:
         return None
 

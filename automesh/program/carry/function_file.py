@@ -14,9 +14,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -24,9 +22,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from automesh.package import is_users_file
 from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
+from automesh.program.carry.by_value import users_modules_by_value
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
 
@@ -48,7 +46,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     buffer = io.BytesIO()
     writer = _Writer(buffer, leaves, handed)
     try:
-        with _users_modules_by_value():
+        with users_modules_by_value():
             writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
     except CannotCarry:
         raise
@@ -82,23 +80,6 @@ def read_function(
             raise
         raise CannotCarry(f"its function cannot be read again ({_first_line(error)})") from error
     return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
-
-
-@contextmanager
-def _users_modules_by_value() -> Generator[None]:
-    """While the body runs, functions of the user's modules are pickled with their code: to import
-    such a module elsewhere would make its meshes anew."""
-    added: list[Any] = []
-    try:
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if name != "__main__" and isinstance(file, str) and is_users_file(file):
-                cloudpickle.register_pickle_by_value(module)
-                added.append(module)
-        yield
-    finally:
-        for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 class _Writer(cloudpickle.Pickler):

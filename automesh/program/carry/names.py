@@ -54,14 +54,21 @@ def _stored(key: Any) -> Key:
         case GetAttrKey():
             return "attribute", key.name
         case DictKey():
-            plain = isinstance(key.key, (str, int)) and not isinstance(key.key, bool)
-            return "item", key.key if plain else str(key.key)
+            return "item", _plain(key.key)
         case SequenceKey():
             return "place", key.idx
         case FlattenedIndexKey():
             return "index", key.key
         case _:  # Of a class that brings keys of its own.
             return "attribute", str(key).lstrip(".")
+
+
+def _plain(key: Any) -> str | int:
+    """A key of a dictionary, without the class of an enumeration, which is the script's alone."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    is_number = isinstance(key, int) and not isinstance(key, bool)
+    return int(key) if is_number else str(key)
 
 
 def tree_of(paths: Sequence[Path], leaves: Sequence[Any]) -> Any:

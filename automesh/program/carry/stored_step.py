@@ -205,7 +205,10 @@ def read_step(folder: Path) -> StoredStep:
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if digest_of(content).encode() != digest:
         raise StoredStepLost(f"{_STEP} is damaged")
-    step = pickle.loads(content)
+    try:
+        step = pickle.loads(content)
+    except (AttributeError, ImportError) as error:
+        raise StoredStepLost(f"{_STEP} holds what is in the script alone ({error})") from error
     assert isinstance(step, StoredStep)
     return step
 

@@ -46,6 +46,7 @@ from jax.sharding import (
 
 from automesh.package import is_users_file
 from automesh.program.capture.shown import line_of
+from automesh.program.carry.by_value import reduced
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 
 _CORE: Any = importlib.import_module("jax._src.core")
@@ -120,7 +121,12 @@ def read_trace(data: bytes, binding: Binding, arrays: Sequence[Any]) -> Any:
       ValueError: as jax raises it where a dimension does not divide.
     """
     with _reading(_Reading(binding=binding, arrays=arrays)):
-        return pickle.loads(data)
+        try:
+            return pickle.loads(data)
+        except (AttributeError, ImportError) as error:
+            raise CannotCarry(
+                f"its trace holds what is in the script alone ({_first_line(error)})"
+            ) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -194,8 +200,8 @@ class _Writer(pickle.Pickler):
             raise CannotCarry("it names a single device")
         if isinstance(obj, _CORE.Primitive):
             raise CannotCarry(f"its operation `{obj.name}` is none that a library defines")
-        if isinstance(obj, np.dtype) or kind is type:
-            return NotImplemented
+        if isinstance(obj, (np.dtype, type)):
+            return reduced(obj) or NotImplemented
         if hasattr(obj, "_impl") and jax.dtypes.issubdtype(obj, jax.dtypes.prng_key):
             return _key_type, (str(obj._impl.name),)
         return self._of_functions(obj, kind)
@@ -207,7 +213,7 @@ class _Writer(pickle.Pickler):
             return _gone_wrapped, (_name_of(obj), obj.debug_info)
         if kind.__module__.startswith("jax") and "thunk" in kind.__name__.lower():
             return _gone(obj)
-        return NotImplemented
+        return reduced(obj) or NotImplemented
 
     def _equation(self, equation: Any) -> Any:
         name = equation.primitive.name

@@ -150,7 +150,9 @@ def _described(leaf: Any) -> StoredLeaf:
         dtype = str(jax.dtypes.canonicalize_dtype(array.dtype))
         return StoredLeaf(shape=tuple(array.shape), dtype=dtype, is_host=True)
     if _is_key(array):
-        implementation = str(jax.random.key_impl(array)) if _has_data(array) else ""
+        # Of a key that is only described jax does not tell it.
+        is_here = isinstance(array, jax.Array) and _has_data(array)
+        implementation = str(jax.random.key_impl(array)) if is_here else ""
         implementation = implementation or str(array.dtype._impl.name)
     return StoredLeaf(
         shape=tuple(map(int, array.shape)),

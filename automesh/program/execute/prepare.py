@@ -22,7 +22,7 @@ from automesh.program.script.build import Built
 from automesh.program.script.contexts import Ambient, entered
 from automesh.program.script.leaf_forms import LeafForm, difference, forms_of
 from automesh.program.script.pure_step import returned_of
-from automesh.program.script.workload import Workload
+from automesh.program.script.workload import NamedWorkload, Workload
 
 Forms = tuple[tuple[str, tuple[LeafForm, ...]], ...]
 
@@ -70,7 +70,14 @@ class Ready:
     @property
     def lost(self) -> tuple[int, ...]:
         """Leaves that are donated and not replaced, so that each step needs them anew."""
-        return () if self.workload.advance is not None else self.carry.lost
+        if self.workload.advance is None:
+            return self.carry.lost
+        if not isinstance(self.workload, NamedWorkload):
+            return ()  # The user's function gives all arguments.
+        replaced = {argument for argument, _ in self.workload.carried}
+        return tuple(
+            leaf for leaf, gone in enumerate(self.donated) if gone and leaf not in replaced
+        )
 
 
 def prepare(

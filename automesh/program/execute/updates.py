@@ -53,7 +53,8 @@ class Sampled:
 
 
 def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
-    """Reads the chosen elements of all float arrays among the arguments, by their paths.
+    """Reads the chosen elements of all float arrays among the arguments, by their paths; not of
+    those that the step has taken over for good, and that are made anew before the next one.
 
     Args:
       is_shared: the arguments are those of several processes, all of which call this: some may have
@@ -63,6 +64,8 @@ def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
     for keys, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         array: Any = leaf[...] if is_ref(leaf) else leaf
         if not isinstance(array, jax.Array) or not _is_float(array) or array.size == 0:
+            continue
+        if array.is_deleted():
             continue
         path = jax.tree_util.keystr(keys)
         values, apart = _elements(array, path, is_shared=is_shared)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from automesh.program.capture.build import _on_host  # pyright: ignore[reportPrivateUsage]
+from automesh.program.capture.hooks import Call
+from automesh.program.capture.nouns import Capture, Carried, ScriptMesh, ScriptStep, SourceLine
+from automesh.program.capture.step_call import trace, workload_of
+from automesh.program.execute.prepare import Ready
 
 
 def test_a_weak_type_stays_weak() -> None:
@@ -22,3 +29,37 @@ def test_an_array_that_nobody_has_put_anywhere_stays_so() -> None:
         kept = _on_host(array)
         assert kept is not None
         assert kept.made().committed == array.committed
+
+
+def test_a_donated_argument_that_comes_back_as_it_was_is_carried_on() -> None:
+    """As the learning rate among the variables of a Keras optimizer. Before, the next step was
+    given the array that the first one had taken."""
+
+    def train_step(rows: Any, state: Any) -> Any:
+        gradient = jax.grad(lambda w: jnp.mean((rows @ w) ** 2))(state["w"])
+        rate = jax.jit(lambda x: x)(state["rate"])
+        return gradient.sum(), rows + 1, {"rate": rate, "w": state["w"] - state["rate"] * gradient}
+
+    jitted = jax.jit(train_step, donate_argnums=(0, 1))
+    args = (jnp.ones((3, 4)), {"rate": jnp.float32(0.1), "w": jnp.ones((4, 2))})
+    line = SourceLine(file="/home/me/train.py", line=1)
+    step = ScriptStep(
+        name="train_step",
+        defined_at=line,
+        called_at=line,
+        argument_bytes=1,
+        carried=(Carried(argument=2, output=3, count=1),),
+    )
+    capture = Capture(
+        mesh=ScriptMesh(axes=(("data", 1),), axis_types=("auto",), made_at=line), step=step
+    )
+    call = trace(Call(jitted=jitted, args=args, kwargs={}, run=lambda: None, function=train_step))
+    workload = workload_of(call, capture, None)
+    assert dict(getattr(workload, "carried")) == {2: 3, 1: 2}  # noqa: B009
+    assert workload.advance is not None
+    rows, state = workload.advance(jax.eval_shape(workload.step, *args), args)
+    assert rows is args[0] and not any(isinstance(leaf, jax.Array) for leaf in state.values())
+    # What the script makes anew for every call is made anew here, too.
+    ready: Any = SimpleNamespace(workload=workload, donated=(True, True, True))
+    lost: Any = Ready.lost
+    assert lost.fget(ready) == (0,)

@@ -135,6 +135,14 @@ def test_without_values_arrays_are_described(tmp_path: Path) -> None:
     assert (tmp_path / "values.bin").stat().st_size < 10
 
 
+def test_keys_that_are_only_described_are_keys(tmp_path: Path) -> None:
+    """Before, jax was asked for the kind of a key that is none: "unexpected PRNG key type"."""
+    keys = [jax.random.key(0), jax.random.split(jax.random.key(1, impl="rbg"), 3)]
+    structs = [jax.ShapeDtypeStruct(key.shape, key.dtype) for key in keys]
+    stored = write_values(structs, tmp_path / "values.bin", with_values=False)
+    assert [dtype_of(leaf) for leaf in stored] == [key.dtype for key in keys]
+
+
 def test_bytes_are_those_of_arrays() -> None:
     leaves = [jnp.ones((4, 4)), np.ones(2, np.float64), 3, jax.new_ref(jnp.ones(3))]
     assert bytes_of(leaves) == 64 + 16 + 12

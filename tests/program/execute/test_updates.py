@@ -103,6 +103,15 @@ def test_arrays_that_the_step_donates_are_read_before() -> None:
     assert found.norm == pytest.approx(3 * math.sqrt(5))
 
 
+def test_an_array_that_a_step_has_taken_for_good_is_left_out() -> None:
+    """Before, it was read: "Array has been deleted"."""
+    before, taken, after = jnp.ones(5), jnp.ones(2), jnp.ones(5) + 1
+    known = sampled({"w": before, "batch": taken})
+    taken.delete()
+    found = updates_of(known, sampled({"w": after, "batch": taken}))
+    assert [one.path for one in found] == ["['w']"]
+
+
 def test_an_update_below_the_resolution_of_the_sum_of_squares_is_seen() -> None:
     """Norms of old and new would be equal to seven digits; the difference of elements is not."""
     old = np.full(1000, 1.0, dtype=np.float32)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from automesh.errors import UsageError
-from automesh.program.capture.world.starting import code_cells
+from automesh.program.capture.world.starting import code_cells, start
+from automesh.program.capture.world.told import forget, told
+from automesh.program.nouns import Entry
 from automesh.program.script.started import file_of, module_name_of, words_of
 from automesh.report.search_command import read_words
 from automesh.tuner.request import UNMODIFIED, parse_entry
@@ -65,7 +69,7 @@ def test_a_notebook_is_its_code_cells_without_what_is_for_ipython(tmp_path: Path
     path = tmp_path / "train.ipynb"
     held = [{"cell_type": kind, "source": text.splitlines(True)} for kind, text in cells]
     path.write_text(json.dumps({"cells": held}))
-    first, second, third = code_cells(path)
+    first, second, third = (cell.text for cell in code_cells(path))
     assert first.splitlines() == [
         *("pass", "pass", "files = []", "x = 7 \\", "  % 4", "pass", "print(x)"),
     ]
@@ -77,3 +81,45 @@ def test_a_notebook_is_its_code_cells_without_what_is_for_ipython(tmp_path: Path
     path.write_text("{}")
     with pytest.raises(UsageError, match="is no notebook that can be read"):
         code_cells(path)
+
+
+def test_after_a_cell_that_fails_the_next_ones_are_run(tmp_path: Path) -> None:
+    """Before, the first error ended the run, though people go on with the next cell."""
+    path = tmp_path / "train.ipynb"
+    tag = {"tags": ["raises-exception"]}
+    saved = [{"output_type": "error", "ename": "KeyError"}]
+    cells = [
+        {"source": "import sys\nsys.reached = []"},
+        {"source": "raise ValueError('shapes differ')", "metadata": tag},
+        {"source": "{}['no']", "outputs": saved},
+        {"source": "sys.reached.append('trained')"},
+        {"source": "1 +"},
+        {"source": "missing(3)"},
+        {"source": "sys.reached.append('the end')"},
+    ]
+
+    def run(*chosen: dict[str, Any], **options: Any) -> list[str]:
+        held = [{"cell_type": "code", "metadata": {}, **cell} for cell in chosen]
+        path.write_text(json.dumps({"cells": held}))
+        forget()
+        start(Entry(kind="script", location=str(path), function="step"), **options)
+        return vars(sys)["reached"]
+
+    before = list(sys.path), list(sys.argv)
+    try:
+        assert run(*cells[:4]) == ["trained"]
+        assert told()[0] == (
+            "cell 2 of the notebook fails, as it is marked to (ValueError: shapes differ); the "
+            "next ones were run all the same, as Jupyter does"
+        )
+        with pytest.raises(SyntaxError):
+            run(*cells)
+        assert getattr(sys, "reached") == ["trained", "the end"]  # noqa: B009
+        assert "cell 6 of the notebook fails (NameError: name 'missing'" in told()[3]
+        with pytest.raises(KeyError):
+            run(*cells, ends=lambda error: isinstance(error, KeyError))
+        assert getattr(sys, "reached") == []  # noqa: B009
+    finally:
+        sys.path[:], sys.argv[:] = before
+        delattr(sys, "reached")
+        forget()

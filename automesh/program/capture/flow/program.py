@@ -74,17 +74,11 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
     """
     opened = opened_jaxpr(jaxpr)
     places = {var: place for place, var in enumerate(opened.invars)}
-
-    def leaf(variable: Any) -> int | None:
-        place = None if is_literal(variable) else places.get(origins.get(variable, variable))
-        return None if place is None or place < num_constants else place - num_constants
-
-    origins = _origins(opened)
     written = {places[var] - num_constants for var in _written(opened) if var in places}
     gradient = has_gradient(opened)
     trained_by, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
     return ProgramFacts(
-        forwarded=tuple(map(leaf, opened.outvars)),
+        forwarded=forwarded(opened, num_constants=num_constants),
         written=frozenset(place for place in written if place >= 0),
         has_gradient=gradient,
         trained_by=trained_by,
@@ -92,6 +86,20 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
         loop=_training_loop(opened, ()),
         flops=flops_of(opened),
     )
+
+
+def forwarded(jaxpr: Any, *, num_constants: int) -> tuple[int | None, ...]:
+    """Per output of a program the leaf of the arguments that it is, unchanged; None for what is
+    computed."""
+    opened = opened_jaxpr(jaxpr)
+    places = {var: place for place, var in enumerate(opened.invars)}
+    origins = _origins(opened)
+
+    def leaf(variable: Any) -> int | None:
+        place = None if is_literal(variable) else places.get(origins.get(variable, variable))
+        return None if place is None or place < num_constants else place - num_constants
+
+    return tuple(map(leaf, opened.outvars))
 
 
 def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:

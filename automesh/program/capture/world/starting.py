@@ -11,6 +11,8 @@ import re
 import runpy
 import sys
 import types
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from automesh.limits import SCRIPT_BYTES
 from automesh.package import INSTALLED, count_as_users
 from automesh.program.capture.world.told import tell
 from automesh.program.nouns import Entry
-from automesh.program.script.notebook import cell_name, code_of
+from automesh.program.script.notebook import CodeCell, cell_name, cells_of
 from automesh.program.script.started import ENTRY, MODULE
 from automesh.reading import read_bytes
 
@@ -30,9 +32,12 @@ _ASSIGNED = re.compile(r"(\s*)([\w, ]+?)\s*=\s*[%!]")
 _PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
 
 
-def start(entry: Entry) -> None:
+def start(entry: Entry, *, ends: Callable[[Exception], bool] = lambda _: False) -> None:
     """Runs a program from its beginning, as `__main__`, with its own arguments and with the import
     path that it would have.
+
+    Args:
+      ends: of an error in a cell of a notebook, whether the rest is not run.
 
     Raises:
       UsageError: there is no such console script, or a notebook cannot be read.
@@ -52,7 +57,7 @@ def start(entry: Entry) -> None:
     elif path.suffix == ".ipynb":
         _set_path(str(path.parent))
         sys.argv = [str(path), *entry.argv]
-        _notebook(path)
+        _notebook(path, ends)
     else:
         _set_path(str(path.parent))
         sys.argv = [str(path), *entry.argv]
@@ -83,29 +88,55 @@ def _console_script(name: str, argv: tuple[str, ...]) -> None:
     sys.exit(main())
 
 
-def _notebook(path: Path) -> None:
-    """Runs the code cells of a notebook in their order, without what is for IPython alone."""
+def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
+    """Runs the code cells of a notebook in their order, without what is for IPython alone.
+
+    After a cell that fails the next ones are run, as people do in Jupyter: many notebooks show what
+    does not work. Where a cell that nobody marked as one of these fails, its error is raised at the
+    end.
+    """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
     before = sys.modules["__main__"]
     sys.modules["__main__"] = main
+    failed: Exception | None = None
     try:
-        for number, source in enumerate(code_cells(path), start=1):
-            name = cell_name(path, number)
+        for number, cell in enumerate(code_cells(path), start=1):
+            name, source = cell_name(path, number), cell.text
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-            exec(compile(source, name, "exec"), main.__dict__)
+            try:
+                exec(compile(source, name, "exec"), main.__dict__)
+            except UsageError:
+                raise  # It needs something of automesh that is not there.
+            except Exception as error:
+                if ends(error):
+                    raise
+                marked = ", as it is marked to" if cell.is_meant_to_fail else ""
+                tell(
+                    f"cell {number} of the notebook fails{marked} ({_in_words(error)}); the next "
+                    "ones were run all the same, as Jupyter does"
+                )
+                if failed is None and not cell.is_meant_to_fail:
+                    failed = error
     finally:
         sys.modules["__main__"] = before
+    if failed is not None:
+        raise failed
 
 
-def code_cells(path: Path) -> list[str]:
+def _in_words(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def code_cells(path: Path) -> list[CodeCell]:
     """The code cells of a notebook as Python, line by line as they stand in it.
 
     Raises:
       UsageError: the file is no notebook.
     """
-    texts = code_of(read_bytes(path, limit_bytes=SCRIPT_BYTES), path.name)
-    return [_python(text) for text in texts]
+    cells = cells_of(read_bytes(path, limit_bytes=SCRIPT_BYTES), path.name)
+    return [replace(cell, text=_python(cell.text)) for cell in cells]
 
 
 def _python(cell: str) -> str:
