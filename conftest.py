@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,10 @@ settings.load_profile("automesh")
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a compiler or a plug-in that is not installed."""
+    """Skips what needs a compiler or a plug-in that is not here; `slow_after(n)` makes later cases slow."""
+    _mark_later_cases_slow(items)
     for marker, modules in _COMPILERS.items():
         if not any(map(importlib.util.find_spec, modules)):
             skip = pytest.mark.skip(reason=f"needs `pip install 'jax-automesh[{marker}]'`")
@@ -59,6 +62,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name, why in WITHOUT.items():
         if not is_installed(name):
             terminalreporter.write_line(f"left out: the tests of plugins/{name}; {why}")
+
+
+def _mark_later_cases_slow(items: list[pytest.Item]) -> None:
+    """Runs before pytest selects by `-m`, so that `slow` selects what it marks here."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("slow_after")
+        if marker is None or item.get_closest_marker("long"):
+            continue
+        test, _, _ = item.nodeid.partition("[")
+        if cases[test] >= marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        cases[test] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

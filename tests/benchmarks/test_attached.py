@@ -47,6 +47,7 @@ def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None
     assert len(lines_of(found, hardware.speeds.origin)) == 5
 
 
+@pytest.mark.slow
 def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_kernels_are_added_up_by_name_for_one_step() -> None:
     assert found["span_s"] == pytest.approx(50e-6)
 
 
+@pytest.mark.slow
 def test_every_plan_is_compiled_and_visited_twice(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     record = measure("cpu:1", TINY[:1], path, tmp_path / "work")
@@ -167,6 +169,7 @@ def test_a_trace_without_a_gpu_is_told_in_a_sentence() -> None:
         kernels_of([])
 
 
+@pytest.mark.slow
 def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +184,7 @@ def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
     assert found["profile"]["median"] < 0.23 and found["profile"]["worst"] < 0.72
 
 
+@pytest.mark.slow
 def test_language_models_on_an_h100_are_as_the_documents_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:
     assert str(read_space(str(tmp_path / "space.toml")).constraints[0]) == "tp divides num_heads"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_dry_run(width: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GOOD)

@@ -62,6 +62,7 @@ def test_collectives_are_those_of_the_axes(name, sizes, knobs, steps):
     assert run(name, steps=ALONE).collectives <= {"all-reduce"}  # over groups of one
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "size", "billions"),
     [

@@ -54,6 +54,7 @@ def blocks(rows: int, columns: int, along: tuple[int, int]) -> list[list[int]]:
     return grid.tolist()
 
 
+@pytest.mark.slow
 def test_processes_are_granules_in_every_way_to_make_a_mesh(told):
     count, each = len(told), DEVICES // len(told)
     leading = (2, count // 2)

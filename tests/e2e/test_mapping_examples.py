@@ -39,6 +39,7 @@ def needs(name: str) -> None:
 
 
 # Haliax's own.
+@pytest.mark.slow_after(1)
 @pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources:DeprecationWarning")
 @pytest.mark.parametrize(
     "name",
@@ -75,6 +76,7 @@ def test_the_arrays_of_a_framework_tell_their_logical_axes(name, own_process):
     assert not any("batch:dp+fsdp" in plan and "mlp:tp+fsdp" in plan for plan in plans)
 
 
+@pytest.mark.slow
 def test_a_state_that_holds_its_optimizer_starts_from_its_own_values(own_process):
     needs("flax")
     plan = Plan(axes=parse_mesh("dp:2", ("dp", "fsdp", "tp")))

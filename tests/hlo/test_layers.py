@@ -215,6 +215,7 @@ def assert_counts(counts: Counts, expected: Expected, sizes: Sizes) -> None:
     assert counts.uncounted == ()
 
 
+@pytest.mark.slow_after(30)
 @pytest.mark.parametrize("sizes", FACTORIZATIONS, ids=lambda sizes: "x".join(map(str, sizes)))
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_matches_arithmetic(name: str, sizes: Sizes) -> None:

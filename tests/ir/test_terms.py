@@ -308,6 +308,7 @@ def two_layers(mesh, remat):
     return jax.jit(step).lower((up, down), put((32, 64), ("dp", "fsdp"), None))
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 4, 1), (1, 1, 8), (2, 2, 2), (1, 2, 8)])
 def test_terms_are_those_of_the_compiled_program(sizes, remat):

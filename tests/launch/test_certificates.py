@@ -264,6 +264,7 @@ def test_a_search_without_certificates_is_told_and_so_is_the_agent(
         )
 
 
+@pytest.mark.slow
 def test_a_search_that_is_not_there_yet_is_waited_for(
     ca: Pair, search: Pair, notices: list[str]
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_hang_ends_at_the_timeout(pool: Pool) -> None:
     goes_on(pool)
 
 
+@pytest.mark.slow
 def test_who_is_stopped_when_the_time_is_up_is_named(pool: Pool) -> None:
     found = failure(pool, "stop", "0", timeout_s=3.0)
     assert isinstance(found, TimedOut)
@@ -156,6 +157,7 @@ def test_who_is_stopped_when_the_time_is_up_is_named(pool: Pool) -> None:
     goes_on(pool)
 
 
+@pytest.mark.slow
 def test_who_is_stopped_for_long_is_ended_before_the_time_is_up(pool: Pool) -> None:
     begun_s = time.monotonic()
     one = finished(pool, "stop", "1", timeout_s=600.0)
@@ -167,6 +169,7 @@ def test_who_is_stopped_for_long_is_ended_before_the_time_is_up(pool: Pool) -> N
     goes_on(pool)
 
 
+@pytest.mark.slow
 def test_who_closes_its_channel_and_lives_is_ended_before_the_time_is_up(pool: Pool) -> None:
     found = failure(pool, "sever", "1", timeout_s=600.0)
     assert isinstance(found, Failed)
@@ -213,6 +216,7 @@ def test_a_lost_agent_costs_the_job_and_comes_back(
     assert [facts.name for facts in fleet.facts] == ["local-2", "local-1"]
 
 
+@pytest.mark.slow
 def test_a_stopped_agent_is_ended_and_another_one_comes(
     pool: Pool,
     fleet: Fleet,
@@ -258,6 +262,7 @@ with local_launcher() as launcher:
 """
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     before = {process.pid for process in living()}
     command = [sys.executable, "-c", SEARCH, str(tmp_path)]

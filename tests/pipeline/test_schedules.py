@@ -31,6 +31,7 @@ def held_by(schedule: Schedule) -> list[int]:
     ]
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_is_what_the_closed_forms_say(name: str) -> None:
     v = 2 if name == "dualpipe_v" else 1

@@ -199,6 +199,7 @@ def test_json_of_a_search_without_a_baseline_claims_no_speedup() -> None:
     assert to_json(alone)["best"]["speedup"] is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(result=results())
 def test_any_result_can_be_exported(result: object) -> None:

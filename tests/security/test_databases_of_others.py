@@ -322,6 +322,7 @@ def another_programs(folder: Path, _: Path) -> None:
     another_program(database(folder), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

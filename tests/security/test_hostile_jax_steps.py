@@ -172,6 +172,7 @@ def test_a_hostile_step_has_an_outcome_with_a_name(pool: Pool, case: Case, tmp_p
             pytest.fail(f"no outcome: {result}")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("habit", "notice"),
     [

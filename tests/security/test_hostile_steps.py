@@ -313,6 +313,7 @@ def test_there_are_enough_cases() -> None:
     assert {str(case) for case in all_cases} >= IN_CI
 
 
+@pytest.mark.slow_after(24)
 @pytest.mark.parametrize("case", list(cases()))
 def test_a_hostile_script_has_an_outcome_with_a_name(
     pool: Pool, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -162,6 +162,7 @@ def files_in(folder: Path, form: Form) -> dict[str, bytes]:
 IN_CI = ("slash", "file")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "form", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.long) for one in FORMS]
 )
@@ -278,6 +279,7 @@ def test_a_url_in_the_command_or_in_arguments_of_the_script(
     assert b"postgresql://me:***@h/db" in (tmp_path / "study.journal").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [["--dry-run"], pytest.param(["--budget", "3m", "--top", "1"], marks=pytest.mark.long)],
@@ -322,6 +324,7 @@ for step in range(100):
 """
 
 
+@pytest.mark.slow
 def test_processes_of_a_search_do_not_get_the_password(server: str, tmp_path: Path) -> None:
     """A search as a process of its own: what it starts has the password in no word, no variable."""
     place = database_for(server, "processes", "kestrel/falcon")

@@ -50,6 +50,7 @@ sys.exit(guarded(interrupted, []))
 """
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("redirection", "codes"),
     [
@@ -81,6 +82,7 @@ def test_whatever_takes_its_output_a_command_ends_as_it_should(
     assert "BrokenPipe" not in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["2> /dev/full", "> /dev/full", ">&- 2>&-"])
 def test_an_interruption_stays_one(tmp_path: Path, redirection: str) -> None:
     ran = run(tmp_path, redirection, how="interrupt")

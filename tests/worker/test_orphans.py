@@ -197,6 +197,7 @@ def test_whoever_is_killed_the_job_has_an_outcome(tmp_path: Path, role: str) -> 
     assert living() == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("role", ["deputy", "guardian", "worker"])
 def test_who_is_stopped_does_not_hold_up_the_end(tmp_path: Path, role: str) -> None:
     parent = start_parent(tmp_path)

@@ -325,6 +325,7 @@ def test_a_worker_that_hangs_at_its_start_times_out(
     assert (result.stage, result.limit_s) == ("start", 0.5)
 
 
+@pytest.mark.slow
 def test_the_time_of_a_start_is_not_the_jobs(
     make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

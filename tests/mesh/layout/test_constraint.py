@@ -152,6 +152,7 @@ def test_what_is_left_open_stays_split_on_every_kind_of_axis(kind, wrap):
     assert closed.sharding.shard_shape(closed.shape) == (8, 2)
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrap", [jax.jit, lambda function: function], ids=["jit", "plain"])
 @pytest.mark.parametrize("given", [P("data", "model"), P("model", "data"), P(None, "model")])

@@ -487,6 +487,7 @@ def start_writer(path, name, count):
     )
 
 
+@pytest.mark.slow
 def test_many_writers_lose_nothing(tmp_path):
     path = tmp_path / "r.toml"
     writers = [start_writer(path, f"w{index}", 12) for index in range(4)]

@@ -49,6 +49,7 @@ def is_split(classes: StepClasses, name: str) -> bool:
     return not classes.named(name).whole
 
 
+@pytest.mark.slow
 def test_a_batch_made_inside(found: Mapping[str, StepClasses]) -> None:
     case = found["batch_made_inside"]
     assert roles(case) == {

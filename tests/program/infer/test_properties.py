@@ -120,6 +120,7 @@ def values(model: Model, classes: StepClasses) -> list[Any]:
     return [value(leaf, one.role) for leaf, one in zip(leaves, classes.arguments, strict=True)]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [

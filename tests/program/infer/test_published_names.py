@@ -56,6 +56,7 @@ def compared(found: StepClasses, names: dict[str, tuple[str, ...]]) -> dict[str,
     return after
 
 
+@pytest.mark.slow
 def test_a_llama_has_the_axes_that_maxtext_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["infer_llama.py", "--steps", "1"])
     made = runpy.run_path(str(SCRIPTS / "infer_llama.py"))

@@ -443,6 +443,7 @@ def build(mesh):
 """
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -142,6 +142,7 @@ def test_what_only_ties_with_the_baseline_does_not_replace_it(
     assert most < 0.05
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("budget_s", [60.0, 200.0, 400.0])
 def test_a_budget_is_kept(scene: Callable[[World], Scene], budget_s: float) -> None:
     world = World(step_s=by_tp(1.0, 1.1, 1.2, 1.3), noise=0.01)

@@ -175,6 +175,7 @@ def test_a_run_that_takes_too_long(tmp_path: Path) -> None:
     assert living() == []
 
 
+@pytest.mark.slow
 def test_what_was_timed_before_the_time_was_over_counts(tmp_path: Path) -> None:
     how = manner(tmp_path, timeout_s=4.0, steps=10**6)
     result = do(how, place(tmp_path), flags())

@@ -103,6 +103,7 @@ def test_a_search_from_its_beginning_to_its_rule(place: Place) -> None:
     assert set(labels) == {"first", "fresh"}
 
 
+@pytest.mark.slow
 def test_the_same_again_runs_nothing_and_says_the_same(place: Place) -> None:
     first = place.search(baseline="tp:8")
     before = place.runs()
@@ -125,6 +126,7 @@ def test_the_same_again_runs_nothing_and_says_the_same(place: Place) -> None:
     assert explained.code == 2 and "is of a command" in explained.stderr
 
 
+@pytest.mark.slow
 def test_a_changed_script_makes_figures_stale(place: Place) -> None:
     place.search("--sleep 0.001")
     before = place.runs()
@@ -175,6 +177,7 @@ def test_only_what_the_command_names_and_does_not_write_is_its_source(place: Pla
     assert digest("python train.py {tp} results.csv") == digest("python train.py {tp} other.csv")
 
 
+@pytest.mark.slow
 def test_plans_that_fail_are_ruled_out_with_their_reason(place: Place) -> None:
     result = place.search("--wrong raise:4", baseline="tp:8")
     by_mesh = {one.plan.mesh: one for one in result.found.candidates}
@@ -187,6 +190,7 @@ def test_plans_that_fail_are_ruled_out_with_their_reason(place: Place) -> None:
     assert "heads are not" in " ".join(result.table(width=120).split())
 
 
+@pytest.mark.slow
 def test_a_plan_without_memory_and_one_that_hangs(place: Place) -> None:
     first = place.search("--wrong memory:4")
     (bad,) = [one for one in first.found.candidates if one.plan.mesh == "fsdp:2,tp:4"]
@@ -201,6 +205,7 @@ def test_a_plan_without_memory_and_one_that_hangs(place: Place) -> None:
     assert place.runs() - before == Counter({"2x4": 1})
 
 
+@pytest.mark.slow
 def test_a_plan_with_other_losses_does_not_win(place: Place) -> None:
     result = place.search("--wrong loss:1", baseline="tp:8")
     by_mesh = {one.plan.mesh: one for one in result.found.candidates}
@@ -211,6 +216,7 @@ def test_a_plan_with_other_losses_does_not_win(place: Place) -> None:
     assert place.runs()["1x8"] >= 2 and place.runs()["8x1"] == 1
 
 
+@pytest.mark.slow
 def test_losses_that_never_repeat_are_not_compared(place: Place) -> None:
     result = place.search("--noise 1.0", baseline="tp:8")
     assert result.found.candidates[0].plan.mesh == "fsdp:8"
@@ -244,6 +250,7 @@ def test_a_command_whose_steps_are_not_seen_is_run_once(place: Place) -> None:
     assert sum(place.runs().values()) == 1
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_says_how_many_were_not_tried(place: Place) -> None:
     space = place.folder / "space.toml"
     space.write_text('[axes]\nfsdp = {}\ntp = {}\n[knobs]\nremat = ["none", "full", "dots"]\n')

@@ -48,6 +48,7 @@ def capture(tmp_path: Path, *words: str, program: str = sys.executable) -> RunRe
     )
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("style", "name"),
     [
@@ -76,6 +77,7 @@ def test_the_step_is_found_whatever_the_style(tmp_path: Path, style: str, name: 
     assert living() == []
 
 
+@pytest.mark.slow
 def test_losses_are_those_that_the_program_computes_without_it(tmp_path: Path) -> None:
     result = capture(tmp_path, SCRIPT, "--fsdp", "4")
     assert isinstance(result, Ran)

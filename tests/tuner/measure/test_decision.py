@@ -312,6 +312,7 @@ def simulate(
     return records
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("share", [0.03, 0.05])
 def test_equal_plans_rarely_replace_the_baseline(share: float) -> None:
     """Three processes let an equal plan replace the baseline in 12 to 14 % of cases."""

@@ -68,6 +68,7 @@ def verdicts(race: Race[int]) -> list[str]:
     return [standing.verdict for standing in race.standings()]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("machine", [QUIET, SHARED, NOISY])
 @pytest.mark.parametrize("finalists", [2, 5])
 def test_identical_finalists_are_rarely_called_slower(machine: Machine, finalists: int) -> None:

@@ -224,6 +224,7 @@ def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
     assert {one.plan for one in found.comparisons} | {found.winner} == raced
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("budget_s", [30.0, 60.0, 90.0, 150.0, 400.0])
 def test_the_budget_is_kept(scene: Callable[..., Scene], budget_s: float) -> None:
     here = scene({BASE: 0.1, A: 0.099, B: 0.098, C: 0.1, D: 0.1}, spread=0.03)
@@ -231,6 +232,7 @@ def test_the_budget_is_kept(scene: Callable[..., Scene], budget_s: float) -> Non
     assert here.pool.now_s <= max(1.2 * budget_s, budget_s + 15.0)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("hanging", [BASE, A, C])
 def test_a_plan_that_hangs_at_its_first_visit_does_not_outlast_the_budget(
     scene: Callable[..., Scene], hanging: Plan
@@ -263,6 +265,7 @@ def test_without_a_baseline_a_reference_that_hangs_is_looked_for_again(
     )
 
 
+@pytest.mark.slow
 def test_another_baseline_that_hangs_takes_nothing_from_what_is_known(
     scene: Callable[..., Scene],
 ) -> None:
@@ -363,6 +366,7 @@ def test_another_baseline_is_raced_with_what_is_known(scene: Callable[..., Scene
     assert found.verification.speedup == pytest.approx(1.15, rel=0.02)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_the_processes_have_said(scene: Callable[..., Scene]) -> None:
     here = scene({BASE: 0.13, A: 0.1}, spread=0.005)
     rest = here.pool.recycle
@@ -420,6 +424,7 @@ def test_no_time_for_a_race_says_how_much_it_would_take(scene: Callable[..., Sce
     assert f"(at its first visit {A} took 34" in here.endings[0]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("budget_s", [10.0, 40.0, 60.0, 90.0, 120.0, 150.0])
 def test_a_script_that_is_slow_to_load_is_loaded_in_every_process(
     scene: Callable[..., Scene], budget_s: float
@@ -453,6 +458,7 @@ SLOW = {"setup_s": 4.0, "compile_s": 4.0, "start_s": 6.0}
 REMATS = {A: 0.398, B: 0.42, C: 0.466, D: 0.48, BASE: 0.492}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("baseline", "budget_s"), [((), 80.0), ((BASE,), 130.0)])
 def test_without_time_for_a_race_what_the_first_visits_saw_fastest_is_measured(
     scene: Callable[..., Scene], baseline: tuple[Plan, ...], budget_s: float
@@ -478,6 +484,7 @@ def test_without_time_for_a_race_what_the_first_visits_saw_fastest_is_measured(
     assert here.endings[-1] == "all of them are decided"
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("budget_s", range(80, 260, 20))
 def test_whatever_the_time_is_used_for_a_rule_comes_first(
     scene: Callable[..., Scene], budget_s: int
@@ -502,6 +509,7 @@ def test_a_round_is_expected_to_take_as_long_as_making_all_states_does(
     assert all(rounds) and bool(rounds) == any(begun)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("budget_s", [40.0, 80.0, 120.0])
 def test_whatever_is_cut_short_the_same_command_finds_the_fastest_of_all(
     scene: Callable[..., Scene], budget_s: float
@@ -518,6 +526,7 @@ def test_whatever_is_cut_short_the_same_command_finds_the_fastest_of_all(
     assert here.endings[-1] == "all of them are decided"
 
 
+@pytest.mark.slow
 def test_finalists_that_nobody_has_visited_are_not_said_to_be_decided(
     scene: Callable[..., Scene],
 ) -> None:
@@ -529,6 +538,7 @@ def test_finalists_that_nobody_has_visited_are_not_said_to_be_decided(
         assert known == 10 or here.endings[-1] != "all of them are decided"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("budget_s", [60.0, 80.0])
 def test_every_search_gets_on_where_a_round_takes_longer_than_its_budget(
     scene: Callable[..., Scene], budget_s: float

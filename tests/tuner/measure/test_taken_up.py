@@ -49,6 +49,7 @@ def test_killed_behind_a_race_then_another_baseline(
     assert here.search(600.0) is not None
 
 
+@pytest.mark.slow
 def test_what_was_cut_is_raced_again_on_a_machine_that_was_started_anew(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_the_memory_that_a_file_states_is_the_limit(place: Place) -> None:
     assert refused == {"dp:8": 20 * GIB, "dp:4,tp:2": 12 * GIB * 9 // 10}
 
 
+@pytest.mark.slow
 def test_several_targets_show_what_is_found_when_interrupted(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

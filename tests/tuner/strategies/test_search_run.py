@@ -78,6 +78,7 @@ def test_an_edit_that_breaks_the_file_stays_and_nothing_found_is_lost(saving: Pl
     assert saving.runs() == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_each_step_of_a_search(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

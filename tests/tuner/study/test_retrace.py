@@ -240,6 +240,7 @@ def trace(folder: Path, seed: str, **knobs: Scalar) -> tuple[TextLine, ...]:
     return read_text(file)
 
 
+@pytest.mark.slow
 def test_a_set_of_names_has_one_order_in_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

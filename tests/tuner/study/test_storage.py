@@ -216,6 +216,7 @@ def open_folder() -> Generator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("what", ["folder", "file", "unreadable"])
 def test_read_only(what: str, open_folder: Path) -> None:
     folder = open_folder / "results"

@@ -91,6 +91,7 @@ def test_a_program_that_cannot_be_kept_is_compiled_all_the_same(worker, own_proc
     assert "cannot be kept" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatch):
     """Loaded programs hold memory maps, of which a process may have so many and no more."""
     monkeypatch.setattr(jobs, "MOST_READY", 2)
@@ -124,6 +125,7 @@ def build(mesh):
     assert slow.visit("dp:4").start_s == first.start_s
 
 
+@pytest.mark.slow
 def test_a_visit_is_not_credited_with_what_a_failed_one_has_loaded(written, monkeypatch):
     slow = written("""
 import time
@@ -187,6 +189,7 @@ def test_parent_can_stop_a_duplicate_before_it_is_compiled(worker):
     assert adamw.stages() == ["load", "build", "lower", "compile", "materialize", "run"]
 
 
+@pytest.mark.slow
 def test_optimizer_state_without_shardings(worker):
     state = worker("unsharded_state")
     seen = state.inspect()
@@ -663,6 +666,7 @@ def test_killing_a_compiling_worker_costs_a_recompile_at_most(own_process):
     worker.visit("dp:2,tp:4")
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_collectives_does_not_starve_the_devices(worker):
     # 3,000 such steps without a wait hang XLA's CPU devices, which then abort the process.
     seen = worker("missing_psum", names=("dp", "tp")).visit("dp:4,tp:2", steps=3000, samples=1)

@@ -42,6 +42,7 @@ CONTEXT = Words(axes={"cp": "context"})
 COUNTED = ("microbatches", "gradient_accumulation_steps", "grad_acc_steps")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", names())
 @settings(max_examples=300, deadline=None, database=None)
 @given(data=st.data())
@@ -63,6 +64,7 @@ def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) ->
     assert dict(after.compiler_options) == (options if name in WITH_OPTIONS else {})
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=300, deadline=None, database=None)
 @given(data=st.data())
@@ -136,6 +138,7 @@ DEFAULTS: dict[str, dict[tuple[str, ...], int]] = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", DEFAULTS)
 @settings(max_examples=300, deadline=None, database=None)
 @given(data=st.data())

@@ -62,6 +62,7 @@ def test_a_mistake_is_told_in_a_sentence(wrong, words):
     assert "\n" not in raised.value.message
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("how", "words"),
     [

@@ -44,6 +44,7 @@ def copies(catalogue: Catalogue) -> list[int]:
     return [one.pid for one in psutil.Process(catalogue.reader_pid).children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_every_copy_of_the_reader_may_be_stopped(catalogue: Catalogue, tmp_path: Path) -> None:
     """Those that read are replaced after their bound; the one that makes them when it is needed."""
     for number in copies(catalogue):

@@ -170,6 +170,7 @@ def test_the_page_of_a_study_is_its_report(running: Running) -> None:
     assert b'id="document"' in reply.body
 
 
+@pytest.mark.slow
 def test_a_study_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     with closing(Catalogue(lambda: [tmp_path])) as catalogue:
         check_changes(catalogue, tmp_path)
@@ -204,6 +205,7 @@ def check_changes(catalogue: Catalogue, tmp_path: Path) -> None:
     assert states == ["ended", "stopped", "unread"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("step_s", [math.inf, math.nan])
 def test_a_figure_that_is_none_spoils_no_list(tmp_path: Path, step_s: float) -> None:
     """What a search has written may be anything; browsers read no list with `Infinity` in it."""

@@ -1,0 +1,3 @@
+from benchmarks.mutants.command import main
+
+main()

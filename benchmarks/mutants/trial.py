@@ -1,0 +1,82 @@
+"""One mutant against the tests that run its line, in a copy of the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.mutants.places import Mutant
+
+# Tests that stand beside the module are asked first, and this many at once: most mutants end there.
+_FIRST = 300
+# A mutant that loops for ever is caught by this: so many times what its tests took, and a start.
+_PATIENCE, _START_S = 6.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Attributes:
+    outcome: `caught` by a test that fails, or by one that no longer ends; `lives` if all pass;
+        `not run` if no test of the ten-minute run comes by its line.
+    tests: how many run the line.
+    by: the test that failed, or the last lines of the run where none is named.
+    """
+
+    outcome: Literal["caught", "lives", "not run"]
+    tests: int
+    by: str
+
+
+def judge(mutant: Mutant, tests: list[str], seconds: dict[str, float], copy: Path) -> Result:
+    """Puts the mutant into a copy of the repository, runs the tests, and takes it out again."""
+    if not tests:
+        return Result(outcome="not run", tests=0, by="")
+    path = copy / mutant.file
+    original = path.read_text("utf-8")
+    path.write_text(mutant.code, "utf-8")
+    try:
+        near = [test for test in tests if _is_beside(test, mutant.file)][:_FIRST]
+        far = [test for test in tests if test not in set(near)]
+        for some in (near, far):
+            if some and (by := _failure(some, seconds, copy)) is not None:
+                return Result(outcome="caught", tests=len(tests), by=by)
+    finally:
+        path.write_text(original, "utf-8")
+    return Result(outcome="lives", tests=len(tests), by="")
+
+
+def _is_beside(test: str, file: str) -> bool:
+    """Tests of `automesh/cost/pricing.py` are in `tests/cost`."""
+    return test.split("/")[1:-1] == file.split("/")[1:-1]
+
+
+def _failure(tests: list[str], seconds: dict[str, float], copy: Path) -> str | None:
+    arguments = copy / "selected-tests.txt"
+    arguments.write_text("".join(f"{test}\n" for test in tests), "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-o", "addopts="]
+    command += ["-p", "no:cacheprovider", "--tb=line", f"@{arguments}"]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    patience_s = _START_S + _PATIENCE * sum(seconds.get(test, 0.0) for test in tests)
+    process = subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return f"does not end in {patience_s:.0f} s"
+    if process.returncode == 0:
+        return None
+    named = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return named[0] if named else " / ".join(output.splitlines()[-3:])
