@@ -37,7 +37,7 @@ _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugi
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a compiler or a plug-in that is not here; `slow_after(n)` makes later cases slow."""
+    """Skips what needs a compiler or a plug-in that is not here; makes cases slow."""
     _mark_later_cases_slow(items)
     for marker, modules in _COMPILERS.items():
         if not any(map(importlib.util.find_spec, modules)):
