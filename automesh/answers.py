@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.config import MeshConfig
+from automesh.report.blocks.answer import Answer
 from automesh.report.result import SearchResult
 from automesh.texts.user_text import user_path
 from automesh.tuner.request import usual_top
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from automesh.hardware.catalogue import Listed
     from automesh.hardware.compilers import Compiler
     from automesh.mesh.rules.shipped import Preset
+    from automesh.report.blocks.nouns import Report
     from automesh.report.explain.nouns import Explanation
     from automesh.report.lint.nouns import LintReport
     from automesh.report.pages.several import Several
@@ -295,7 +297,7 @@ class ScriptCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetList:
+class TargetList(Answer):
     """What `targets` found.
 
     Attributes:
@@ -308,27 +310,15 @@ class TargetList:
     pattern: str
     compilers: tuple[Compiler, ...]
 
-    def table(self, *, width: int | None = None) -> str:
-        """A table that fits the terminal (or `width` columns)."""
-        from automesh.report.pages.targets import render
+    def to_report(self) -> Report:
+        """The targets as a table, with the sources of their figures."""
+        from automesh.report.pages.targets import report_of
 
-        return render(
-            self.found,
-            pattern=self.pattern,
-            compilers=self.compilers,
-            width=_columns(width),
-            colour=is_colourful(),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The targets as plain JSON values; what `targets --json` prints."""
-        from automesh.report.pages.targets import to_json
-
-        return to_json(self.found, self.compilers)
+        return report_of(self.found, pattern=self.pattern, compilers=self.compilers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PresetList:
+class PresetList(Answer):
     """What `presets` found.
 
     Attributes:
@@ -337,14 +327,8 @@ class PresetList:
 
     found: tuple[Preset, ...]
 
-    def table(self, *, width: int | None = None) -> str:
-        """A table for each preset that fits the terminal (or `width` columns)."""
-        from automesh.report.pages.presets import render
+    def to_report(self) -> Report:
+        """The presets, a table for each."""
+        from automesh.report.pages.presets import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful())
-
-    def to_json(self) -> dict[str, Any]:
-        """The presets as plain JSON values; what `presets --json` prints."""
-        from automesh.report.pages.presets import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)

@@ -14,6 +14,7 @@ from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
     from automesh.answers import Result, Results
+    from automesh.report.blocks.nouns import Report
 
 _T = TypeVar("_T")
 
@@ -132,6 +133,14 @@ def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
 def spelled(option: str) -> str:
     """How a user writes what Python calls so: `--step-time` for `step_time`."""
     return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Prints what a command has to tell on stdout, for people or as JSON."""
+    from automesh.report.blocks.json import to_json
+    from automesh.report.blocks.terminal import told
+
+    sys.stdout.write(dumps(to_json(report), indent=1) + "\n" if as_json else told(report))
 
 
 def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:

@@ -11,15 +11,8 @@ from rich.text import Text
 
 from automesh.outcomes import Estimated, Measured
 from automesh.report import words
-from automesh.report.columns import (
-    GAP,
-    Column,
-    knob_cells,
-    mesh_cell,
-    ranking_columns,
-    varying_knobs,
-    wrapped,
-)
+from automesh.report.blocks.columns import GAP, Column, wrapped
+from automesh.report.columns import knob_cells, mesh_cell, ranking_columns, varying_knobs
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
@@ -102,7 +95,7 @@ def _title(result: SearchResult) -> str:
     return text + (", interrupted" if result.interrupted else "")
 
 
-def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> Table:
+def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> RenderableType:
     styles = [_STYLES.get(row.standing.verdict, "") for row in rows]
     return tabulated(columns, width=width, styles=styles)
 
@@ -154,7 +147,7 @@ def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, mo
     return grid
 
 
-def _summary(result: SearchResult, *, verbose: bool) -> Table:
+def _summary(result: SearchResult, *, verbose: bool) -> RenderableType:
     return labelled(summary_lines(result, verbose=verbose))
 
 

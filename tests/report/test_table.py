@@ -11,7 +11,8 @@ from rich.cells import cell_len
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
-from automesh.report.columns import varying_knobs, wrapped
+from automesh.report.blocks.columns import wrapped
+from automesh.report.columns import varying_knobs
 from automesh.report.result import NOT_ENDED, Candidate, Funnel, Standing, Verdict, Verification
 from automesh.report.table import render, summary_lines
 from tests.support.cases import results_golden

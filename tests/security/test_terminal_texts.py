@@ -15,14 +15,14 @@ from rich.text import Text
 
 from automesh.cli.guard import guarded
 from automesh.diagnosis import Finding
-from automesh.diagnosis import render as render_findings
+from automesh.diagnosis import report_of as findings_report
 from automesh.errors import AutomeshError, UsageError, of_system
 from automesh.jsonio import dumps
 from automesh.limits import MESSAGE_CHARS
 from automesh.mesh.rules.explain import explain_rules, explain_settings
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.settings import Settings
-from automesh.report.drawing import draw
+from automesh.report.blocks.terminal import draw, told
 from automesh.report.files.csv import dataframe, write_table
 from automesh.report.files.json import to_json
 from automesh.report.progress import PlainProgress
@@ -89,7 +89,7 @@ def test_what_nobody_cleaned_ends_where_it_is_drawn() -> None:
 
 def test_findings_of_a_doctor() -> None:
     finding = Finding(level="note", about=f"a{NASTY}", detail=NASTY, hint=NASTY)
-    assert not obeyed(render_findings((finding,)))
+    assert not obeyed(told(findings_report((finding,))))
 
 
 def test_progress() -> None:

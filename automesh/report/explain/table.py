@@ -15,7 +15,7 @@ from automesh.cost.comparison import (
     compare_collectives,
 )
 from automesh.outcomes import Replayed
-from automesh.report.columns import (
+from automesh.report.blocks.columns import (
     GLUE,
     Column,
     figures_column,

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from automesh.report import words
-from automesh.report.columns import GLUE, Column, figures_column, fitting, text_column
+from automesh.report.blocks.columns import GLUE, Column, figures_column, fitting, text_column
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
 from automesh.report.files.json import to_json as result_to_json
 from automesh.report.result import Candidate, SearchResult

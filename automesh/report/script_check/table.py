@@ -11,7 +11,7 @@ from rich.text import Text
 
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
-from automesh.report.columns import Column, figures_column, fitting, text_column, widths
+from automesh.report.blocks.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
 from automesh.report.script_check.classes import class_lines
 from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
