@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.config import MeshConfig
 from automesh.report.blocks.answer import Answer
+from automesh.report.blocks.terminal import told
 from automesh.report.result import SearchResult
 from automesh.texts.user_text import user_path
 from automesh.tuner.request import usual_top
@@ -226,7 +227,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lint:
+class Lint(Answer):
     """What the compiler does to a step that nobody asked for.
 
     Attributes:
@@ -240,17 +241,11 @@ class Lint:
         """Whether nothing was found."""
         return not self.found.findings
 
-    def text(self, *, width: int | None = None) -> str:
-        """The findings as text that fits the terminal (or `width` columns)."""
-        from automesh.report.lint.text import render
+    def to_report(self) -> Report:
+        """The findings, a section for each."""
+        from automesh.report.lint.text import report_of
 
-        return render(self.found, _columns(width))
-
-    def to_json(self) -> dict[str, Any]:
-        """The findings as plain JSON values; what `automesh lint --json` prints."""
-        from automesh.report.lint.json import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)
 
     def to_sarif(self) -> dict[str, Any]:
         """The findings as the object of a SARIF 2.1.0 file."""
@@ -260,7 +255,7 @@ class Lint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptCheck:
+class ScriptCheck(Answer):
     """What a script is to a search, and what must be mended first.
 
     Attributes:
@@ -279,21 +274,21 @@ class ScriptCheck:
         """What must be mended, a sentence each."""
         return tuple(problem.what for problem in self.found.problems)
 
-    def table(self, *, width: int | None = None, show_all: bool = False) -> str:
-        """Arrays and sentences that fit the terminal (or `width` columns).
+    def to_report(self, *, show_all: bool = False) -> Report:
+        """Arrays and sentences.
 
         Args:
           show_all: a line for each array, instead of one for those that are alike.
         """
-        from automesh.report.script_check.table import render
+        from automesh.report.script_check.table import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful(), show_all=show_all)
+        return report_of(self.found, show_all=show_all)
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values; what `check-script --json` prints."""
-        from automesh.report.script_check.nouns import to_json
-
-        return to_json(self.found)
+    def table(
+        self, *, width: int | None = None, colour: bool | None = None, show_all: bool = False
+    ) -> str:
+        """As `text`, with a line for each array if `show_all` is true."""
+        return told(self.to_report(show_all=show_all), width=width, colour=colour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from automesh.mesh.rules.tree import rules_from_tree, tree_of_rules
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.check.facts import compare
 from automesh.report.check.nouns import RuleCheck, RulesChecked
-from automesh.report.check.texts import as_junit, as_markdown, as_text
+from automesh.report.check.texts import as_junit, as_markdown
 
 THEN = ProgramFacts(
     fingerprint="a",
@@ -96,7 +96,7 @@ def sample() -> RulesChecked:
 
 def test_all_texts_say_the_same() -> None:
     checked = sample()
-    text, table = as_text(checked), as_markdown(checked)
+    text, table = checked.text(), as_markdown(checked)
     assert "3 rules: 1 hold, 1 regressed, 1 not checked" in text
     assert "3 rules: 1 hold, 1 regressed, 1 not checked" in table
     assert "appeared" in text and "gone" in text and "next: automesh explain" in text
