@@ -3,9 +3,6 @@ presets."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Answer):
     """What a search found.
 
     Attributes:
@@ -65,35 +62,34 @@ class Result:
 
         return config_of(self.found)
 
-    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
-        """The result as text that fits the terminal (or `width` columns).
+    def to_report(self, *, top: int = 0, verbose: bool = False) -> Report:
+        """The ranking, the plans that fell out and why, the answer in words.
 
         Args:
           top: rows of the ranking; 0 for as many as a search looks at closely.
           verbose: say how the estimates were made, too.
         """
-        from automesh.report.table import render
+        from automesh.report.table import report_of
 
         rows = top or usual_top(is_ahead=self.found.is_ahead)
-        return render(
-            self.found,
-            top=rows,
-            width=_columns(width),
-            colour=is_colourful(),
-            verbose=verbose,
-        )
+        return report_of(self.found, top=rows, verbose=verbose)
+
+    def table(
+        self,
+        *,
+        top: int = 0,
+        width: int | None = None,
+        colour: bool | None = None,
+        verbose: bool = False,
+    ) -> str:
+        """As `text`; `top` and `verbose` as in `to_report`."""
+        return told(self.to_report(top=top, verbose=verbose), width=width, colour=colour)
 
     def dataframe(self) -> pd.DataFrame:
         """Every candidate as a row."""
         from automesh.report.files.csv import dataframe
 
         return dataframe(self.found)
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; what `--json` prints."""
-        from automesh.report.files.json import to_json
-
-        return to_json(self.found)
 
     def report(self, path: str | Path = "") -> Path:
         """Writes the study as one HTML page that needs no network, and returns its path.
@@ -128,19 +124,8 @@ class Result:
         return save_rule(self.found, Path(path))
 
 
-def is_colourful() -> bool:
-    """True if stdout is a terminal that shows colours, and nobody forbids them."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not is_plain
-
-
-def _columns(width: int | None) -> int:
-    """The width to draw for: of the terminal, unless another one is given."""
-    return width or shutil.get_terminal_size().columns
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class Results(Answer):
     """What searches for several targets found.
 
     Attributes:
@@ -180,24 +165,28 @@ class Results:
             hints = [one.hint for one in self.found.not_found if one.hint]
             raise NoFeasibleMesh(f"nothing was found for {said}", hint=hints[0] if hints else "")
 
-    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
-        """A table for each target and a summary, as text that fits the terminal."""
-        from automesh.report.pages.several import render
+    def to_report(self) -> Report:
+        """A line for each target."""
+        from automesh.report.pages.several import report_of
 
+        return report_of(self.found)
+
+    def table(
+        self,
+        *,
+        top: int = 0,
+        width: int | None = None,
+        colour: bool | None = None,
+        verbose: bool = False,
+    ) -> str:
+        """A table for each target, as that of a `Result`, and a summary."""
         found = [Result(found=search.result) for search in self.found.searches if search.result]
-        tables = [one.table(top=top, width=width, verbose=verbose) for one in found]
-        summary = render(self.found, width=_columns(width), colour=is_colourful())
-        return "\n".join([*tables, summary])
-
-    def to_json(self) -> dict[str, Any]:
-        """The results as plain JSON values; what `--json` prints."""
-        from automesh.report.pages.several import to_json
-
-        return to_json(self.found)
+        tables = [one.table(top=top, width=width, colour=colour, verbose=verbose) for one in found]
+        return "\n".join([*tables, self.text(width=width, colour=colour)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Answer):
     """Where the time of a mesh goes, or why one of two is faster.
 
     Attributes:
@@ -213,17 +202,11 @@ class Account:
 
         return verdict_sentence(self.found) or why_sentence(self.found.one)
 
-    def text(self, *, width: int | None = None) -> str:
-        """Tables and sentences that fit the terminal (or `width` columns)."""
-        from automesh.report.explain.table import render
+    def to_report(self) -> Report:
+        """Causes, collectives, memory, and the reason in words."""
+        from automesh.report.explain.table import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful())
-
-    def to_json(self) -> dict[str, Any]:
-        """The account as plain JSON values; what `explain --json` prints."""
-        from automesh.report.explain.json import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

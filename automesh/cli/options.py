@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -145,18 +145,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:
     """Prints a result on stdout, as a table or as JSON."""
-    table = "" if as_json else result.table(top=top, verbose=verbose) + "\n"
-    sys.stdout.write(table or json_text(result))
-
-
-def json_text(found: Found) -> str:
-    """What `--json` prints."""
-    return dumps(found.to_json(), indent=1) + "\n"
-
-
-class Found(Protocol):
-    """What a command has found."""
-
-    def to_json(self) -> Any:
-        """As plain JSON values."""
-        ...
+    if as_json:
+        print_report(result.to_report(), as_json=True)
+    else:
+        sys.stdout.write(result.table(top=top, verbose=verbose) + "\n")

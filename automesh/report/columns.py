@@ -8,7 +8,8 @@ from typing import Literal
 from automesh.mesh.axes import format_setting
 from automesh.mesh.mapping import NONE
 from automesh.report import words
-from automesh.report.blocks.columns import GLUE, Column, fitting, least_width, text_column
+from automesh.report.blocks.columns import GLUE, Column, text_column
+from automesh.report.blocks.nouns import Table
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import EXPORTED, Candidate
 from automesh.texts.terminal import clean
@@ -18,17 +19,17 @@ from automesh.units import format_bytes, format_count, format_percent, format_se
 _DROPPED = ("tokens/s", "mfu", "bound by", "exposed", "memory", "bracket", "\u00b1")
 
 
-def ranking_columns(
-    rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int, width: int
-) -> list[Column]:
-    """The columns that fit into `width`, at least 40: the least important are left out first."""
-    columns = fitting(_all_columns(rows, knobs, tokens_per_step), width, _DROPPED)
-    if least_width(columns) <= width:
-        return columns
+def ranking_table(
+    rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int
+) -> Table:
+    """A row for each plan; a narrow terminal does without the least important columns."""
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
     plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
-    figures = [column for column in columns if not column.floor]
-    return [text_column("mesh", map(clean, plans), most=8), *figures]
+    return Table(
+        columns=tuple(_columns(rows, knobs, tokens_per_step)),
+        dropped=_DROPPED,
+        narrow=(text_column("mesh", map(clean, plans), most=8),),
+    )
 
 
 def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ def absent(row: Candidate) -> str:
     return "default" if row.is_scripts else NONE
 
 
-def _all_columns(
+def _columns(
     rows: Sequence[Candidate], knobs: tuple[str, ...], tokens_per_step: int
 ) -> list[Column]:
     predicted = [words.evidence(row) in ("compiled", "estimated") for row in rows]
