@@ -92,7 +92,7 @@ def report_of(findings: tuple[Finding, ...]) -> Report:
         columns=(
             figures_column("", [_MARKS[one.level] for one in findings], justify="left"),
             figures_column("", [one.about for one in findings], justify="left"),
-            text_column("", details, most=12, breaks="words"),
+            text_column("", details, most=12),
         ),
         is_ruled=False,
         has_header=False,

@@ -69,7 +69,7 @@ def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
     shown += [row for row in so_far.rows[rows:] if row.is_baseline]
     knobs = varying_knobs(so_far.rows)
     blocks = (ranking_table(shown, knobs, tokens_per_step=0), Sentence(text=f"* {so_far.extent}"))
-    report = Report(sections=(Section(blocks=blocks),), facts=dict)
+    report = Report(sections=(Section(blocks=blocks),))
     return "\n" + render(report, width=width, colour=False)
 
 

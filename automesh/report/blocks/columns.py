@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +16,6 @@ GLUE = "\ue000"
 _ATOM = re.compile(r"\s*[^\s,]+,?|,")
 # Before each key of a name; `norm_0..1` is one.
 KEY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
-Breaks = Literal["commas", "keys", "words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,7 @@ class Column:
 
     Attributes:
       floor: least width that a column of text can live with; 0 for figures, which are never cut.
-      breaks: where a cell of text is folded: `commas` of a mesh, `keys` of a name, or `words`.
+      of_keys: its cells are names, `.params['w']`, which are folded before a key.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Column:
     cells: tuple[str, ...]
     justify: Literal["left", "right"] = "left"
     floor: int = 0
-    breaks: Breaks = "commas"
+    of_keys: bool = False
 
     @property
     def width(self) -> int:
@@ -43,11 +42,13 @@ class Column:
 
     def folded(self, cell: str, width: int) -> str:
         """A cell with line ends where it does not fit."""
-        return _FOLDED[self.breaks](cell, width) if self.floor else cell
+        if not self.floor:
+            return cell
+        return wrapped(_by_keys(cell, width) if self.of_keys else cell, width)
 
 
 def text_column(
-    header: str, cells: Iterable[str], *, most: int, name: str = "", breaks: Breaks = "commas"
+    header: str, cells: Iterable[str], *, most: int, name: str = "", of_keys: bool = False
 ) -> Column:
     """A column of text, which is folded where the terminal is narrow.
 
@@ -55,7 +56,7 @@ def text_column(
       most: terminal cells that it can be folded to.
       name: by default the header.
     """
-    column = Column(name=name or header, header=header, cells=tuple(cells), breaks=breaks)
+    column = Column(name=name or header, header=header, cells=tuple(cells), of_keys=of_keys)
     return replace(column, floor=max(min(column.width, most), 1))
 
 
@@ -92,7 +93,7 @@ def widths(columns: Sequence[Column], width: int) -> list[int]:
     return sizes
 
 
-def by_keys(name: str, width: int) -> str:
+def _by_keys(name: str, width: int) -> str:
     """A name too long for its column, broken before a key."""
     lines = [""]
     for part in KEY.split(name):
@@ -100,22 +101,17 @@ def by_keys(name: str, width: int) -> str:
             lines.append(part)
         else:
             lines[-1] += part
-    return wrapped("\n".join(lines), width)
+    return "\n".join(lines)
 
 
 def wrapped(text: str, width: int) -> str:
     """Breaks a mesh too long for its column after a comma; Rich alone would break anywhere."""
-    lines = [""]
-    for atom in _ATOM.findall(text):
-        if lines[-1] and cell_len(lines[-1] + atom) > width:
-            lines.append(atom.lstrip())
-        else:
-            lines[-1] += atom
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines.append("")
+        for atom in _ATOM.findall(line):
+            if lines[-1] and cell_len(lines[-1] + atom) > width:
+                lines.append(atom.lstrip())
+            else:
+                lines[-1] += atom
     return "\n".join(lines)
-
-
-_FOLDED: Mapping[Breaks, Callable[[str, int], str]] = {
-    "commas": wrapped,
-    "keys": by_keys,
-    "words": lambda text, _: text,  # Rich does it.
-}

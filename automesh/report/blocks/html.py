@@ -35,16 +35,12 @@ def _table(table: Table) -> str:
     """All columns: a browser has the room."""
     if not table.columns or not table.columns[0].cells:
         return ""
-    names = {column.name for column in table.columns}
     head = _row("th", (column.header for column in table.columns)) if table.has_header else ""
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    notes = (
-        f"<p>{_text(f'{mark} {said}'.strip())}</p>" for mark, said in table.notes_beside(names)
-    )
-    return (
-        f"<table><thead>{head}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody>"
-        f"</table>{''.join(f'<p>{_text(note)}</p>' for note in notes)}"
-    )
+    body = "".join(_row("td", row) for row in rows)
+    notes = table.notes_beside({column.name for column in table.columns})
+    below = "".join(f"<p>{_text(f'{mark} {said}'.strip())}</p>" for mark, said in notes)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{below}"
 
 
 def _row(kind: str, cells: Iterable[str]) -> str:

@@ -115,14 +115,14 @@ class Report:
 
     Attributes:
       sections: for people.
-      facts: makes the plain values that `--json` prints; only where they are wanted.
+      facts: makes the plain values that `--json` prints, where they are wanted; by default none.
       title: above all sections; empty for none.
       is_folded: whether a terminal folds lines to its width; the log of a continuous integration,
         from which commands are copied, does not.
     """
 
     sections: tuple[Section, ...]
-    facts: Callable[[], Any]
+    facts: Callable[[], Any] = dict
     title: str = ""
     is_folded: bool = True
 

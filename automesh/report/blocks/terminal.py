@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from io import StringIO
 
 from rich import box
@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from automesh.report.blocks.columns import GAP, GLUE, Column, fitting, least_width, widths, wrapped
-from automesh.report.blocks.nouns import Block, KeyValues, Line, Report, Sentence, Table
+from automesh.report.blocks.nouns import Block, KeyValues, Report, Sentence, Table
 from automesh.texts.terminal import without_controls
 
 MIN_WIDTH = 40
@@ -99,12 +99,8 @@ def drawn(block: Block, width: int) -> list[RenderableType]:
             return [Text(glued(text), overflow="fold")]
         case KeyValues(lines=()):
             return []
-        case KeyValues(lines=lines, labels="words"):
-            return [_labelled(lines, block.width)]
-        case KeyValues(lines=lines, labels="plans"):
-            return [_fallen(lines, width)]
-        case KeyValues(lines=lines):
-            return [_footnotes(lines)]
+        case KeyValues():
+            return [_key_values(block, width)]
         case Table():
             return _table(block, width)
 
@@ -114,34 +110,19 @@ def glued(text: str) -> str:
     return _NUMBER_AND_WORD.sub(GLUE, text)
 
 
-def _footnotes(notes: Sequence[Line]) -> Grid:
-    """Marks and what they mean."""
-    grid = Grid.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
+def _key_values(block: KeyValues, width: int) -> Grid:
+    of_plans = block.labels == "plans"
+    size = block.width if block.labels == "words" else max(cell_len(one) for one, _ in block.lines)
+    if of_plans:
+        size = min(size, width * 2 // 5)
+    grid = Grid.grid(padding=(0, GAP if of_plans else 1, 0, 0))
+    style = "bold" if block.labels == "words" else ""
+    grid.add_column(width=size, style=style, no_wrap=not of_plans, overflow="fold")
     grid.add_column(overflow="fold")
-    for mark, note in notes:
-        grid.add_row(Text(mark), Text(glued(note)))
-    return grid
-
-
-def _labelled(lines: Sequence[Line], width: int) -> Grid:
-    """A label and a sentence a line."""
-    grid = Grid.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=width, style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in lines:
-        grid.add_row(Text(label), Text(glued(text)))
-    return grid
-
-
-def _fallen(lines: Sequence[Line], width: int) -> Grid:
-    """Plans and why they fell out; a line without a plan is no reason."""
-    size = min(max(cell_len(plan) for plan, _ in lines), width * 2 // 5)
-    grid = Grid.grid(padding=(0, GAP, 0, 0))
-    grid.add_column(width=size, overflow="fold")
-    grid.add_column(overflow="fold")
-    for plan, why in lines:
-        grid.add_row(Text(wrapped(plan, size)), Text(glued(why), style="red" if plan else ""))
+    for label, text in block.lines:
+        # A line without a plan is no reason: it says how many plans are not shown.
+        why = Text(glued(text), style="red" if of_plans and label else "")
+        grid.add_row(Text(wrapped(label, size) if of_plans else label), why)
     return grid
 
 
@@ -173,8 +154,9 @@ def _table(table: Table, width: int) -> list[RenderableType]:
         )
         grid.add_row(*cells, style=table.styles[index] if table.styles else "")
     notes = table.notes_beside({column.name for column in columns})
-    drawn = Padding(grid, (0, 0, 0, table.indent), expand=False) if table.indent else grid
-    return [drawn, _footnotes(notes)] if notes else [drawn]
+    indented = Padding(grid, (0, 0, 0, table.indent), expand=False) if table.indent else grid
+    below = KeyValues(lines=notes, labels="marks")
+    return [indented, _key_values(below, width)] if notes else [indented]
 
 
 def _shown(table: Table, width: int) -> list[Column]:

@@ -18,12 +18,12 @@ def report_of(hosts: Hosts) -> Report:
     present = hosts.present
     table = Table(
         columns=(
-            text_column("host", [clean(one.name) for one in present], most=12, breaks="words"),
+            text_column("host", [clean(one.name) for one in present], most=12),
             figures_column("cores", [str(one.cores) for one in present]),
             figures_column("memory", [format_bytes(one.memory_bytes) for one in present]),
             figures_column("load", [f"{one.load:.2f}" if one.load >= 0 else "" for one in present]),
             figures_column("processes", [str(one.processes) for one in present]),
-            text_column("does", map(_does, present), most=12, breaks="words"),
+            text_column("does", map(_does, present), most=12),
         ),
         is_ruled=False,
     )

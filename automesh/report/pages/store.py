@@ -58,7 +58,7 @@ def report_of(store: ModuleStore, removed: int | None = None) -> Report:
     )
     table = Table(
         columns=(
-            text_column("target", [clean(one.target) for one in kept], most=12, breaks="words"),
+            text_column("target", [clean(one.target) for one in kept], most=12),
             figures_column("programs", [str(one.programs) for one in kept]),
             figures_column("out of memory", [str(one.out_of_memory) for one in kept]),
             figures_column("size", [format_bytes(one.size_bytes) for one in kept]),

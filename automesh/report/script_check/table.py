@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from automesh import jsonio
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
-from automesh.report.blocks.columns import KEY, Breaks, Column, figures_column, text_column
+from automesh.report.blocks.columns import KEY, Column, figures_column, text_column
 from automesh.report.blocks.nouns import KeyValues, Line, Report, Section, Table
 from automesh.report.script_check.classes import class_lines
 from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
@@ -115,19 +115,19 @@ def _arrays(step: StepSummary, *, show_all: bool) -> Table:
     shown = rows if show_all else _largest(rows)
 
     def column(
-        name: str, cell: Callable[[_Row], str], *, most: int = 0, breaks: Breaks = "commas"
+        name: str, cell: Callable[[_Row], str], *, most: int = 0, of_keys: bool = False
     ) -> Column:
         cells = [clean(cell(row)) for row in shown]
         if most:
-            return text_column(name, cells, most=most, breaks=breaks)
+            return text_column(name, cells, most=most, of_keys=of_keys)
         return figures_column(name, cells, justify="left")
 
     def figures(name: str, of: Callable[[Argument], int]) -> Column:
         return figures_column(name, [format_bytes(row.total(of)) for row in shown])
 
     columns = [
-        column("argument", lambda row: row.name, most=24, breaks="keys"),
-        column("array", lambda row: row.array, most=22, breaks="keys"),
+        column("argument", lambda row: row.name, most=24, of_keys=True),
+        column("array", lambda row: row.array, most=22, of_keys=True),
         column("split", lambda row: row.split, most=18),
         figures("per device", lambda one: one.device_bytes),
         figures("total", lambda one: one.total_bytes),
