@@ -82,7 +82,7 @@ class Result(Answer):
         colour: bool | None = None,
         verbose: bool = False,
     ) -> str:
-        """As `text`, with `top` and `verbose` as in `to_report`."""
+        """The result as `text` shows it; `top` and `verbose` are those of `to_report`."""
         return told(self.to_report(top=top, verbose=verbose), width=width, colour=colour)
 
     def dataframe(self) -> pd.DataFrame:
@@ -270,7 +270,7 @@ class ScriptCheck(Answer):
     def table(
         self, *, width: int | None = None, colour: bool | None = None, show_all: bool = False
     ) -> str:
-        """As `text`, with `show_all` as in `to_report`."""
+        """The record as `text` shows it; `show_all` is that of `to_report`."""
         return told(self.to_report(show_all=show_all), width=width, colour=colour)
 
 

@@ -53,13 +53,13 @@ def facts_of(explanation: Explanation) -> dict[str, Any]:
         "study": explanation.study or None,
         "notices": list(explanation.notices),
         "why": verdict_sentence(explanation) if against else why_sentence(one),
-        "one": explained_to_json(one),
-        "against": explained_to_json(against) if against else None,
+        "one": facts_of_one(one),
+        "against": facts_of_one(against) if against else None,
         "changes": _changes(one, against) if against else None,
     }
 
 
-def explained_to_json(one: Explained) -> dict[str, Any]:
+def facts_of_one(one: Explained) -> dict[str, Any]:
     """One side of an explanation; see the module."""
     total = one.estimated.step_s
     return {

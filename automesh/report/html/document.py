@@ -39,7 +39,7 @@ from automesh.errors import NoFeasibleMesh
 from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory
 from automesh.report import words
 from automesh.report.blocks.json import finite
-from automesh.report.explain.json import explained_to_json
+from automesh.report.explain.json import facts_of_one
 from automesh.report.files.rule import has_rule, rule_text
 from automesh.report.html.nouns import DrawnTimeline, EstimatedPlan, Placed, StudyPage, Wiring
 from automesh.report.predicted import exposed_s, memory_sentence, replay_of
@@ -94,7 +94,7 @@ def document_of(page: StudyPage) -> dict[str, Any]:
         "predictions": _predictions(result),
         "explained": [
             {
-                **_with_most_collectives(explained_to_json(one)),
+                **_with_most_collectives(facts_of_one(one)),
                 "points": [jsonio.to_json(point, type(point)) for point in points],
             }
             for one, points in zip(page.explained, page.points, strict=True)
