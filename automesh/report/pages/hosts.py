@@ -25,6 +25,7 @@ def report_of(hosts: Hosts) -> Report:
             figures_column("processes", [str(one.processes) for one in present]),
             text_column("does", map(_does, present), most=12),
         ),
+        dropped=("processes", "load", "memory", "cores"),
         is_ruled=False,
     )
     there = Sentence(text=f"{len(present)} of {hosts.wanted} agents are there")
