@@ -56,6 +56,7 @@ def report_of(store: ModuleStore, removed: int | None = None) -> Report:
         ("size", f"{size}; ${LIMIT_VARIABLE} sets the limit"),
         ("programs", str(sum(one.programs for one in kept) or "none")),
     )
+    days = [_time_of(one).date().isoformat() for one in kept]
     table = Table(
         columns=(
             text_column("target", [clean(one.target) for one in kept], most=12),
