@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.config import MeshConfig
-from automesh.report.blocks.answer import Answer
+from automesh.report.blocks.reportable import Reportable
 from automesh.report.blocks.terminal import told
 from automesh.report.result import SearchResult
 from automesh.texts.user_text import user_path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Answer):
+class Result(Reportable):
     """What a search found.
 
     Attributes:
@@ -125,7 +125,7 @@ class Result(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results(Answer):
+class Results(Reportable):
     """What searches for several targets found.
 
     Attributes:
@@ -186,7 +186,7 @@ class Results(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account(Answer):
+class Account(Reportable):
     """Where the time of a mesh goes, or why one of two is faster.
 
     Attributes:
@@ -210,7 +210,7 @@ class Account(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lint(Answer):
+class Lint(Reportable):
     """What the compiler does to a step that nobody asked for.
 
     Attributes:
@@ -238,7 +238,7 @@ class Lint(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptCheck(Answer):
+class ScriptCheck(Reportable):
     """What a script is to a search, and what must be mended first.
 
     Attributes:
@@ -275,7 +275,7 @@ class ScriptCheck(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetList(Answer):
+class TargetList(Reportable):
     """What `targets` found.
 
     Attributes:
@@ -296,7 +296,7 @@ class TargetList(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PresetList(Answer):
+class PresetList(Reportable):
     """What `presets` found.
 
     Attributes:

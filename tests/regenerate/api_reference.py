@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from automesh.report.blocks.answer import Answer
+from automesh.report.blocks.reportable import Reportable
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs" / "api"
@@ -111,8 +111,8 @@ def _methods(one: type) -> Iterator[tuple[str, Any]]:
     if issubclass(one, (enum.Enum, Exception)):
         return
     found = dict(vars(one))
-    if issubclass(one, Answer):
-        found |= {name: value for name, value in vars(Answer).items() if name not in found}
+    if issubclass(one, Reportable):
+        found |= {name: value for name, value in vars(Reportable).items() if name not in found}
     for name, value in found.items():
         held = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         is_method = isinstance(held, property) or inspect.isroutine(held)

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from automesh.mesh.evidence import ProgramFacts
-from automesh.report.blocks.answer import Answer
 from automesh.report.blocks.columns import figures_column
 from automesh.report.blocks.nouns import Block, KeyValues, Line, Report, Section, Sentence, Table
+from automesh.report.blocks.reportable import Reportable
 from automesh.report.check.facts import Change
 from automesh.texts.terminal import clean
 from automesh.units import format_change
@@ -57,7 +57,7 @@ class RuleCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RulesChecked(Answer):
+class RulesChecked(Reportable):
     """A file of rules, compared with what the script is today.
 
     Attributes:

@@ -12,9 +12,9 @@ from automesh.hardware.calibration.points import (
     group_words,
 )
 from automesh.hardware.calibration.profile import FitError, Profile
-from automesh.report.blocks.answer import Answer
 from automesh.report.blocks.columns import figures_column, text_column
 from automesh.report.blocks.nouns import Report, Section, Table, lines_of
+from automesh.report.blocks.reportable import Reportable
 from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
@@ -37,7 +37,7 @@ _FORMS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationResult(Answer):
+class CalibrationResult(Reportable):
     """What a calibration measured.
 
     Attributes:

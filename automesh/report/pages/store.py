@@ -64,9 +64,7 @@ def report_of(store: ModuleStore, removed: int | None = None) -> Report:
             figures_column("out of memory", [str(one.out_of_memory) for one in kept]),
             figures_column("size", [format_bytes(one.size_bytes) for one in kept]),
             figures_column("compiled in", [format_wait(one.compile_s) for one in kept]),
-            figures_column(
-                "last used", [f"{_time_of(one).date()}" for one in kept], justify="left"
-            ),
+            figures_column("last used", days, justify="left"),
         ),
         dropped=("out of memory", "compiled in", "programs"),
         is_ruled=False,

@@ -108,6 +108,15 @@ def test_all_texts_say_the_same() -> None:
     assert json.loads(json.dumps(checked.to_json()))["exit_code"] == 1
 
 
+def test_figures_stand_below_their_headings() -> None:
+    lines = sample().text().splitlines()
+    head = next(line for line in lines if line.split() == ["then", "now", "change"])
+    memory = next(line for line in lines if line.split()[:1] == ["memory"])
+    assert [head.index(word) for word in ("then", "now", "change")] == [
+        memory.index(word) for word in ("977 KiB", "1.91 MiB", "+100")
+    ]
+
+
 def test_exit_codes() -> None:
     bad, good, gone = sample().rules
 

@@ -1,4 +1,4 @@
-"""`Answer`: what the Python API gives back, and a command prints."""
+"""`Reportable`: what the Python API gives back, and a command prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from automesh.report.blocks.nouns import Report
 from automesh.report.blocks.terminal import told
 
 
-class Answer:
+class Reportable:
     """What can be told as a report: a subclass says which."""
 
     __slots__ = ()
