@@ -3,15 +3,14 @@ presets."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.config import MeshConfig
+from automesh.report.blocks.reportable import Reportable
+from automesh.report.blocks.terminal import told
 from automesh.report.result import SearchResult
 from automesh.texts.user_text import user_path
 from automesh.tuner.request import usual_top
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from automesh.hardware.catalogue import Listed
     from automesh.hardware.compilers import Compiler
     from automesh.mesh.rules.shipped import Preset
+    from automesh.report.blocks.nouns import Report
     from automesh.report.explain.nouns import Explanation
     from automesh.report.lint.nouns import LintReport
     from automesh.report.pages.several import Several
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Reportable):
     """What a search found.
 
     Attributes:
@@ -62,35 +62,34 @@ class Result:
 
         return config_of(self.found)
 
-    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
-        """The result as text that fits the terminal (or `width` columns).
+    def to_report(self, *, top: int = 0, verbose: bool = False) -> Report:
+        """The ranking, the plans that fell out and why, the answer in words.
 
         Args:
           top: rows of the ranking; 0 for as many as a search looks at closely.
           verbose: say how the estimates were made, too.
         """
-        from automesh.report.table import render
+        from automesh.report.table import report_of
 
         rows = top or usual_top(is_ahead=self.found.is_ahead)
-        return render(
-            self.found,
-            top=rows,
-            width=_columns(width),
-            colour=is_colourful(),
-            verbose=verbose,
-        )
+        return report_of(self.found, top=rows, verbose=verbose)
+
+    def table(
+        self,
+        *,
+        top: int = 0,
+        width: int | None = None,
+        colour: bool | None = None,
+        verbose: bool = False,
+    ) -> str:
+        """The result as `text` shows it; `top` and `verbose` are those of `to_report`."""
+        return told(self.to_report(top=top, verbose=verbose), width=width, colour=colour)
 
     def dataframe(self) -> pd.DataFrame:
         """Every candidate as a row."""
         from automesh.report.files.csv import dataframe
 
         return dataframe(self.found)
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; what `--json` prints."""
-        from automesh.report.files.json import to_json
-
-        return to_json(self.found)
 
     def report(self, path: str | Path = "") -> Path:
         """Writes the study as one HTML page that needs no network, and returns its path.
@@ -125,19 +124,8 @@ class Result:
         return save_rule(self.found, Path(path))
 
 
-def is_colourful() -> bool:
-    """True if stdout is a terminal that shows colours, and nobody forbids them."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not is_plain
-
-
-def _columns(width: int | None) -> int:
-    """The width to draw for: of the terminal, unless another one is given."""
-    return width or shutil.get_terminal_size().columns
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class Results(Reportable):
     """What searches for several targets found.
 
     Attributes:
@@ -177,24 +165,28 @@ class Results:
             hints = [one.hint for one in self.found.not_found if one.hint]
             raise NoFeasibleMesh(f"nothing was found for {said}", hint=hints[0] if hints else "")
 
-    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
-        """A table for each target and a summary, as text that fits the terminal."""
-        from automesh.report.pages.several import render
+    def to_report(self) -> Report:
+        """A line for each target."""
+        from automesh.report.pages.several import report_of
 
+        return report_of(self.found)
+
+    def table(
+        self,
+        *,
+        top: int = 0,
+        width: int | None = None,
+        colour: bool | None = None,
+        verbose: bool = False,
+    ) -> str:
+        """A table for each target, as that of a `Result`, and a summary."""
         found = [Result(found=search.result) for search in self.found.searches if search.result]
-        tables = [one.table(top=top, width=width, verbose=verbose) for one in found]
-        summary = render(self.found, width=_columns(width), colour=is_colourful())
-        return "\n".join([*tables, summary])
-
-    def to_json(self) -> dict[str, Any]:
-        """The results as plain JSON values; what `--json` prints."""
-        from automesh.report.pages.several import to_json
-
-        return to_json(self.found)
+        tables = [one.table(top=top, width=width, colour=colour, verbose=verbose) for one in found]
+        return "\n".join([*tables, self.text(width=width, colour=colour)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Reportable):
     """Where the time of a mesh goes, or why one of two is faster.
 
     Attributes:
@@ -210,21 +202,15 @@ class Account:
 
         return verdict_sentence(self.found) or why_sentence(self.found.one)
 
-    def text(self, *, width: int | None = None) -> str:
-        """Tables and sentences that fit the terminal (or `width` columns)."""
-        from automesh.report.explain.table import render
+    def to_report(self) -> Report:
+        """Causes, collectives, memory, and the reason in words."""
+        from automesh.report.explain.table import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful())
-
-    def to_json(self) -> dict[str, Any]:
-        """The account as plain JSON values; what `explain --json` prints."""
-        from automesh.report.explain.json import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lint:
+class Lint(Reportable):
     """What the compiler does to a step that nobody asked for.
 
     Attributes:
@@ -238,17 +224,11 @@ class Lint:
         """Whether nothing was found."""
         return not self.found.findings
 
-    def text(self, *, width: int | None = None) -> str:
-        """The findings as text that fits the terminal (or `width` columns)."""
-        from automesh.report.lint.text import render
+    def to_report(self) -> Report:
+        """The findings, a section for each."""
+        from automesh.report.lint.text import report_of
 
-        return render(self.found, _columns(width))
-
-    def to_json(self) -> dict[str, Any]:
-        """The findings as plain JSON values; what `automesh lint --json` prints."""
-        from automesh.report.lint.json import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)
 
     def to_sarif(self) -> dict[str, Any]:
         """The findings as the object of a SARIF 2.1.0 file."""
@@ -258,7 +238,7 @@ class Lint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptCheck:
+class ScriptCheck(Reportable):
     """What a script is to a search, and what must be mended first.
 
     Attributes:
@@ -277,25 +257,25 @@ class ScriptCheck:
         """What must be mended, a sentence each."""
         return tuple(problem.what for problem in self.found.problems)
 
-    def table(self, *, width: int | None = None, show_all: bool = False) -> str:
-        """Arrays and sentences that fit the terminal (or `width` columns).
+    def to_report(self, *, show_all: bool = False) -> Report:
+        """Arrays and sentences.
 
         Args:
           show_all: a line for each array, instead of one for those that are alike.
         """
-        from automesh.report.script_check.table import render
+        from automesh.report.script_check.table import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful(), show_all=show_all)
+        return report_of(self.found, show_all=show_all)
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values; what `check-script --json` prints."""
-        from automesh.report.script_check.nouns import to_json
-
-        return to_json(self.found)
+    def table(
+        self, *, width: int | None = None, colour: bool | None = None, show_all: bool = False
+    ) -> str:
+        """The record as `text` shows it; `show_all` is that of `to_report`."""
+        return told(self.to_report(show_all=show_all), width=width, colour=colour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetList:
+class TargetList(Reportable):
     """What `targets` found.
 
     Attributes:
@@ -308,27 +288,15 @@ class TargetList:
     pattern: str
     compilers: tuple[Compiler, ...]
 
-    def table(self, *, width: int | None = None) -> str:
-        """A table that fits the terminal (or `width` columns)."""
-        from automesh.report.pages.targets import render
+    def to_report(self) -> Report:
+        """The targets as a table, with the sources of their figures."""
+        from automesh.report.pages.targets import report_of
 
-        return render(
-            self.found,
-            pattern=self.pattern,
-            compilers=self.compilers,
-            width=_columns(width),
-            colour=is_colourful(),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The targets as plain JSON values; what `targets --json` prints."""
-        from automesh.report.pages.targets import to_json
-
-        return to_json(self.found, self.compilers)
+        return report_of(self.found, pattern=self.pattern, compilers=self.compilers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PresetList:
+class PresetList(Reportable):
     """What `presets` found.
 
     Attributes:
@@ -337,14 +305,8 @@ class PresetList:
 
     found: tuple[Preset, ...]
 
-    def table(self, *, width: int | None = None) -> str:
-        """A table for each preset that fits the terminal (or `width` columns)."""
-        from automesh.report.pages.presets import render
+    def to_report(self) -> Report:
+        """The presets, a table for each."""
+        from automesh.report.pages.presets import report_of
 
-        return render(self.found, width=_columns(width), colour=is_colourful())
-
-    def to_json(self) -> dict[str, Any]:
-        """The presets as plain JSON values; what `presets --json` prints."""
-        from automesh.report.pages.presets import to_json
-
-        return to_json(self.found)
+        return report_of(self.found)

@@ -18,7 +18,6 @@ from automesh.answers import (
     Results,
     ScriptCheck,
     TargetList,
-    is_colourful,
 )
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
@@ -51,7 +50,6 @@ __all__ = [
     "explain",
     "export",
     "import_rules",
-    "is_colourful",
     "is_study",
     "join_processes",
     "lint",

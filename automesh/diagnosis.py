@@ -22,11 +22,12 @@ from automesh.hardware import (
 )
 from automesh.hardware.compilers import compiler_for, fits, wanted_by_jax
 from automesh.hlo.store import default_store
-from automesh.jsonio import dumps
 from automesh.outcomes import Failed
 from automesh.package import installed_version
 from automesh.program.nouns import Attachment
-from automesh.report.pages.store import render_store, store_to_json
+from automesh.report.blocks.columns import figures_column, text_column
+from automesh.report.blocks.nouns import Report, Section, Table
+from automesh.report.pages.store import report_of as store_report
 from automesh.tuner.workers import one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
@@ -84,48 +85,40 @@ def examine(target: str) -> tuple[Finding, ...]:
     return (*findings, *_targets(), *_storages())
 
 
-def render(findings: tuple[Finding, ...], width: int = 80) -> str:
-    """The findings as text, one or two lines each."""
-    from rich.table import Table
-
-    from automesh.report.drawing import draw
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        hint = f"\n{finding.hint}" if finding.hint else ""
-        table.add_row(_MARKS[finding.level], finding.about, finding.detail + hint)
-    return draw([table], width=width, colour=False)
-
-
-def to_json(findings: tuple[Finding, ...]) -> str:
-    """The findings as JSON."""
-    return dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+def report_of(findings: tuple[Finding, ...]) -> Report:
+    """The findings, one or two lines each."""
+    details = [one.detail + (f"\n{one.hint}" if one.hint else "") for one in findings]
+    table = Table(
+        columns=(
+            figures_column("", [_MARKS[one.level] for one in findings], justify="left"),
+            figures_column("", [one.about for one in findings], justify="left"),
+            text_column("", details, most=12),
+        ),
+        is_ruled=False,
+        has_header=False,
+    )
+    return Report(
+        sections=(Section(blocks=(table,)),), facts=lambda: [asdict(one) for one in findings]
+    )
 
 
-def examine_store(*, clear: bool, as_json: bool) -> str:
-    """The compiled programs that are kept, as text or JSON; what is left after removing them all.
+def examine_store(*, clear: bool) -> Report:
+    """The compiled programs that are kept, or what is left after removing them all.
 
     Raises:
       UsageError: they cannot be removed, or the limit in the environment is no size.
     """
     store = default_store(os.environ)
-    removed = 0
-    if clear:
-        try:
-            removed = store.clear()
-        except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
-            raise UsageError(
-                f"the compiled programs in `{store.folder}` cannot be removed: {reason}",
-                hint="change the permissions of the folder, or remove it",
-            ) from error
-    if as_json:
-        return dumps({**store_to_json(store), "removed": removed}, indent=1) + "\n"
-    told = f"removed   {removed} programs\n" if clear else ""
-    return told + render_store(store)
+    if not clear:
+        return store_report(store)
+    try:
+        return store_report(store, removed=store.clear())
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"the compiled programs in `{store.folder}` cannot be removed: {reason}",
+            hint="change the permissions of the folder, or remove it",
+        ) from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +15,7 @@ from automesh.cli.options import (
     Listen,
     ProcessesPerHost,
     Wait,
-    json_text,
+    print_report,
     spelled,
 )
 from automesh.errors import Interrupted
@@ -95,11 +93,7 @@ def calibrate(
     if request is None:
         return
     result = api.run_calibration(request, api.progress_on_stderr())
-    if as_json:
-        sys.stdout.write(json_text(result))
-    else:
-        width = shutil.get_terminal_size().columns
-        sys.stdout.write(result.table(width=width, colour=api.is_colourful()))
+    print_report(result.to_report(), as_json=as_json)
     if result.interrupted:
         raise Interrupted(
             "interrupted; what is measured is kept",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import Hardware, ScriptArgs, json_text, read_option
+from automesh.cli.options import Hardware, ScriptArgs, print_report, read_option
 from automesh.errors import UsageError
 
 HELP = """Compile today's step of SCRIPT for every rule of its mesh_rules.toml, and compare it with
@@ -86,7 +85,7 @@ def check(
     from automesh import api
     from automesh.files import write_whole
     from automesh.report.check.facts import Bounds
-    from automesh.report.check.texts import as_junit, as_markdown, as_text
+    from automesh.report.check.texts import as_junit, as_markdown
     from automesh.texts.user_text import user_path
 
     bounds = Bounds(
@@ -116,7 +115,7 @@ def check(
     )
     for path, text in written:
         write_whole(path, text(checked))
-    sys.stdout.write(json_text(checked) if as_json else as_text(checked))
+    print_report(checked.to_report(), as_json=as_json)
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
 

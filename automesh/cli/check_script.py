@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -12,8 +11,8 @@ from automesh.cli.options import (
     Hardware,
     Module,
     ScriptArgs,
-    json_text,
     named,
+    print_report,
     read_option,
 )
 from automesh.errors import UsageError
@@ -91,6 +90,6 @@ def check_script(
         timeout=timeout,
         progress=api.progress_on_stderr(),
     )
-    sys.stdout.write(json_text(check) if as_json else check.table(show_all=show_all))
+    print_report(check.to_report(show_all=show_all), as_json=as_json)
     if not check.is_ready:
         raise typer.Exit(1)

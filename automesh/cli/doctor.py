@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
+from automesh.cli.options import print_report
 from automesh.errors import UsageError
 
 HELP = """Check this machine: versions, devices, known-bad combinations, and what to
@@ -43,9 +43,9 @@ def doctor(
             hint="write `automesh doctor --cache --clear`",
         )
     if cache:
-        sys.stdout.write(diagnosis.examine_store(clear=clear, as_json=as_json))
+        print_report(diagnosis.examine_store(clear=clear), as_json=as_json)
         return
     findings = diagnosis.examine(target)
-    sys.stdout.write(diagnosis.to_json(findings) if as_json else diagnosis.render(findings))
+    print_report(diagnosis.report_of(findings), as_json=as_json)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import StorageOfSearch
-from automesh.jsonio import dumps
+from automesh.cli.options import StorageOfSearch, print_report
 
 HELP = """Explain where the time of a mesh goes, or why one mesh beats another, from
 estimates; nothing is compiled or run.
@@ -81,6 +79,4 @@ def explain(
             storage=storage,
             progress=progress,
         )
-    sys.stdout.write(
-        dumps(account.to_json(), indent=1, allow_nan=False) + "\n" if as_json else account.text()
-    )
+    print_report(account.to_report(), as_json=as_json)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import Annotated
 
 import typer
 
-from automesh.jsonio import dumps
+from automesh.cli.options import print_report
 
 HELP = """Show the hosts of a search that runs: their cores, memory and load, and what their
 processes do.
@@ -47,10 +46,7 @@ def hosts(
         trusted = read_trusted(ca)
     token = read_token(os.environ)
     from automesh.launch.asking import ask
-    from automesh.report.pages.hosts import hosts_to_json, render_hosts
+    from automesh.report.pages.hosts import report_of
 
     found = ask(address, token, trusted=trusted, say=lambda line: sys.stderr.write(f"{line}\n"))
-    if as_json:
-        sys.stdout.write(dumps(hosts_to_json(found), indent=1) + "\n")
-    else:
-        sys.stdout.write(render_hosts(found, width=shutil.get_terminal_size().columns))
+    print_report(report_of(found), as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,6 +14,7 @@ from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
     from automesh.answers import Result, Results
+    from automesh.report.blocks.nouns import Report
 
 _T = TypeVar("_T")
 
@@ -134,20 +135,17 @@ def spelled(option: str) -> str:
     return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"
 
 
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Prints what a command has to tell on stdout, for people or as JSON."""
+    from automesh.report.blocks.json import to_json
+    from automesh.report.blocks.terminal import told
+
+    sys.stdout.write(dumps(to_json(report), indent=1) + "\n" if as_json else told(report))
+
+
 def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:
     """Prints a result on stdout, as a table or as JSON."""
-    table = "" if as_json else result.table(top=top, verbose=verbose) + "\n"
-    sys.stdout.write(table or json_text(result))
-
-
-def json_text(found: Found) -> str:
-    """What `--json` prints."""
-    return dumps(found.to_json(), indent=1) + "\n"
-
-
-class Found(Protocol):
-    """What a command has found."""
-
-    def to_json(self) -> Any:
-        """As plain JSON values."""
-        ...
+    if as_json:
+        print_report(result.to_report(), as_json=True)
+    else:
+        sys.stdout.write(result.table(top=top, verbose=verbose) + "\n")

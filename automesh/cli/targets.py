@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import Hardware, json_text
+from automesh.cli.options import Hardware, print_report
 
 HELP = """List the devices that a search may be aimed at without having them.
 
@@ -60,4 +59,4 @@ def targets(
     from automesh import api
 
     found = api.targets(pattern, hardware=hardware)
-    sys.stdout.write(json_text(found) if as_json else found.table())
+    print_report(found.to_report(), as_json=as_json)

@@ -24,7 +24,7 @@ _ECHO = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RankReport:
     """What one process of a gang says, or what is said of it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Report:
         return replace(self.failure, where=self.where)
 
 
-def cause_of(reports: Sequence[Report]) -> Report:
+def cause_of(reports: Sequence[RankReport]) -> RankReport:
     """The report of the process that failed first, as far as can be told.
 
     Args:
@@ -62,7 +62,7 @@ def cause_of(reports: Sequence[Report]) -> Report:
     return min(reports, key=lambda one: (_echo_rank(one), one.at_s, one.rank))
 
 
-def common_failure(reports: Sequence[Report], count: int) -> Failure | None:
+def common_failure(reports: Sequence[RankReport], count: int) -> Failure | None:
     """The failure of a job that all processes refuse alike, as a script that raises does.
 
     Args:
@@ -83,7 +83,7 @@ def _said(failure: Failure) -> tuple[str, str, str]:
     return failure.kind, failure.stage, failure.reason if isinstance(failure, Failed) else ""
 
 
-def _echo_rank(report: Report) -> int:
+def _echo_rank(report: RankReport) -> int:
     """0 for what no other process can be to blame for, 3 for what mostly is an echo."""
     if isinstance(report.failure, OutOfMemory):
         return 0

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from automesh.errors import AutomeshError
 from automesh.files import open_log
-from automesh.launch.cause import Report, cause_of, common_failure
+from automesh.launch.cause import RankReport, cause_of, common_failure
 from automesh.launch.merge import merged_answer
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.worker import protocol
@@ -125,9 +125,9 @@ class Gang:
         self._job: Job | None = None
         self._stage = "start"
         self._forwarded = 0
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, RankReport] = {}
         self._decide_at_s = float("inf")
-        self._cause: Report | None = None
+        self._cause: RankReport | None = None
         self._served = 0
         self._killed_at_s = float("inf")
         self._start_error = ""
@@ -408,7 +408,7 @@ class Gang:
         retire: bool = False,
     ) -> None:
         now_s = time.monotonic()
-        self._reports[number] = Report(
+        self._reports[number] = RankReport(
             rank=number,
             host=rank.member.host,
             failure=failure,
@@ -439,7 +439,7 @@ class Gang:
         doubtful = cause.ending is not None and (cause.ending.by_stranger or self._served > 0)
         said.append(protocol.failure_message(cause.named, retire=True, doubtful=doubtful))
 
-    def _is_accident(self, cause: Report) -> bool:
+    def _is_accident(self, cause: RankReport) -> bool:
         """Whether the gang was lost before it had begun, by nobody's fault."""
         if self._stage != "start":
             return False

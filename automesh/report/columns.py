@@ -2,116 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Literal
-
-from rich.cells import cell_len
 
 from automesh.mesh.axes import format_setting
 from automesh.mesh.mapping import NONE
 from automesh.report import words
+from automesh.report.blocks.columns import GLUE, Column, text_column
+from automesh.report.blocks.nouns import Table
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import EXPORTED, Candidate
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
-GAP = 2
-# Stands for a space that Rich must neither break a line at nor strip (it does both with no-break
-# spaces); a private character that no cleaned text holds, made a space again when all is drawn.
-GLUE = "\ue000"
 # What a narrow terminal does without, in this order. Mesh, knobs and step time always stay.
 _DROPPED = ("tokens/s", "mfu", "bound by", "exposed", "memory", "bracket", "\u00b1")
-_ATOM = re.compile(r"\s*[^\s,]+,?|,")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of the ranking.
-
-    Attributes:
-      floor: least width that a column of text can live with; 0 for figures, which are never cut.
-    """
-
-    name: str
-    header: str
-    cells: tuple[str, ...]
-    justify: Literal["left", "right"] = "left"
-    floor: int = 0
-
-    @property
-    def width(self) -> int:
-        """Terminal cells that it takes unbroken."""
-        return max(cell_len(text) for text in (self.header, *self.cells))
-
-
-def ranking_columns(
-    rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int, width: int
-) -> list[Column]:
-    """The columns that fit into `width`, at least 40: the least important are left out first."""
-    columns = fitting(_all_columns(rows, knobs, tokens_per_step), width, _DROPPED)
-    if least_width(columns) <= width:
-        return columns
+def ranking_table(
+    rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int
+) -> Table:
+    """A row for each plan; a narrow terminal does without the least important columns."""
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
     plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
-    figures = [column for column in columns if not column.floor]
-    return [text_column("mesh", map(clean, plans), most=8), *figures]
-
-
-def text_column(header: str, cells: Iterable[str], *, most: int, name: str = "") -> Column:
-    """A column of text, which is folded where the terminal is narrow.
-
-    Args:
-      most: terminal cells that it can be folded to.
-      name: by default the header.
-    """
-    column = Column(name=name or header, header=header, cells=tuple(cells))
-    return replace(column, floor=max(min(column.width, most), 1))
-
-
-def figures_column(
-    header: str, cells: Iterable[str], *, justify: Literal["left", "right"] = "right"
-) -> Column:
-    """A column that is never folded, called as its header."""
-    return Column(name=header, header=header, cells=tuple(cells), justify=justify)
-
-
-def least_width(columns: Sequence[Column]) -> int:
-    """Terminal cells of columns side by side whose text is folded as far as it can be."""
-    return sum((column.floor or column.width) + GAP for column in columns) - GAP
-
-
-def fitting(columns: Sequence[Column], width: int, dropped: Sequence[str]) -> list[Column]:
-    """Leaves out the named columns, in this order, until the rest fits, if it ever does."""
-    kept = list(columns)
-    for drop in ("", *dropped):
-        kept = [column for column in kept if column.name != drop]
-        if least_width(kept) <= width:
-            break
-    return kept
-
-
-def widths(columns: Sequence[Column], width: int) -> list[int]:
-    """Cells for each column: figures take what they need, text shares the rest from the left."""
-    sizes = [column.floor or column.width for column in columns]
-    spare = max(width - sum(sizes) - GAP * (len(columns) - 1), 0)
-    for place, column in enumerate(columns):
-        grown = min(column.width - sizes[place], spare)
-        sizes[place] += grown
-        spare -= grown
-    return sizes
-
-
-def wrapped(text: str, width: int) -> str:
-    """Breaks a mesh too long for its column after a comma; Rich alone would break anywhere."""
-    lines = [""]
-    for atom in _ATOM.findall(text):
-        if lines[-1] and cell_len(lines[-1] + atom) > width:
-            lines.append(atom.lstrip())
-        else:
-            lines[-1] += atom
-    return "\n".join(lines)
+    return Table(
+        columns=tuple(_columns(rows, knobs, tokens_per_step)),
+        dropped=_DROPPED,
+        narrow=(text_column("mesh", map(clean, plans), most=8),),
+    )
 
 
 def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -128,7 +46,7 @@ def absent(row: Candidate) -> str:
     return "default" if row.is_scripts else NONE
 
 
-def _all_columns(
+def _columns(
     rows: Sequence[Candidate], knobs: tuple[str, ...], tokens_per_step: int
 ) -> list[Column]:
     predicted = [words.evidence(row) in ("compiled", "estimated") for row in rows]

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.text import Text
-
-from automesh.report.columns import ranking_columns, varying_knobs
-from automesh.report.drawing import MIN_WIDTH, draw, tabulated
+from automesh.report.blocks.nouns import Report, Section, Sentence
+from automesh.report.blocks.terminal import render
+from automesh.report.columns import ranking_table, varying_knobs
 from automesh.report.result import Candidate
 from automesh.report.words import count, step_s
 from automesh.texts.terminal import clean
@@ -66,13 +65,12 @@ def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
       width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
       rows: as many as may be shown; the script's own plan is always among them.
     """
-    width = max(width, MIN_WIDTH)
     shown = list(so_far.rows[:rows])
     shown += [row for row in so_far.rows[rows:] if row.is_baseline]
     knobs = varying_knobs(so_far.rows)
-    columns = ranking_columns(shown, knobs, tokens_per_step=0, width=width)
-    extent = Text(f"* {so_far.extent}", overflow="fold")
-    return draw([Text(), tabulated(columns, width=width), extent], width=width, colour=False)
+    blocks = (ranking_table(shown, knobs, tokens_per_step=0), Sentence(text=f"* {so_far.extent}"))
+    report = Report(sections=(Section(blocks=blocks),))
+    return "\n" + render(report, width=width, colour=False)
 
 
 def what_is_missing(known: frozenset[str], waiting: Mapping[Parts, int], example: str) -> str:

@@ -1,27 +1,16 @@
-"""A search on the terminal: the ranking, the plans that fell out and why, the answer in words."""
+"""A search as a report: the ranking, the plans that fell out and why, the answer in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.cells import cell_len
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from automesh.outcomes import Estimated, Measured
 from automesh.report import words
-from automesh.report.columns import (
-    GAP,
-    Column,
-    knob_cells,
-    mesh_cell,
-    ranking_columns,
-    varying_knobs,
-    wrapped,
-)
-from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.blocks.nouns import KeyValues, Note, Report, Section, Table, lines_of
+from automesh.report.columns import knob_cells, mesh_cell, ranking_table, varying_knobs
 from automesh.report.estimates import ESTIMATES
+from automesh.report.files.json import facts_of
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
@@ -35,22 +24,36 @@ _STYLES = {
     "not_measured": "dim",
 }
 
+_REPLAYED = (
+    "predicted, not measured: the compiled program, replayed on the",
+    "links of the target; the bracket is what its busiest part needs",
+    "alone, and the time if nothing overlaps",
+)
+_ESTIMATED = (
+    "estimated from the lowered program, not compiled; the bracket is",
+    "the time if all that can overlap does, and if nothing does",
+)
 
-def render(
-    result: SearchResult, *, top: int, width: int, colour: bool, verbose: bool = False
-) -> str:
-    """Draws the result of a search.
+
+def report_of(result: SearchResult, *, top: int, verbose: bool = False) -> Report:
+    """The result of a search.
 
     Args:
       top: rows of the ranking, and of the plans that fell out; the script's mesh is always shown.
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes; the text is the same without them.
       verbose: say how the estimates were made, too.
-
-    Returns:
-      Lines that end in a line feed.
     """
-    width = max(width, MIN_WIDTH)
+    return Report(
+        title=_title(result),
+        sections=(
+            Section(blocks=_ranking(result, top)),
+            Section(blocks=(_fallen(result, top),)),
+            Section(blocks=(summary(result, verbose=verbose),)),
+        ),
+        facts=lambda: facts_of(result),
+    )
+
+
+def _ranking(result: SearchResult, top: int) -> tuple[Table, ...]:
     ranked = [candidate for candidate in result.candidates if words.is_ranked(candidate)]
     # Beside replays, estimates would look like times of the same kind.
     estimated = [one for one in ranked if result.is_ahead and isinstance(one.outcome, Estimated)]
@@ -59,36 +62,33 @@ def render(
     else:
         estimated = []
     own = [one for one in ranked if one.is_baseline or not words.is_duplicate(one)]
-    fallen = [candidate for candidate in result.candidates if not words.is_ranked(candidate)]
-    shown, dropped = _first(own, top), _first(fallen, top)
+    shown = _first(own, top)
+    if not shown:
+        return ()
     knobs = varying_knobs(result.candidates)
-    parts: list[RenderableType] = [Text(glued(_title(result)))]
-    if shown:
-        in_rows = varying_knobs(shown) if len(shown) > 1 else knobs
-        columns = ranking_columns(
-            shown, in_rows, tokens_per_step=result.tokens_per_step, width=width
-        )
-        parts += [Text(), _ranking(shown, columns, width)]
-        notes = _marks(shown, columns, made_up=result.made_up)
-        in_all = tuple(name for name in knobs if name not in in_rows)
-        if cells := knob_cells(shown[0], in_all):
-            notes.append(("", f"{clean(' '.join(cells))} in every row"))
-        # Of estimates a study keeps the first, and a summary counts them all.
-        is_all_estimated = all(isinstance(one.outcome, Estimated) for one in own)
-        known = max(len(own), result.funnel.estimated if is_all_estimated else 0)
-        if known > len(shown):
-            notes.append(("", f"and {words.count(known - len(shown), 'more plan')} behind these"))
-        if len(ranked) > len(own):
-            same = words.count(len(ranked) - len(own), "plan")
-            notes.append(("", f"and {same} with a program that another plan has"))
-        if estimated:
-            low = words.count(len(estimated), "plan")
-            notes.append(("", f"and {low} compiled at low effort only, in trials.csv"))
-        parts.append(footnotes(notes))
-    if dropped:
-        parts += [Text(), _fallen(dropped, knobs, width, more=len(fallen) - len(dropped))]
-    parts += [Text(), _summary(result, verbose=verbose)]
-    return draw(parts, width=width, colour=colour)
+    in_rows = varying_knobs(shown) if len(shown) > 1 else knobs
+    table = ranking_table(shown, in_rows, tokens_per_step=result.tokens_per_step)
+    said: list[str] = []
+    in_all = tuple(name for name in knobs if name not in in_rows)
+    if cells := knob_cells(shown[0], in_all):
+        said.append(f"{clean(' '.join(cells))} in every row")
+    # Of estimates a study keeps the first, and a summary counts them all.
+    is_all_estimated = all(isinstance(one.outcome, Estimated) for one in own)
+    known = max(len(own), result.funnel.estimated if is_all_estimated else 0)
+    if known > len(shown):
+        said.append(f"and {words.count(known - len(shown), 'more plan')} behind these")
+    if len(ranked) > len(own):
+        same = words.count(len(ranked) - len(own), "plan")
+        said.append(f"and {same} with a program that another plan has")
+    if estimated:
+        low = words.count(len(estimated), "plan")
+        said.append(f"and {low} compiled at low effort only, in trials.csv")
+    notes = (
+        *_marks(shown, table, made_up=result.made_up),
+        *(Note(mark="", text=text) for text in said),
+    )
+    styles = tuple(_STYLES.get(row.standing.verdict, "") for row in shown)
+    return (replace(table, notes=notes, styles=styles),)
 
 
 def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
@@ -102,60 +102,61 @@ def _title(result: SearchResult) -> str:
     return text + (", interrupted" if result.interrupted else "")
 
 
-def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> Table:
-    styles = [_STYLES.get(row.standing.verdict, "") for row in rows]
-    return tabulated(columns, width=width, styles=styles)
-
-
-def _marks(
-    rows: Sequence[Candidate], columns: Sequence[Column], *, made_up: Sequence[str]
-) -> list[tuple[str, str]]:
+def _marks(rows: Sequence[Candidate], table: Table, *, made_up: Sequence[str]) -> Iterator[Note]:
     """What the marks in the columns that are shown mean."""
-    notes: list[tuple[str, str]] = []
-    names = {column.name for column in columns}
+    names = {column.name for column in table.columns}
     measured = [row.outcome for row in rows if isinstance(row.outcome, Measured)]
     if "\u00b1" in names:
-        notes.append(("\u00b1", "measured, the longer side of the 95 % interval"))
+        text = "measured, the longer side of the 95 % interval"
+        yield Note(mark="\u00b1", text=text, shown_with=("\u00b1",))
         if any(row.standing.step_s for row in rows):
-            notes.append(("", "(of the ratio to the exported plan, by which rows are compared)"))
-    elif measured:
-        notes.append(("", "step times without a mark are measured"))
+            text = "(of the ratio to the exported plan, by which rows are compared)"
+            yield Note(mark="", text=text, shown_with=("\u00b1",))
+    if measured:
+        text = "step times without a mark are measured"
+        yield Note(mark="", text=text, hidden_with=("\u00b1",))
     if any(outcome.values == "synthetic" for outcome in measured):
         which = ", ".join(clean(name) for name in made_up)
-        notes.append(("", f"measured on made-up arguments{f': {which}' if which else ''}"))
-    if any("*" in text for column in columns for text in (column.header, *column.cells)):
-        kinds = {words.evidence(row) for row in rows}
-        if "bracket" in names and any(replay_of(row.outcome) for row in rows):
-            notes.append(("*", "predicted, not measured: the compiled program, replayed on the"))
-            notes.append(("", "links of the target; the bracket is what its busiest part needs"))
-            notes.append(("", "alone, and the time if nothing overlaps"))
-        elif "compiled" in kinds or "measured" in kinds:
-            notes.append(("*", "predicted from the compiled program, not measured"))
-        if "estimated" in kinds:
-            notes.append(("*", "estimated from the lowered program, not compiled; the bracket is"))
-            notes.append(("", "the time if all that can overlap does, and if nothing does"))
+        yield Note(mark="", text=f"measured on made-up arguments{f': {which}' if which else ''}")
+    starred = tuple(
+        column.name
+        for column in table.columns
+        if any("*" in text for text in (column.header, *column.cells))
+    )
+    if starred:
+        yield from _predicted(rows, starred)
     if any(row.partly_counted for row in rows):
-        notes.append((">", "not all of its work has a price, and that of the others has"))
-    return notes
+        yield Note(mark=">", text="not all of its work has a price, and that of the others has")
 
 
-def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
-    plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
-    plans = [clean(plan) for plan in plans]
-    size = min(max(cell_len(plan) for plan in plans), width * 2 // 5)
-    grid = Table.grid(padding=(0, GAP, 0, 0))
-    grid.add_column(width=size, overflow="fold")
-    grid.add_column(overflow="fold")
-    for plan, row in zip(plans, rows, strict=True):
-        why = clean(words.reason(row), 240)
-        grid.add_row(Text(wrapped(plan, size)), Text(glued(why), style="red"))
-    if more:
-        grid.add_row(Text(), Text(f"and {more} more of these in trials.csv"))
-    return grid
+def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[Note]:
+    """What `*` means, where one of the columns that have it is shown."""
+    kinds = {words.evidence(row) for row in rows}
+    replayed = any(replay_of(row.outcome) for row in rows)
+    if replayed:
+        for mark, text in zip(("*", "", ""), _REPLAYED, strict=True):
+            yield Note(mark=mark, text=text, shown_with=("bracket",))
+    if "compiled" in kinds or "measured" in kinds:
+        text = "predicted from the compiled program, not measured"
+        hidden = ("bracket",) if replayed else ()
+        yield Note(mark="*", text=text, shown_with=starred, hidden_with=hidden)
+    if "estimated" in kinds:
+        for mark, text in zip(("*", ""), _ESTIMATED, strict=True):
+            yield Note(mark=mark, text=text, shown_with=starred)
 
 
-def _summary(result: SearchResult, *, verbose: bool) -> Table:
-    return labelled(summary_lines(result, verbose=verbose))
+def _fallen(result: SearchResult, top: int) -> KeyValues:
+    """The plans that are not in the ranking, and why."""
+    fallen = [candidate for candidate in result.candidates if not words.is_ranked(candidate)]
+    shown = _first(fallen, top)
+    knobs = varying_knobs(result.candidates)
+    lines = [
+        (clean(" ".join([mesh_cell(row), *knob_cells(row, knobs)])), clean(words.reason(row), 240))
+        for row in shown
+    ]
+    if shown and len(shown) < len(fallen):
+        lines.append(("", f"and {len(fallen) - len(shown)} more of these in trials.csv"))
+    return KeyValues(lines=tuple(lines), labels="plans")
 
 
 def _estimates_file(result: SearchResult) -> str:
@@ -168,7 +169,7 @@ def _estimates_file(result: SearchResult) -> str:
     return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
 
 
-def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[str, str]]:
+def summary(result: SearchResult, *, verbose: bool = False) -> KeyValues:
     """The answer in words: a label and a sentence each, empty ones left out."""
     rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
     stages = stages_of(words.best_of(result))
@@ -192,4 +193,4 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
         ("" if rule else "saved", masked(result.study)),
         ("next", masked(result.command)),
     ]
-    return [(label, clean(text)) for label, text in lines if text]
+    return lines_of(*((label, clean(text)) for label, text in lines))

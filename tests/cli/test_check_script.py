@@ -21,8 +21,8 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import StepRef
 from automesh.program.step_summary import Argument, Carried, StepSummary
-from automesh.report.script_check.nouns import SCHEMA, CheckedScript, Problem, ProgramCheck
-from automesh.report.script_check.table import render
+from automesh.report.script_check.nouns import CheckedScript, Problem, ProgramCheck
+from automesh.report.script_check.table import SCHEMA
 from automesh.tuner import script_check
 from automesh.tuner.script_check import alone, covering
 from automesh.worker.handlers import jobs
@@ -370,7 +370,7 @@ def model(layers: int) -> tuple[Argument, ...]:
 
 
 def test_layers_and_moments_share_lines() -> None:
-    table = render(record(model(48)), width=100, colour=False)
+    table = ScriptCheck(found=record(model(48))).table(width=100, colour=False)
     lines = table.splitlines()[4:8]
     assert [" ".join(line.split()[:3]) for line in lines] == [
         "args[0].params['layers'][0..47]['up'] f32[8,32] not",
@@ -383,10 +383,10 @@ def test_layers_and_moments_share_lines() -> None:
 
 def test_all_of_them_are_shown_when_asked_for() -> None:
     arguments = tuple(argument(f"args[0]['{chr(97 + k)}']", (k + 1,)) for k in range(26))
-    table = render(record(arguments), width=80, colour=False)
+    table = ScriptCheck(found=record(arguments)).table(width=80, colour=False)
     assert "6 smaller ones of them, 84 B, not shown: --all shows each" in table
     assert "args[0]['a']" not in table.split("arrays ")[0]
-    table = render(record(arguments), width=80, colour=False, show_all=True)
+    table = ScriptCheck(found=record(arguments)).table(width=80, colour=False, show_all=True)
     assert all(one.name in table for one in arguments)
     assert "--all" not in table
 
@@ -407,7 +407,7 @@ def test_no_line_is_too_wide_and_no_byte_is_lost(
     keys: list[list[str]], width: int, show_all: bool
 ) -> None:
     found = record(tuple(argument("args[0]" + "".join(path), (8, 4)) for path in keys))
-    table = render(found, width=width, colour=False, show_all=show_all)
+    table = ScriptCheck(found=found).table(width=width, colour=False, show_all=show_all)
     assert max(map(len, table.splitlines())) <= max(width, 40)
     assert f"{len(keys)} array" in table.replace("\n", " ")
 
@@ -417,7 +417,7 @@ def test_problems_have_numbers_and_hints() -> None:
         Problem(what="this is wrong", hint="do that:\n  line"),
         Problem(what="too", hint=""),
     )
-    table = render(replace(record(()), problems=problems), width=80, colour=False)
+    table = ScriptCheck(found=replace(record(()), problems=problems)).table(width=80, colour=False)
     assert table.endswith(
         "mend 1    this is wrong\nhint      do that:\n            line\nmend 2    too\n"
         "then      automesh search train.py\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from automesh.answers import PresetList
 from automesh.mesh.rules.shipped import find_presets
-from automesh.report.pages.presets import render, to_json
 from tests.support.presets import preset_in
 
 
@@ -24,12 +24,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("width", [1, 40, 60, 80, 120])
 def test_no_line_is_too_long(width: int, folder: Path) -> None:
     preset_in(folder, "maxtext/a-model-with-a-long-name-of-its-own-and-more")
-    text = render(find_presets(folder=folder), width=width, colour=False)
+    text = listed(folder=folder).table(width=width, colour=False)
     assert max(map(cell_len, text.splitlines())) <= max(width, 40)
 
 
+def listed(*names: str, folder: Path) -> PresetList:
+    return PresetList(found=tuple(find_presets(*names, folder=folder)))
+
+
 def test_a_table_says_what_each_rule_rests_on(folder: Path) -> None:
-    text = render(find_presets(folder=folder), width=120, colour=False)
+    text = listed(folder=folder).table(width=120, colour=False)
     (tpu,) = [line for line in text.splitlines() if line.startswith("tpu-v5p-64")]
     assert all(part in tpu for part in ("fsdp:32", "remat_policy=full", "1.50 s", "20.0 GiB"))
     assert tpu.endswith("compiled")
@@ -41,28 +45,26 @@ def test_a_table_says_what_each_rule_rests_on(folder: Path) -> None:
 
 
 def test_one_preset_is_shown_with_its_arguments(folder: Path) -> None:
-    alone = render(find_presets("small", folder=folder), width=120, colour=False)
+    alone = listed("small", folder=folder).table(width=120, colour=False)
     assert "model_name=small max_target_length=128 per_device_batch_size=4" in alone
     preset_in(folder, "maxtext/other")
-    assert "model_name=" not in render(find_presets(folder=folder), width=120, colour=False)
+    assert "model_name=" not in listed(folder=folder).table(width=120, colour=False)
 
 
 def test_the_example_names_a_rule_that_is_there(folder: Path) -> None:
     bare = 'schema = 1\naxes = ["data", "fsdp"]\n'
     preset_in(folder, "maxtext/a-first").write_text(bare)
-    text = render(find_presets(folder=folder), width=120, colour=False)
+    text = listed(folder=folder).table(width=120, colour=False)
     assert 'automesh.load("preset:maxtext/small").select("tpu-v5p-64")' in text
-    assert "select" not in render(find_presets("a-first", folder=folder), width=120, colour=False)
+    assert "select" not in listed("a-first", folder=folder).table(width=120, colour=False)
 
 
 def test_without_presets_it_is_said_how_they_are_made(tmp_path: Path) -> None:
-    assert "python -m benchmarks.presets" in render(
-        find_presets(folder=tmp_path), width=80, colour=False
-    )
+    assert "python -m benchmarks.presets" in listed(folder=tmp_path).table(width=80, colour=False)
 
 
 def test_json_has_the_rules_and_how_they_were_made(folder: Path) -> None:
-    (told,) = to_json(find_presets(folder=folder))["presets"]
+    (told,) = listed(folder=folder).to_json()["presets"]
     assert told["name"] == "maxtext/small"
     assert [rule["match"] for rule in told["rules"]] == ["tpu-v5p-64", "gpu-h100-64"]
     assert told["rules"][0]["evidence"]["program"]["fingerprint"] == "abc"

@@ -18,7 +18,8 @@ from automesh.hardware import check_compilable, compilers, parse_target
 from automesh.hardware.catalogue import citations, find_targets, list_targets
 from automesh.hardware.clusters_file import read_clusters
 from automesh.hardware.compilers import compiler_for
-from automesh.report.pages.targets import render
+from automesh.report.blocks.terminal import render
+from automesh.report.pages.targets import report_of
 from automesh.tuner import session
 from tests.support.cases import bad_inputs_run, targets_golden
 
@@ -95,13 +96,15 @@ def test_clusters_of_ones_own_come_first(tmp_path: Path) -> None:
     clusters = read_clusters(path)
     assert [one.name for one in list_targets(clusters)[:2]] == ["lab", "pod"]
     (lab,) = find_targets("lab", clusters)
-    text = render([lab], pattern="lab", compilers=targets_golden.COMPILERS, width=200, colour=False)
+    report = report_of([lab], pattern="lab", compilers=targets_golden.COMPILERS)
+    text = render(report, width=200, colour=False)
     assert "the invoice of March" in text
     assert f"`{path}`: `chips.h100-nvl`" in text
     (part,) = find_targets("lab-32", clusters)
     assert part.absent.num_devices == 32
     (pod,) = find_targets("pod", clusters)
-    text = render([pod], pattern="pod", compilers=targets_golden.COMPILERS, width=200, colour=False)
+    report = report_of([pod], pattern="pod", compilers=targets_golden.COMPILERS)
+    text = render(report, width=200, colour=False)
     assert "6x4, the 1st dimension with its ends linked" in text
     assert "by estimate alone" in text
 

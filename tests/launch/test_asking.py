@@ -16,7 +16,9 @@ from automesh.launch.asking import Hosts, HostStatus, ask
 from automesh.launch.fleet import Fleet
 from automesh.launch.lending import Lender
 from automesh.launch.secret import new_token
-from automesh.report.pages.hosts import hosts_to_json, render_hosts
+from automesh.report.blocks.json import to_json
+from automesh.report.blocks.terminal import render
+from automesh.report.pages.hosts import report_of
 from automesh.worker.pool import Pool
 from tests.launch.test_lending import ModuleStore, compile_job
 from tests.support.cases import bad_inputs_run
@@ -105,11 +107,12 @@ def test_the_table() -> None:
         wanted=2,
         present=(host("a", ("compiling dp:4", "compiling tp:4")), host("b", (), 12.0)),
     )
-    assert render_hosts(found) == (
+    assert render(report_of(found), width=80, colour=False) == (
         "host  cores    memory  load  processes  does\n"
         "a         8  64.0 GiB  0.50          2  compiling dp:4\n"
         "                                        compiling tp:4\n"
         "b         8  64.0 GiB  0.50          2  silent for 12 s\n"
     )
-    assert hosts_to_json(found)["present"][0]["does"] == ("compiling dp:4", "compiling tp:4")
-    assert render_hosts(Hosts(wanted=2, present=())) == "0 of 2 agents are there\n"
+    assert to_json(report_of(found))["present"][0]["does"] == ("compiling dp:4", "compiling tp:4")
+    nobody = report_of(Hosts(wanted=2, present=()))
+    assert render(nobody, width=80, colour=False) == "0 of 2 agents are there\n"

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from automesh.launch.cause import Report, cause_of, common_failure
+from automesh.launch.cause import RankReport, cause_of, common_failure
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.worker.process import Ending
 
 
-def report(rank: int, failure: Failure, *, at_s: float = 0.0, code: int | None = 0) -> Report:
+def report(rank: int, failure: Failure, *, at_s: float = 0.0, code: int | None = 0) -> RankReport:
     """`code`: of a process that has ended; 0 for one that lives."""
     ending = None if code == 0 else Ending(code=code)
-    return Report(rank=rank, host=f"host-{rank}", failure=failure, at_s=at_s, ending=ending)
+    return RankReport(rank=rank, host=f"host-{rank}", failure=failure, at_s=at_s, ending=ending)
 
 
 def raised(text: str, stage: str = "run") -> Failed:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from automesh.report.blocks.reportable import Reportable
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs" / "api"
@@ -106,10 +107,13 @@ def _class_lines(name: str, one: type) -> list[str]:
 
 
 def _methods(one: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of a class that say what they do."""
+    """Public methods and properties of a class that say what they do, its own first."""
     if issubclass(one, (enum.Enum, Exception)):
         return
-    for name, value in vars(one).items():
+    found = dict(vars(one))
+    if issubclass(one, Reportable):
+        found |= {name: value for name, value in vars(Reportable).items() if name not in found}
+    for name, value in found.items():
         held = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         is_method = isinstance(held, property) or inspect.isroutine(held)
         if not name.startswith("_") and is_method and inspect.getdoc(held):

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from automesh.report.explain.json import to_json
+from automesh.answers import Account
 from automesh.report.explain.nouns import Explanation
-from automesh.report.explain.table import render
 from automesh.report.explain.words import verdict_sentence
 from tests.support.cases import explain_golden
 from tests.support.cases.explain_golden import CASES, FOLDER, SAMPLES
@@ -39,7 +38,7 @@ def test_lines_of_code_are_named_in_one_piece(name: str, width: int) -> None:
     ]
     cost = replace(explanation.one.cost, collectives=tuple(rows))
     longer = replace(explanation, one=replace(explanation.one, cost=cost))
-    text = render(longer, width=width, colour=False)
+    text = Account(found=longer).text(width=width, colour=False)
     assert not re.search(r"transformer(?!\.py:162)", text)
 
 
@@ -54,9 +53,8 @@ def test_where_there_is_little_room_names_are_folded_and_figures_are_not(
         for row in explanation.one.cost.collectives
     ]
     cost = replace(explanation.one.cost, collectives=tuple(rows))
-    text = render(
-        replace(explanation, one=replace(explanation.one, cost=cost)), width=width, colour=False
-    )
+    changed = replace(explanation, one=replace(explanation.one, cost=cost))
+    text = Account(found=changed).text(width=width, colour=False)
     assert not re.search(r"\b40\.[78](?! ms)", text)
     assert max(cell_len(line) for line in text.splitlines()) <= width
 
@@ -67,7 +65,8 @@ def test_golden_folder_has_no_other_files() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_colour_changes_no_text(name: str) -> None:
-    plain, coloured = (render(SAMPLES[name](), width=80, colour=on) for on in (False, True))
+    account = Account(found=SAMPLES[name]())
+    plain, coloured = (account.text(width=80, colour=on) for on in (False, True))
     assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == plain.splitlines()
     assert "\x1b" not in plain
 
@@ -82,7 +81,7 @@ def test_only_characters_that_have_an_ascii_stand_in() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_json_is_strict_and_complete(name: str) -> None:
     explanation = SAMPLES[name]()
-    data = json.loads(json.dumps(to_json(explanation), allow_nan=False))
+    data = json.loads(json.dumps(Account(found=explanation).to_json(), allow_nan=False))
     assert data["schema"] == 1
     one = data["one"]
     assert sum(cause["seconds"] for cause in one["causes"]) == pytest.approx(

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 
 from automesh import jsonio
+from automesh.answers import Result
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan, parse_mesh
 from automesh.outcomes import Compiled, Estimated, Measured, Outcome
 from automesh.report.estimates import Estimates
 from automesh.report.files.csv import dataframe, estimates_rows, write_estimates, write_table
-from automesh.report.files.json import to_json
 from tests.report.test_table import results
 from tests.support.samples import results_samples
 
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_json_is_strict_and_complete() -> None:
-    data = json.loads(json.dumps(to_json(RESULT), allow_nan=False))
+    data = json.loads(json.dumps(Result(found=RESULT).to_json(), allow_nan=False))
     assert data["schema"] == 1
     assert data["best"] == {
         "plan": "dp:2,tp:4 remat=dots",
@@ -169,7 +169,7 @@ def test_json_is_strict_and_complete() -> None:
 
 
 def test_json_gives_plans_and_outcomes_back() -> None:
-    data = json.loads(json.dumps(to_json(RESULT)))
+    data = json.loads(json.dumps(Result(found=RESULT).to_json()))
     for row, candidate in zip(data["candidates"], RESULT.candidates, strict=True):
         assert jsonio.from_json(row["outcome"], Outcome) == candidate.outcome
         assert parse_mesh(row["mesh"]) == candidate.plan.axes
@@ -182,21 +182,21 @@ def test_json_has_no_nan() -> None:
     first = RESULT.candidates[0]
     assert isinstance(first.outcome, Measured)
     blank = replace(first, outcome=replace(first.outcome, losses=(math.nan, math.inf)))
-    data = to_json(replace(RESULT, candidates=(blank,)))
+    data = Result(found=replace(RESULT, candidates=(blank,))).to_json()
     assert data["candidates"][0]["outcome"]["losses"] == [None, None]
 
 
 def test_json_of_an_unmeasured_search_claims_no_speedup() -> None:
-    data = to_json(results_samples.compiled_search())
+    data = Result(found=results_samples.compiled_search()).to_json()
     assert data["best"]["evidence"] == "compiled" and data["best"]["speedup"] is None
     assert data["interrupted"] is True and data["rules_path"] is None
     assert "secret" not in json.dumps(data)
-    assert to_json(results_samples.empty_search())["best"] is None
+    assert Result(found=results_samples.empty_search()).to_json()["best"] is None
 
 
 def test_json_of_a_search_without_a_baseline_claims_no_speedup() -> None:
     alone = replace(RESULT, candidates=RESULT.candidates[:1])
-    assert to_json(alone)["best"]["speedup"] is None
+    assert Result(found=alone).to_json()["best"]["speedup"] is None
 
 
 @pytest.mark.slow
@@ -204,4 +204,4 @@ def test_json_of_a_search_without_a_baseline_claims_no_speedup() -> None:
 @given(result=results())
 def test_any_result_can_be_exported(result: object) -> None:
     assert len(dataframe(result)) == len(result.candidates)
-    json.loads(json.dumps(to_json(result), allow_nan=False))
+    json.loads(json.dumps(Result(found=result).to_json(), allow_nan=False))

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from automesh.answers import Result
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.evidence import Evidence, ProgramFacts
 from automesh.mesh.rules.file import read_rules
 from automesh.outcomes import Compiled, OutOfMemory
 from automesh.report import words
+from automesh.report.blocks.terminal import render
 from automesh.report.files.csv import dataframe
-from automesh.report.files.json import to_json
 from automesh.report.files.rule import config_of, rule_of, save_rule
 from automesh.report.predicted import exposed_s, exposed_sentence
-from automesh.report.table import render
+from automesh.report.table import report_of
 from tests.support.samples.results_samples import GIB, measured_search, predicted_search, replayed
 
 
@@ -106,7 +107,7 @@ def test_where_nothing_fits_it_is_said_what_to_do() -> None:
 
 def test_no_sentence_says_that_anything_was_measured() -> None:
     result = predicted_search()
-    said = render(result, top=10, width=120, colour=False)
+    said = render(report_of(result, top=10), width=120, colour=False)
     assert "predicted" in said
     assert "measured" not in said.replace("not measured", "")
     assert "131 GiB of 95.8 GiB, of which 256 MiB stay in reserve" in said
@@ -130,7 +131,7 @@ def test_exposed_communication_is_what_the_cores_wait_for() -> None:
 
 
 def test_json_and_csv_hold_the_replays() -> None:
-    data = to_json(predicted_search())
+    data = Result(found=predicted_search()).to_json()
     json.dumps(data, allow_nan=False)
     assert data["best"]["evidence"] == "compiled"
     assert data["best"]["bracket_s"] == list(replayed(0.412).bracket_s)

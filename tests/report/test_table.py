@@ -11,9 +11,11 @@ from rich.cells import cell_len
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
-from automesh.report.columns import varying_knobs, wrapped
+from automesh.report.blocks.columns import wrapped
+from automesh.report.blocks.terminal import render
+from automesh.report.columns import varying_knobs
 from automesh.report.result import NOT_ENDED, Candidate, Funnel, Standing, Verdict, Verification
-from automesh.report.table import render, summary_lines
+from automesh.report.table import report_of, summary
 from tests.support.cases import results_golden
 from tests.support.cases.results_golden import CASES, FOLDER
 from tests.support.samples import results_samples
@@ -70,7 +72,9 @@ def test_memory_is_unmarked_only_where_the_device_reported_it() -> None:
     result = results_samples.measured_search()
     first, *rest = result.candidates
     own = replace(first, peak_bytes=900 * 2**20, compiled=results_samples.compiled(0.01))
-    text = render(replace(result, candidates=(own, *rest)), top=5, width=120, colour=False)
+    text = render(
+        report_of(replace(result, candidates=(own, *rest)), top=5), width=120, colour=False
+    )
     assert re.search(r"dp:2,tp:4 .* 900 MiB    \S", text)
     assert re.search(r"dp:4,tp:2 .* 768 MiB \*", text)
 
@@ -97,7 +101,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first() -> None:
 
 
 def test_top_cuts_rows_but_never_the_baseline() -> None:
-    text = render(results_samples.measured_search(), top=1, width=80, colour=False)
+    text = render(report_of(results_samples.measured_search(), top=1), width=80, colour=False)
     assert "dp:2,tp:4" in text and "dp:8 (script)" in text
     assert "dp:4,tp:2 " not in text
     assert "and 4 more plans behind these" in text
@@ -108,7 +112,9 @@ def test_duplicates_have_no_row_of_their_own() -> None:
     result = results_samples.compiled_search()
     first, second, *rest = result.candidates
     same = replace(second, outcome=replace(second.outcome, same_as=str(first.plan)))
-    text = render(replace(result, candidates=(first, same, *rest)), top=9, width=120, colour=False)
+    text = render(
+        report_of(replace(result, candidates=(first, same, *rest)), top=9), width=120, colour=False
+    )
     assert second.plan.mesh not in text
     assert "and 1 plan with a program that another plan has" in text
 
@@ -117,13 +123,13 @@ def test_passwords_and_escape_codes_are_not_shown() -> None:
     result = results_samples.compiled_search()
     command = "automesh search x.py --storage postgresql://me:secret@host/db"
     nasty = replace(result, command=command, notices=("\x1b[31mred\x1b[0m\nline \x07 bell…",))
-    text = render(nasty, top=5, width=120, colour=False)
+    text = render(report_of(nasty, top=5), width=120, colour=False)
     assert "secret" not in text
     assert "note      red line bell..." in text
 
 
 def test_summary_leaves_out_what_is_empty() -> None:
-    labels = [label for label, _ in summary_lines(results_samples.empty_search())]
+    labels = [label for label, _ in summary(results_samples.empty_search()).lines]
     assert labels == ["best", "tried", "ruled out", "stopped", "saved", "next"]
 
 
@@ -259,7 +265,7 @@ def results(draw: st.DrawFn) -> object:
 @settings(max_examples=150, deadline=None)
 @given(result=results(), width=st.integers(40, 200), top=st.integers(0, 6), colour=st.booleans())
 def test_any_result_fits_any_width(result: object, width: int, top: int, colour: bool) -> None:
-    text = ANSI.sub("", render(result, top=top, width=width, colour=colour))
+    text = ANSI.sub("", render(report_of(result, top=top), width=width, colour=colour))
     assert text.endswith("\n")
     assert "…" not in text and "\ue000" not in text and "\x1b" not in text
     for line in text.splitlines():
@@ -269,9 +275,11 @@ def test_any_result_fits_any_width(result: object, width: int, top: int, colour:
 def test_details_wait_behind_verbose() -> None:
     result = results_samples.measured_search()
     (detail,) = result.details
-    plain = render(result, top=5, width=200, colour=False)
+    plain = render(report_of(result, top=5), width=200, colour=False)
     assert detail not in plain
-    assert f"detail    {detail}" in render(result, top=5, width=200, colour=False, verbose=True)
+    assert f"detail    {detail}" in render(
+        report_of(result, top=5, verbose=True), width=200, colour=False
+    )
 
 
 def test_the_file_of_estimates_is_named_once_it_is_there() -> None:
@@ -280,6 +288,6 @@ def test_the_file_of_estimates_is_named_once_it_is_there() -> None:
     funnel = replace(base.funnel, estimated=3, waiting=base.funnel.legal)
     ended = replace(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
     named = "results/x/estimates.csv (all 3 estimates)"
-    assert named in render(ended, top=5, width=120, colour=False)
+    assert named in render(report_of(ended, top=5), width=120, colour=False)
     killed = replace(ended, stop_reason=NOT_ENDED)
-    assert named not in render(killed, top=5, width=120, colour=False)
+    assert named not in render(report_of(killed, top=5), width=120, colour=False)

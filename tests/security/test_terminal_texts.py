@@ -13,20 +13,20 @@ import pandas as pd
 import pytest
 from rich.text import Text
 
+from automesh.answers import Result
 from automesh.cli.guard import guarded
 from automesh.diagnosis import Finding
-from automesh.diagnosis import render as render_findings
+from automesh.diagnosis import report_of as findings_report
 from automesh.errors import AutomeshError, UsageError, of_system
 from automesh.jsonio import dumps
 from automesh.limits import MESSAGE_CHARS
 from automesh.mesh.rules.explain import explain_rules, explain_settings
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.settings import Settings
-from automesh.report.drawing import draw
+from automesh.report.blocks.terminal import draw, render, told
 from automesh.report.files.csv import dataframe, write_table
-from automesh.report.files.json import to_json
 from automesh.report.progress import PlainProgress
-from automesh.report.table import render
+from automesh.report.table import report_of
 from automesh.worker.process import log_tail
 from tests.support.samples import results_samples
 
@@ -67,14 +67,14 @@ RESULTS = [
 def test_a_result_of_anybody(result: Any, tmp_path: Path) -> None:
     """As from a storage that others write: no table, CSV or JSON hands its texts on."""
     bad = spoiled(result)
-    text = render(bad, top=20, width=100, colour=False, verbose=True)
+    text = render(report_of(bad, top=20, verbose=True), width=100, colour=False)
     assert not obeyed(text)
     assert "gnp" in text
     write_table(dataframe(bad), tmp_path / "trials.csv")
     written = (tmp_path / "trials.csv").read_bytes().decode()
     assert not obeyed(written)
     assert len(pd.read_csv(tmp_path / "trials.csv")) == len(result.candidates)
-    said = dumps(to_json(bad), indent=1)
+    said = dumps(Result(found=bad).to_json(), indent=1)
     assert not obeyed(said)
     json.dumps(json.loads(said), ensure_ascii=False).encode()
 
@@ -89,7 +89,7 @@ def test_what_nobody_cleaned_ends_where_it_is_drawn() -> None:
 
 def test_findings_of_a_doctor() -> None:
     finding = Finding(level="note", about=f"a{NASTY}", detail=NASTY, hint=NASTY)
-    assert not obeyed(render_findings((finding,)))
+    assert not obeyed(told(findings_report((finding,))))
 
 
 def test_progress() -> None:

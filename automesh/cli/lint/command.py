@@ -13,8 +13,8 @@ from automesh.cli.options import (
     Hardware,
     Module,
     ScriptArgs,
-    json_text,
     named,
+    print_report,
     read_option,
 )
 from automesh.errors import UsageError
@@ -123,7 +123,7 @@ def lint(
             sarif,
             hint=_PLACE,
         )
-    sys.stdout.write(json_text(found) if as_json else found.text())
+    print_report(found.to_report(), as_json=as_json)
     if not found.is_clean:
         raise typer.Exit(1)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import json_text
+from automesh.cli.options import print_report
 
 HELP = """List the rules for public models that come with automesh.
 
@@ -40,4 +39,4 @@ def presets(
     from automesh import api
 
     found = api.presets(pattern)
-    sys.stdout.write(json_text(found) if as_json else found.table())
+    print_report(found.to_report(), as_json=as_json)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from automesh.mesh.evidence import ProgramFacts
+from automesh.report.blocks.columns import figures_column
+from automesh.report.blocks.nouns import Block, KeyValues, Line, Report, Section, Sentence, Table
+from automesh.report.blocks.reportable import Reportable
 from automesh.report.check.facts import Change
+from automesh.texts.terminal import clean
+from automesh.units import format_change
 
 Status = Literal["holds", "regressed", "unknown"]
+
+_INDENT = 12  # Behind the longest of:
+SAID: dict[Status, str] = {"holds": "holds", "regressed": "REGRESSED", "unknown": "not checked"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +46,18 @@ class RuleCheck:
     now: ProgramFacts | None = None
 
     @property
+    def name(self) -> str:
+        """What it is for, and its plan."""
+        return f"{self.match}: {self.plan}" if self.plan else self.match
+
+    @property
     def told(self) -> tuple[Change, ...]:
         """The figures that are not the same."""
         return tuple(change for change in self.changes if change.verdict != "same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RulesChecked:
+class RulesChecked(Reportable):
     """A file of rules, compared with what the script is today.
 
     Attributes:
@@ -62,11 +75,64 @@ class RulesChecked:
         statuses = {rule.status for rule in self.rules}
         return 1 if "regressed" in statuses else 2 if "unknown" in statuses or not statuses else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "script": self.script,
-            "against": self.against,
-            "exit_code": self.exit_code,
-            "rules": [asdict(rule) for rule in self.rules],
-        }
+    def to_report(self) -> Report:
+        """A paragraph for each rule, with the figures that differ."""
+        return Report(
+            title=clean(f"{self.script} against {self.against}"),
+            sections=(
+                Section(blocks=tuple(block for rule in self.rules for block in _blocks(rule))),
+                Section(blocks=(Sentence(text=self.summary),)),
+            ),
+            facts=lambda: {
+                "script": self.script,
+                "against": self.against,
+                "exit_code": self.exit_code,
+                "rules": [asdict(rule) for rule in self.rules],
+            },
+            is_folded=False,
+        )
+
+    @property
+    def summary(self) -> str:
+        """How many rules hold, in a phrase.
+
+        >>> RulesChecked(script="train.py", against="mesh_rules.toml", rules=()).summary
+        'no rules'
+        """
+        statuses = [rule.status for rule in self.rules]
+        said = {"holds": "hold", "regressed": "regressed", "unknown": "not checked"}
+        found = [f"{statuses.count(one)} {said[one]}" for one in SAID if one in statuses]
+        return f"{len(statuses)} rules: {', '.join(found)}" if found else "no rules"
+
+
+def _blocks(rule: RuleCheck) -> tuple[Block, ...]:
+    rows = [row_of(change) for change in rule.told]
+    names = ("", "then", "now", "change", "")
+    columns = [
+        figures_column(name, [clean(row[at]) for row in rows], justify="left")
+        for at, name in enumerate(names)
+    ]
+    notes = [("", f"note: {note}") for note in rule.notes]
+    if rule.explain and rule.status == "regressed":
+        notes.append(("", f"next: {rule.explain}"))
+    return (
+        _lines((SAID[rule.status], rule.name), ("", rule.reason)),
+        Table(columns=tuple(columns), is_ruled=False, indent=_INDENT),
+        _lines(*notes),
+    )
+
+
+def _lines(*lines: Line) -> KeyValues:
+    said = tuple((label, clean(text)) for label, text in lines if text)
+    return KeyValues(lines=said, width=_INDENT - 1)
+
+
+def row_of(change: Change) -> tuple[str, ...]:
+    mark = "worse" if change.verdict == "regressed" else ""
+    return (change.what, change.then, change.now, _ratio(change), mark)
+
+
+def _ratio(change: Change) -> str:
+    if change.ratio:
+        return format_change(change.ratio)
+    return "appeared" if change.then == "-" else "gone" if change.now == "-" else ""

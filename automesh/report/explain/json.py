@@ -35,16 +35,15 @@ from automesh.cost.terms import Finding, value_of
 from automesh.outcomes import Replayed
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence
-from automesh.report.files.json import finite
 from automesh.report.findings import RULES
 
 SCHEMA = 1
 
 
-def to_json(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as plain values that `json.dumps(..., allow_nan=False)` takes."""
+def facts_of(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as plain values; see the module."""
     one, against = explanation.one, explanation.against
-    data: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "workload": explanation.workload,
         "target": explanation.target,
@@ -54,14 +53,13 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "study": explanation.study or None,
         "notices": list(explanation.notices),
         "why": verdict_sentence(explanation) if against else why_sentence(one),
-        "one": explained_to_json(one),
-        "against": explained_to_json(against) if against else None,
+        "one": facts_of_one(one),
+        "against": facts_of_one(against) if against else None,
         "changes": _changes(one, against) if against else None,
     }
-    return finite(data)
 
 
-def explained_to_json(one: Explained) -> dict[str, Any]:
+def facts_of_one(one: Explained) -> dict[str, Any]:
     """One side of an explanation; see the module."""
     total = one.estimated.step_s
     return {

@@ -1,12 +1,9 @@
-"""An explanation on the terminal: causes, collectives, memory, and the reason in words."""
+"""An explanation: causes, collectives, memory, and the reason in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-
-from rich.console import RenderableType
-from rich.text import Text
 
 from automesh.cost.breakdown import CollectiveCost, MeshCost
 from automesh.cost.comparison import (
@@ -15,15 +12,9 @@ from automesh.cost.comparison import (
     compare_collectives,
 )
 from automesh.outcomes import Replayed
-from automesh.report.columns import (
-    GLUE,
-    Column,
-    figures_column,
-    fitting,
-    least_width,
-    text_column,
-)
-from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.blocks.columns import GLUE, Column, figures_column, text_column
+from automesh.report.blocks.nouns import Note, Report, Section, Table, lines_of
+from automesh.report.explain.json import facts_of
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence, window_sentence
 from automesh.report.findings import sentence
@@ -35,29 +26,22 @@ from automesh.units import format_bytes, format_count, format_percent, format_se
 _MOST = 10
 _FOLDED = 12  # characters of words beside each other, where there is little room
 _LEAST = 5e-4  # smaller parts of a step are left out of the tables: they would print as 0.0 %
+_HIDDEN = "estimated; what other work hides is not counted"
 _ALONE = "estimated, each as if nothing ran beside it"
 _CAUSES = {"memory": "device memory"}
 
 
-def render(explanation: Explanation, *, width: int, colour: bool) -> str:
-    """Draws an explanation.
-
-    Args:
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes; the text is the same without them.
-
-    Returns:
-      Lines that end in a line feed.
-    """
-    width = max(width, MIN_WIDTH)
+def report_of(explanation: Explanation) -> Report:
+    """Where the time of a mesh goes, or why one of two is faster."""
     one, against = explanation.one, explanation.against
-    parts: list[RenderableType] = [Text(glued(_title(explanation)))]
-    if against is None:
-        parts += [Text(), *_one_mesh(one, width)]
-    else:
-        parts += [Text(), *_two_meshes(one, against, width)]
-    parts += [Text(), labelled(_summary(explanation))]
-    return draw(parts, width=width, colour=colour)
+    return Report(
+        title=_title(explanation),
+        sections=(
+            *(_one_mesh(one) if against is None else _two_meshes(one, against)),
+            Section(blocks=(lines_of(*_summary(explanation)),)),
+        ),
+        facts=lambda: facts_of(explanation),
+    )
 
 
 def _title(explanation: Explanation) -> str:
@@ -65,47 +49,44 @@ def _title(explanation: Explanation) -> str:
     return f"{clean(explanation.workload)} on {clean(explanation.target)} ({devices})"
 
 
-def _one_mesh(one: Explained, width: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [labelled(_evidence(one))]
+def _one_mesh(one: Explained) -> Iterator[Section]:
+    yield Section(blocks=(lines_of(*_evidence(one)),))
     if one.estimated.causes:
-        parts += [Text(), tabulated(_fit(_cause_columns(one), width, ("amount *",)), width=width)]
-        notes = [("*", "estimated; what other work hides is not counted")]
+        notes = [Note(mark="*", text=_HIDDEN)]
         if one.replay is not None:
-            notes.append(("", "replayed: the same, from the schedule of the compiled program"))
-        parts.append(footnotes(notes))
-    shown = one.cost.collectives[:_MOST]
-    if shown:
-        columns = _fit(_collective_columns(shown), width, ("array", "bytes", "runs"))
-        parts += [Text(), tabulated(columns, width=width)]
-        notes = [("*", _ALONE)]
-        rest = one.cost.collectives[_MOST:]
-        if rest:
-            left = format_seconds(sum(other.seconds for other in rest))
-            notes.append(("", f"and {count(len(rest), 'more collective')}, {left} together"))
-        parts.append(footnotes(notes))
-    return parts
+            text = "replayed: the same, from the schedule of the compiled program"
+            notes.append(Note(mark="", text=text))
+        yield _table(_cause_columns(one), notes, "amount *")
+    notes = [Note(mark="*", text=_ALONE)]
+    if rest := one.cost.collectives[_MOST:]:
+        left = format_seconds(sum(other.seconds for other in rest))
+        text = f"and {count(len(rest), 'more collective')}, {left} together"
+        notes.append(Note(mark="", text=text))
+    columns = _collective_columns(one.cost.collectives[:_MOST])
+    yield _table(columns, notes, "array", "bytes", "runs")
 
 
-def _two_meshes(one: Explained, against: Explained, width: int) -> list[RenderableType]:
-    lines = [*_evidence(one, "A"), *_evidence(against, "B")]
-    parts: list[RenderableType] = [labelled(lines)]
-    parts += [Text(), tabulated(_cause_changes(one, against), width=width)]
-    parts.append(footnotes([("*", "estimated; what other work hides is not counted")]))
+def _two_meshes(one: Explained, against: Explained) -> Iterator[Section]:
+    yield Section(blocks=(lines_of(*_evidence(one, "A"), *_evidence(against, "B")),))
+    yield _table(_cause_changes(one, against), [Note(mark="*", text=_HIDDEN)])
     if one.replay is not None and against.replay is not None:
-        parts += [Text(), tabulated(_replay_changes(one.replay, against.replay), width=width)]
-        note = "replayed from the schedules of the compiled programs, not measured"
-        parts.append(footnotes([("*", note)]))
+        text = "replayed from the schedules of the compiled programs, not measured"
+        yield _table(_replay_changes(one.replay, against.replay), [Note(mark="*", text=text)])
     changes = [
         change for change in compare_collectives(one.cost, against.cost) if change.change != "same"
     ]
-    if changes:
-        columns = _fit(_change_columns(changes[:_MOST]), width, ("in B",))
-        parts += [Text(), tabulated(columns, width=width)]
-        notes = [("*", _ALONE)]
-        if len(changes) > _MOST:
-            notes.append(("", f"and {count(len(changes) - _MOST, 'more change')}, smaller ones"))
-        parts.append(footnotes(notes))
-    return parts
+    notes = [Note(mark="*", text=_ALONE)]
+    if len(changes) > _MOST:
+        text = f"and {count(len(changes) - _MOST, 'more change')}, smaller ones"
+        notes.append(Note(mark="", text=text))
+    yield _table(_change_columns(changes[:_MOST]), notes, "in B")
+
+
+def _table(columns: Sequence[Column], notes: Sequence[Note], *dropped: str) -> Section:
+    """A table whose words are folded further where it would not fit."""
+    narrow = (replace(one, floor=min(one.floor, _FOLDED)) for one in columns if one.floor)
+    table = Table(columns=tuple(columns), dropped=dropped, narrow=tuple(narrow), notes=tuple(notes))
+    return Section(blocks=(table,))
 
 
 def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
@@ -250,7 +231,7 @@ def _name(row: CollectiveCost) -> str:
 
 
 def _places(rows: Sequence[CollectiveCost]) -> Column:
-    """Where they are, `step.py:123` in one piece unless there is no room; see `_fit`."""
+    """Where they are, `step.py:123` in one piece unless there is no room; see `_table`."""
     cells = [_where(row) for row in rows]
     longest = max((len(word) for cell in cells for word in cell.split()), default=0)
     return text_column("where", cells, most=max(longest, 16))
@@ -344,7 +325,7 @@ def _summary(explanation: Explanation) -> list[tuple[str, str]]:
     lines += _uncounted(explanation)
     lines.append(("speeds", clean(explanation.speeds)))
     lines += [("note", clean(notice)) for notice in explanation.notices]
-    return [(label, text) for label, text in lines if text]
+    return lines
 
 
 def _findings(explanation: Explanation) -> list[tuple[str, str]]:
@@ -377,11 +358,3 @@ def _uncounted(explanation: Explanation) -> list[tuple[str, str]]:
     return [("uncounted", text) for text in said[:5]] + (
         [("", f"and {len(said) - 5} more")] if len(said) > 5 else []
     )
-
-
-def _fit(columns: Sequence[Column], width: int, dropped: Sequence[str]) -> list[Column]:
-    """As `fitting`; words are folded further if that does not suffice."""
-    kept = fitting(columns, width, dropped)
-    if least_width(kept) <= width:
-        return kept
-    return [replace(column, floor=min(column.floor, _FOLDED)) for column in kept]

@@ -34,7 +34,6 @@ known is null. Keys are only ever added within a schema number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +50,11 @@ from automesh.texts.storage_url import masked
 SCHEMA = 1
 
 
-def to_json(result: SearchResult) -> dict[str, Any]:
-    """The result as plain values that `json.dumps(..., allow_nan=False)` takes; see the module."""
+def facts_of(result: SearchResult) -> dict[str, Any]:
+    """The result as plain values; see the module."""
     baseline = words.baseline_of(result)
     verifications: list[Any] = jsonio.to_json(list(result.verifications), list[Verification])
-    data: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "workload": result.workload,
         "target": result.target,
@@ -91,7 +90,6 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "template": result.template or None,
         "best_command": result.best_command or None,
     }
-    return finite(data)
 
 
 def _best(result: SearchResult) -> dict[str, Any] | None:
@@ -171,14 +169,3 @@ def _funnel(funnel: Funnel) -> dict[str, Any]:
     data: dict[str, Any] = jsonio.to_json(funnel, Funnel)
     data["ruled_out"] = [{"rule": rule, "count": count} for rule, count in funnel.ruled_out]
     return data
-
-
-def finite(value: Any) -> Any:
-    """Strict JSON has no NaN and no infinities: a loss that is one becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [finite(one) for one in value]
-    return value

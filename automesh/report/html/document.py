@@ -38,13 +38,13 @@ from automesh.cost.replay.timeline import Slice
 from automesh.errors import NoFeasibleMesh
 from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory
 from automesh.report import words
-from automesh.report.explain.json import explained_to_json
-from automesh.report.files.json import finite
+from automesh.report.blocks.json import finite
+from automesh.report.explain.json import facts_of_one
 from automesh.report.files.rule import has_rule, rule_text
 from automesh.report.html.nouns import DrawnTimeline, EstimatedPlan, Placed, StudyPage, Wiring
 from automesh.report.predicted import exposed_s, memory_sentence, replay_of
 from automesh.report.result import EXPORTED, Candidate, SearchResult
-from automesh.report.table import summary_lines
+from automesh.report.table import summary
 from automesh.texts.terminal import clean, clean_lines
 from automesh.units import format_seconds
 
@@ -79,7 +79,7 @@ def document_of(page: StudyPage) -> dict[str, Any]:
         "interrupted": result.interrupted,
         "verdict": _verdict(result, rows),
         "rule": _rule(result),
-        "summary": [list(line) for line in summary_lines(result, verbose=True)],
+        "summary": [list(line) for line in summary(result, verbose=True).lines],
         "versions": dict(result.versions),
         "memory": {
             "limit_bytes": result.device_memory_bytes or None,
@@ -94,7 +94,7 @@ def document_of(page: StudyPage) -> dict[str, Any]:
         "predictions": _predictions(result),
         "explained": [
             {
-                **_with_most_collectives(explained_to_json(one)),
+                **_with_most_collectives(facts_of_one(one)),
                 "points": [jsonio.to_json(point, type(point)) for point in points],
             }
             for one, points in zip(page.explained, page.points, strict=True)

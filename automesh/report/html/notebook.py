@@ -7,10 +7,12 @@ a megabyte for every result that is shown.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 
 from automesh.errors import NoFeasibleMesh
 from automesh.report import words
+from automesh.report.blocks.columns import figures_column
+from automesh.report.blocks.html import to_html
+from automesh.report.blocks.nouns import Note, Report, Section, Sentence, Table, lines_of
 from automesh.report.files.rule import rule_text
 from automesh.report.html.document import plan_rows
 from automesh.report.result import SearchResult
@@ -26,21 +28,18 @@ def summary_html(result: SearchResult, *, top: int) -> str:
       top: rows of the table.
     """
     rows = [row for row in plan_rows(result) if row["rank"]]
-    cells = [_cells(row) for row in rows[:top]]
-    own = [_cells(row) for row in rows[top:] if row["is_baseline"]]
-    more = f"<p>and {words.count(len(rows) - top, 'more plan')} behind these</p>"
+    shown = [*rows[:top], *(row for row in rows[top:] if row["is_baseline"])]
+    cells = zip(*map(_cells, shown), strict=True)
+    columns = [figures_column(head, column) for head, column in zip(_HEADS, cells)]
+    more = Note(mark="", text=f"and {words.count(len(rows) - top, 'more plan')} behind these")
     verdict = words.best_sentence(result) or "nothing was tried"
-    return "".join(
-        [
-            f"<div><h4>{_text(words.title(result))}</h4>",
-            f"<p><strong>{_text(words.best_label(result))}</strong> {_text(verdict)}</p>",
-            _table([*cells, *own]) if cells else "",
-            more if len(rows) > top else "",
-            f"<p>{_text(words.funnel_sentence(result.funnel))}</p>",
-            _rule(result),
-            "</div>",
-        ]
+    blocks = (
+        lines_of((words.best_label(result), verdict)),
+        Table(columns=tuple(columns), notes=(more,) if len(rows) > top else ()),
+        Sentence(text=words.funnel_sentence(result.funnel)),
     )
+    report = Report(title=words.title(result), sections=(Section(blocks=blocks),))
+    return f"<div>{to_html(report)}{_rule(result)}</div>"
 
 
 def _cells(row: dict[str, object]) -> tuple[str, ...]:
@@ -57,21 +56,9 @@ def _cells(row: dict[str, object]) -> tuple[str, ...]:
     )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in _HEADS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def _rule(result: SearchResult) -> str:
     try:
         text = rule_text(result)
     except NoFeasibleMesh as error:
-        return f"<p>no rule: {_text(error.message)}</p>"
-    return f"<details><summary>the rule</summary><pre>{_text(text)}</pre></details>"
-
-
-def _text(value: str) -> str:
-    return html.escape(value)
+        return f"<p>no rule: {html.escape(error.message)}</p>"
+    return f"<details><summary>the rule</summary><pre>{html.escape(text)}</pre></details>"

@@ -19,15 +19,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from automesh.report.files.json import finite
 from automesh.report.lint.nouns import Linted, LintReport
 
 SCHEMA = 1
 
 
-def to_json(report: LintReport) -> dict[str, Any]:
+def facts_of(report: LintReport) -> dict[str, Any]:
     """The report as plain JSON values; see the module."""
-    data: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "script": report.script,
         "workload": report.workload,
@@ -41,7 +40,6 @@ def to_json(report: LintReport) -> dict[str, Any]:
         "smaller": report.smaller,
         "missing": [{"plan": plan, "why": why} for plan, why in report.missing],
     }
-    return finite(data)
 
 
 def _finding(one: Linted) -> dict[str, Any]:

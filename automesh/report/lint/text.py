@@ -1,49 +1,52 @@
-"""A lint as text: a block for each finding, the most expensive first."""
+"""A lint as a report: a section for each finding, the most expensive first."""
 
 from __future__ import annotations
 
-import textwrap
-
+from automesh.report.blocks.nouns import KeyValues, Line, Report, Section, Sentence, lines_of
+from automesh.report.lint.json import facts_of
 from automesh.report.lint.nouns import Linted, LintReport, Tried
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
 
-_LABEL = 9
 _LEAST_S = 1e-9
+_MOST_MISSING = 3
 
 
-def render(report: LintReport, width: int) -> str:
-    """The report as lines that fit a terminal of `width` columns."""
+def report_of(report: LintReport) -> Report:
+    """The report as a section for each finding, and what is said of all."""
     on = f"{clean(report.target)} ({report.device_count} x {clean(report.device)})"
     where = f"mesh {clean(report.plans[0])}" if len(report.plans) == 1 else ""
     where = where or count(len(report.plans), "plan")
-    lines = [f"{clean(report.workload)} on {on}, {where}", ""]
-    for one in report.findings:
-        lines += _finding(one, report, width)
-    lines += _labelled("found", _total(report), width)
-    for plan, why in report.missing[:3]:
-        lines += _labelled("missing", f"{clean(plan)}: {clean(why)}", width)
-    if len(report.missing) > 3:
-        lines += _labelled("", f"and {len(report.missing) - 3} more", width)
-    if report.speeds and report.findings:
-        lines += _labelled("speeds", clean(report.speeds), width)
-    for notice in report.notices:
-        lines += _labelled("note", clean(notice), width)
-    return "\n".join(lines) + "\n"
+    more = len(report.missing) - _MOST_MISSING
+    lines = [
+        ("found", _total(report)),
+        *(("missing", clean(f"{plan}: {why}")) for plan, why in report.missing[:_MOST_MISSING]),
+        ("", f"and {more} more" if more > 0 else ""),
+        ("speeds", clean(report.speeds) if report.findings else ""),
+        *(("note", clean(notice)) for notice in report.notices),
+    ]
+    return Report(
+        title=f"{clean(report.workload)} on {on}, {where}",
+        sections=(
+            *(_finding(one, report) for one in report.findings),
+            Section(blocks=(_lines(*lines),)),
+        ),
+        facts=lambda: facts_of(report),
+    )
 
 
-def _finding(one: Linted, report: LintReport, width: int) -> list[str]:
+def _finding(one: Linted, report: LintReport) -> Section:
     place = f"{clean(one.file)}:{one.line}" if one.file else clean(one.source) or "the step"
-    lines = [f"{place}: {one.rule}: {_cost(one)}"]
-    if len(report.plans) > 1:
-        lines += _labelled("mesh", f"{clean(one.plan)}, and {_others(one, report)}", width)
-    lines += _labelled("what", one.what, width)
-    lines += _labelled("why", one.why, width)
-    lines += _labelled("cure", one.cure, width)
-    if one.tried is not None:
-        lines += _labelled("tried", f"{one.tried.change}: {saving(one.tried)}", width)
-    return [*lines, ""]
+    tried = f"{one.tried.change}: {saving(one.tried)}" if one.tried is not None else ""
+    mesh = f"{clean(one.plan)}, and {_others(one, report)}" if len(report.plans) > 1 else ""
+    lines = [("mesh", mesh), ("what", one.what), ("why", one.why), ("cure", one.cure)]
+    heading = Sentence(text=f"{place}: {one.rule}: {_cost(one)}", is_whole=True)
+    return Section(blocks=(heading, _lines(*lines, ("tried", tried))))
+
+
+def _lines(*lines: Line) -> KeyValues:
+    return lines_of(*((f"  {label}", text) for label, text in lines))
 
 
 def _cost(one: Linted) -> str:
@@ -86,14 +89,3 @@ def _total(report: LintReport) -> str:
     if not report.findings:
         return f"nothing{smaller}"
     return count(len(report.findings), "finding") + smaller
-
-
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, 40),
-        initial_indent=f"  {label:<{_LABEL - 2}}"[:_LABEL].ljust(_LABEL) + " ",
-        subsequent_indent=" " * (_LABEL + 1),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -1,13 +1,9 @@
-"""What `automesh calibrate` has to tell: as a table, and as JSON."""
+"""What `automesh calibrate` has to tell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.console import RenderableType
-from rich.text import Text
 
 from automesh.hardware.calibration.points import (
     CollectiveProbe,
@@ -16,8 +12,9 @@ from automesh.hardware.calibration.points import (
     group_words,
 )
 from automesh.hardware.calibration.profile import FitError, Profile
-from automesh.report.columns import Column, figures_column
-from automesh.report.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
+from automesh.report.blocks.columns import figures_column, text_column
+from automesh.report.blocks.nouns import Report, Section, Table, lines_of
+from automesh.report.blocks.reportable import Reportable
 from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
@@ -29,6 +26,8 @@ from automesh.units import (
 
 # Repeats on an idle machine differ by a few per cent.
 _BUSY = 0.15
+# Longer than the name of any work: rather than fold one, a narrow terminal does without `worst`.
+_UNFOLDED = 72
 _FORMS: dict[str, str] = {
     "copy": "copy",
     "map": "sigmoid",
@@ -38,7 +37,7 @@ _FORMS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationResult:
+class CalibrationResult(Reportable):
     """What a calibration measured.
 
     Attributes:
@@ -61,31 +60,18 @@ class CalibrationResult:
     took_s: float
     interrupted: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; what `--json` prints."""
-        return asdict(self)
-
-    def table(self, *, width: int, colour: bool) -> str:
-        """Text that fits a terminal."""
-        return render(self, width=width, colour=colour)
-
-
-def render(result: CalibrationResult, *, width: int, colour: bool) -> str:
-    """Draws what was measured, with the error of each law.
-
-    Args:
-      width: columns of the terminal; fewer than 40 are treated as 40.
-
-    Returns:
-      Lines that end in a line feed.
-    """
-    width = max(width, MIN_WIDTH)
-    rows = (*_streams(result.profile), *_matmuls(result.profile), *_collectives(result.profile))
-    parts: list[RenderableType] = [Text(glued(f"Measured speeds of {result.profile.about()}"))]
-    if rows:
-        parts += [Text(), tabulated(_columns(rows, width), width=width)]
-    parts += [Text(), labelled(_sentences(result))]
-    return draw(parts, width=width, colour=colour)
+    def to_report(self) -> Report:
+        """What was measured, with the error of each law."""
+        profile = self.profile
+        rows = (*_streams(profile), *_matmuls(profile), *_collectives(profile))
+        return Report(
+            title=f"Measured speeds of {profile.about()}",
+            sections=(
+                Section(blocks=(_table(rows),) if rows else ()),
+                Section(blocks=(lines_of(*_sentences(self)),)),
+            ),
+            facts=lambda: asdict(self),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +82,19 @@ class _Row:
     error: FitError
 
 
-def _columns(rows: Sequence[_Row], width: int) -> list[Column]:
-    columns = [
-        Column(name="work", header="work", cells=tuple(row.work for row in rows), floor=12),
-        figures_column("per call", [row.call for row in rows]),
-        figures_column("speed", [row.speed for row in rows], justify="left"),
-        figures_column("error", [_percent(row.error, row.error.median) for row in rows]),
-    ]
-    if width >= 72:
-        worst = [_percent(row.error, row.error.worst) for row in rows]
-        columns.append(figures_column("worst", worst))
-    return columns
+def _table(rows: Sequence[_Row]) -> Table:
+    works = [row.work for row in rows]
+    return Table(
+        columns=(
+            text_column("work", works, most=_UNFOLDED),
+            figures_column("per call", [row.call for row in rows]),
+            figures_column("speed", [row.speed for row in rows], justify="left"),
+            figures_column("error", [_percent(row.error, row.error.median) for row in rows]),
+            figures_column("worst", [_percent(row.error, row.error.worst) for row in rows]),
+        ),
+        dropped=("worst",),
+        narrow=(text_column("work", works, most=12),),
+    )
 
 
 def _percent(error: FitError, value: float) -> str:
@@ -202,4 +190,4 @@ def _sentences(result: CalibrationResult) -> list[tuple[str, str]]:
         ("skipped", ", ".join(result.skipped) + ": the budget was spent" if result.skipped else ""),
         ("saved", result.path),
     ]
-    return [(label, clean(text)) for label, text in lines if text]
+    return [(label, clean(text)) for label, text in lines]

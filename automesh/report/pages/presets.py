@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from automesh.mesh.rules.rule import MeshRule, matches_only
 from automesh.mesh.rules.shipped import PREFIX, Preset
 from automesh.mesh.rules.tree import tree_of_rule
-from automesh.report.columns import Column, figures_column, fitting, text_column
-from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.report.blocks.columns import Column, figures_column, text_column
+from automesh.report.blocks.nouns import Report, Section, Sentence, Table, lines_of
 from automesh.report.export.translate import mesh_text
 from automesh.report.words import count
 from automesh.texts.terminal import clean
@@ -25,35 +22,29 @@ _TOLD = ("jax", "libtpu", "maxtext")
 _NONE = "no presets are here: `python -m benchmarks.presets` in a checkout makes them"
 
 
-def render(found: Sequence[Preset], *, width: int, colour: bool) -> str:
-    """Draws a table for each preset, a line for each target.
-
-    Args:
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes; the text is the same without them.
-
-    Returns:
-      Lines that end in a line feed.
-    """
-    width = max(width, MIN_WIDTH)
+def report_of(found: Sequence[Preset]) -> Report:
+    """A table for each preset, a line for each target."""
     if not found:
-        return draw([Text(_NONE)], width=width, colour=colour)
-    parts = [part for preset in found for part in _preset(preset, width, whole=len(found) == 1)]
-    return draw([*parts, labelled(_guide(found))], width=width, colour=colour)
+        sections = [Section(blocks=(Sentence(text=_NONE),))]
+    else:
+        sections = [_preset(preset, whole=len(found) == 1) for preset in found]
+        sections.append(Section(blocks=(lines_of(*_guide(found)),)))
+    return Report(
+        sections=tuple(sections), facts=lambda: {"presets": [_facts(preset) for preset in found]}
+    )
 
 
-def _preset(preset: Preset, width: int, *, whole: bool) -> Iterator[RenderableType]:
+def _preset(preset: Preset, *, whole: bool) -> Section:
     """One preset: `whole` with all that is known of it."""
-    yield Text(clean(preset.name), style="bold")
-    rules = preset.rules.rules
-    if rules:
-        yield tabulated(fitting(_columns(preset), width, _DROPPED), width=width)
     lines = list(_missing(preset))
     if whole:
         lines += [(target, clean(made.arguments)) for target, made in preset.records.items()]
-    if lines:
-        yield labelled([("", f"{target}: {said}") for target, said in lines])
-    yield Text()
+    columns = _columns(preset) if preset.rules.rules else ()
+    said = [("", f"{target}: {text}") for target, text in lines]
+    return Section(
+        title=clean(preset.name),
+        blocks=(Table(columns=tuple(columns), dropped=_DROPPED), lines_of(*said)),
+    )
 
 
 def _columns(preset: Preset) -> list[Column]:
@@ -116,12 +107,8 @@ def _versions(found: Sequence[Preset]) -> list[tuple[str, str]]:
 # `automesh presets --json`.
 
 
-def to_json(found: Sequence[Preset]) -> dict[str, Any]:
-    """Presets with their rules and how they were made, as plain JSON values."""
-    return {"presets": [_one(preset) for preset in found]}
-
-
-def _one(preset: Preset) -> dict[str, Any]:
+def _facts(preset: Preset) -> dict[str, Any]:
+    """A preset with its rules and how they were made, as plain JSON values."""
     return {
         "name": preset.name,
         "rules": [tree_of_rule(rule, preset.rules.axes_of(rule)) for rule in preset.rules.rules],

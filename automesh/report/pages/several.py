@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from rich.text import Text
 
 from automesh.report import words
-from automesh.report.columns import GLUE, Column, figures_column, fitting, text_column
-from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
-from automesh.report.files.json import to_json as result_to_json
+from automesh.report.blocks.columns import GLUE, Column, figures_column, text_column
+from automesh.report.blocks.nouns import Note, Report, Section, Table, lines_of
+from automesh.report.files.json import facts_of
 from automesh.report.result import Candidate, SearchResult
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
@@ -52,42 +49,31 @@ class Several:
         return tuple(search for search in self.searches if search.reason)
 
 
-def render(several: Several, *, width: int, colour: bool) -> str:
-    """Draws the summary: a line for each target, then what was not found and why.
+def report_of(several: Several) -> Report:
+    """A line for each target, then what was not found and why.
 
-    Args:
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes.
-
-    Returns:
-      Lines that end in a line feed.
-    """
-    width = max(width, MIN_WIDTH)
-    columns = _columns(several.searches)
-    parts = [tabulated(fitting(columns, width, ("bound by", "memory")), width=width)]
-    if any("*" in cell for column in columns for cell in column.cells):
-        parts.append(footnotes([("*", "predicted or estimated, not measured")]))
-    if several.not_found:
-        parts.append(labelled(("not found", _why(one)) for one in several.not_found))
-    return draw([Text(_title(several)), Text(), *parts], width=width, colour=colour)
-
-
-def to_json(several: Several) -> dict[str, Any]:
-    """What `--json` prints for several targets.
-
-    Returns:
+    Facts:
       `schema`, `searches` (each as for one target), `not_found` ({target, reason, hint}),
       `interrupted`.
     """
-    return {
-        "schema": SCHEMA,
-        "searches": [result_to_json(search.result) for search in several.searches if search.result],
-        "not_found": [
-            {"target": one.target, "reason": one.reason, "hint": one.hint or None}
-            for one in several.not_found
-        ],
-        "interrupted": several.interrupted,
-    }
+    columns = _columns(several.searches)
+    starred = any("*" in cell for column in columns for cell in column.cells)
+    note = Note(mark="*", text="predicted or estimated, not measured")
+    table = Table(columns=columns, dropped=("bound by", "memory"), notes=(note,) if starred else ())
+    missing = lines_of(*(("not found", _why(one)) for one in several.not_found))
+    return Report(
+        title=_title(several),
+        sections=(Section(blocks=(table, missing)),),
+        facts=lambda: {
+            "schema": SCHEMA,
+            "searches": [facts_of(search.result) for search in several.searches if search.result],
+            "not_found": [
+                {"target": one.target, "reason": one.reason, "hint": one.hint or None}
+                for one in several.not_found
+            ],
+            "interrupted": several.interrupted,
+        },
+    )
 
 
 def _title(several: Several) -> str:
@@ -102,17 +88,17 @@ def _why(one: Sought) -> str:
     return f"{clean(one.target)}: {clean(one.reason)}{hint}"
 
 
-def _columns(searches: tuple[Sought, ...]) -> list[Column]:
+def _columns(searches: tuple[Sought, ...]) -> tuple[Column, ...]:
     rows = [(search, _best(search)) for search in searches]
     plans = [clean(str(best.plan)) if best else "-" for _, best in rows]
     causes = [clean(best.bound_by, 24) if best else "" for _, best in rows]
-    return [
+    return (
         text_column("target", [clean(one.target) for one, _ in rows], most=12),
         text_column("plan", plans, most=16),
         figures_column("step time", [_time(best) for _, best in rows]),
         figures_column("memory", [_memory(best) for _, best in rows]),
         figures_column("bound by", causes, justify="left"),
-    ]
+    )
 
 
 def _best(one: Sought) -> Candidate | None:

@@ -1,4 +1,4 @@
-"""The store of compiled programs as a table, for people and as JSON."""
+"""The store of compiled programs: what is kept for each target."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from automesh.hlo.store import LIMIT_VARIABLE, Entry, ModuleStore
+from automesh.report.blocks.columns import figures_column, text_column
+from automesh.report.blocks.nouns import Report, Section, Table, lines_of
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_wait
 
@@ -40,45 +42,40 @@ def by_target(entries: Sequence[Entry]) -> tuple[KeptFor, ...]:
     return tuple(sorted(found, key=lambda kept: (-kept.used_s, kept.target)))
 
 
-def render_store(store: ModuleStore, *, width: int = 80) -> str:
-    """The store as text: its folder, its size, and a row for each target."""
+def report_of(store: ModuleStore, removed: int | None = None) -> Report:
+    """The store: its folder, its size, and a row for each target.
+
+    Args:
+      removed: programs that were removed from it just now; None where nobody asked for that.
+    """
     kept = by_target(store.entries())
     size = f"{format_bytes(store.size_bytes())} of {format_bytes(store.limit_bytes)}"
-    heading = [
-        f"folder    {clean(str(store.folder))}",
-        f"size      {size}; ${LIMIT_VARIABLE} sets the limit",
-        f"programs  {sum(one.programs for one in kept) or 'none'}",
-    ]
-    text = "".join(f"{line}\n" for line in heading)
-    return f"{text}\n{_table(kept, width)}" if kept else text
+    lines = lines_of(
+        ("removed", "" if removed is None else f"{removed} programs"),
+        ("folder", clean(str(store.folder))),
+        ("size", f"{size}; ${LIMIT_VARIABLE} sets the limit"),
+        ("programs", str(sum(one.programs for one in kept) or "none")),
+    )
+    days = [_time_of(one).date().isoformat() for one in kept]
+    table = Table(
+        columns=(
+            text_column("target", [clean(one.target) for one in kept], most=12),
+            figures_column("programs", [str(one.programs) for one in kept]),
+            figures_column("out of memory", [str(one.out_of_memory) for one in kept]),
+            figures_column("size", [format_bytes(one.size_bytes) for one in kept]),
+            figures_column("compiled in", [format_wait(one.compile_s) for one in kept]),
+            figures_column("last used", days, justify="left"),
+        ),
+        dropped=("out of memory", "compiled in", "programs"),
+        is_ruled=False,
+    )
+    sections = (Section(blocks=(lines,)), Section(blocks=(table,)))
+    return Report(sections=sections, facts=lambda: _facts(store, kept, removed or 0))
 
 
-def _table(kept: Sequence[KeptFor], width: int) -> str:
-    from rich.table import Table
-
-    from automesh.report.drawing import draw
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    table.add_column("target", overflow="fold")
-    for heading in ("programs", "out of memory", "size", "compiled in"):
-        table.add_column(heading, justify="right")
-    table.add_column("last used", no_wrap=True)
-    for one in kept:
-        table.add_row(
-            one.target,
-            str(one.programs),
-            str(one.out_of_memory),
-            format_bytes(one.size_bytes),
-            format_wait(one.compile_s),
-            _time_of(one).date().isoformat(),
-        )
-    return draw([table], width=width, colour=False)
-
-
-def store_to_json(store: ModuleStore) -> dict[str, Any]:
-    """The store as plain values."""
+def _facts(store: ModuleStore, kept: Sequence[KeptFor], removed: int) -> dict[str, Any]:
     targets: list[dict[str, Any]] = []
-    for one in by_target(store.entries()):
+    for one in kept:
         facts = asdict(one)
         del facts["used_s"]
         targets.append({**facts, "last_used": _time_of(one).isoformat()})
@@ -87,6 +84,7 @@ def store_to_json(store: ModuleStore) -> dict[str, Any]:
         "size_bytes": store.size_bytes(),
         "limit_bytes": store.limit_bytes,
         "targets": targets,
+        "removed": removed,
     }
 
 

@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from automesh.hardware.absent import Absent
 from automesh.hardware.catalogue import Listed, citations
 from automesh.hardware.compilers import Compiler, has_compiler
-from automesh.report.columns import Column, figures_column, fitting
-from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.blocks.columns import Column, figures_column
+from automesh.report.blocks.nouns import Line, Note, Report, Section, Table, lines_of
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
@@ -25,33 +22,26 @@ _DROPPED = ("names", "DCN", "links", "chips", "wraps")
 _ALONE = "by estimate alone: no compiler knows these devices"
 
 
-def render(
-    found: Sequence[Listed],
-    *,
-    pattern: str,
-    compilers: Sequence[Compiler],
-    width: int,
-    colour: bool,
-) -> str:
-    """Draws the targets that a pattern means; all of them without one, a line per kind.
+def report_of(found: Sequence[Listed], *, pattern: str, compilers: Sequence[Compiler]) -> Report:
+    """The targets that a pattern means; all of them without one, a line per kind.
 
     Args:
       compilers: for the platforms that there are, installed or not.
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes; the text is the same without them.
-
-    Returns:
-      Lines that end in a line feed.
     """
-    width = max(width, MIN_WIDTH)
+
+    def facts() -> dict[str, Any]:
+        return _facts(found, compilers)
+
     if not pattern.strip():
-        usual = [one for one in found if one.is_usual]
-        parts = [*_overview(usual, width), Text(), labelled(_guide(found, compilers))]
-    elif len(found) == 1:
-        parts = _single(found[0], compilers)
-    else:
-        parts = _several(found, compilers, width)
-    return draw(parts, width=width, colour=colour)
+        usual = _overview([one for one in found if one.is_usual])
+        sections = (
+            Section(blocks=(usual,)),
+            Section(blocks=(lines_of(*_guide(found, compilers)),)),
+        )
+        return Report(sections=sections, facts=facts)
+    if len(found) == 1:
+        return Report(title=found[0].name, sections=_single(found[0], compilers), facts=facts)
+    return Report(sections=_several(found, compilers), facts=facts)
 
 
 def torus_words(absent: Absent) -> str:
@@ -95,7 +85,7 @@ def _rate(bytes_per_s: float) -> str:
     return f"{format_count(bytes_per_s)}B/s"
 
 
-def _overview(found: Sequence[Listed], width: int) -> list[RenderableType]:
+def _overview(found: Sequence[Listed]) -> Table:
     """A line per kind."""
     kinds = [list(group) for _, group in groupby(found, key=lambda one: one.kind)]
     firsts = [group[0].absent for group in kinds]
@@ -113,10 +103,8 @@ def _overview(found: Sequence[Listed], width: int) -> list[RenderableType]:
         figures_column("links", [links_words(first) for first in firsts]),
         figures_column("DCN", [_rate(group[0].dcn_bytes_per_s) for group in kinds]),
     ]
-    parts: list[RenderableType] = [tabulated(_fitting(columns, width), width=width)]
-    if any(name.endswith(" *") for name in names):
-        parts.append(footnotes([("*", _ALONE)]))
-    return parts
+    alone = any(name.endswith(" *") for name in names)
+    return _table(columns, notes=(Note(mark="*", text=_ALONE),) * alone)
 
 
 def _sizes(group: Sequence[Listed]) -> str:
@@ -128,9 +116,10 @@ def _sizes(group: Sequence[Listed]) -> str:
     return f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else str(sizes[0])
 
 
-def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that have something to say and fit, the least important left out first."""
-    return fitting([column for column in columns if any(column.cells)], width, _DROPPED)
+def _table(columns: Sequence[Column], notes: tuple[Note, ...] = ()) -> Table:
+    """The columns that have something to say."""
+    telling = tuple(column for column in columns if any(column.cells))
+    return Table(columns=telling, dropped=_DROPPED, notes=notes)
 
 
 def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple[str, str]]:
@@ -151,13 +140,13 @@ def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple
     ]  # fmt: skip
 
 
-def _single(one: Listed, compilers: Sequence[Compiler]) -> list[RenderableType]:
+def _single(one: Listed, compilers: Sequence[Compiler]) -> tuple[Section, ...]:
     """All that is known of one target."""
     absent = one.absent
     lines = [*_extent(absent), *_chip_lines(one), ("compile", compile_words(absent, compilers))]
     if absent.num_devices > 1:
         lines.append(("search", f"automesh search train.py --target {one.name}"))
-    return [Text(one.name), Text(), labelled(lines), *_sources([one])]
+    return _with_sources(lines, [one])
 
 
 def _extent(absent: Absent) -> list[tuple[str, str]]:
@@ -203,9 +192,7 @@ def _chip_lines(one: Listed) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _several(
-    found: Sequence[Listed], compilers: Sequence[Compiler], width: int
-) -> list[RenderableType]:
+def _several(found: Sequence[Listed], compilers: Sequence[Compiler]) -> tuple[Section, ...]:
     """The names of a kind of slices; of several kinds, or of GPUs, a line per kind first."""
     kinds = {one.kind for one in found}
     slices = [one for one in found if one.absent.fabric.torus]
@@ -217,21 +204,16 @@ def _several(
         one = slices[0]
         lines = [("N", f"counts {one.counts}"), *_chip_lines(one)]
         lines.append(("compile", compile_words(one.absent, compilers)))
-        return [_names(slices, width), Text(), labelled(lines), *_sources([one])]
-    parts = _overview(found, width)
+        return (Section(blocks=(_names(slices),)), *_with_sources(lines, [one]))
+    overview = Section(blocks=(_overview(found),))
     if slices:
         where = f"`automesh targets {found[0].name}` says where the figures of one come from"
-        return [
-            *parts,
-            Text(),
-            _names(slices, width),
-            Text(),
-            labelled([*here, ("sources", where)]),
-        ]
-    return [*parts, Text(), labelled(here), *_sources(found)]
+        lines = lines_of(*here, ("sources", where))
+        return (overview, Section(blocks=(_names(slices),)), Section(blocks=(lines,)))
+    return (overview, *_with_sources(here, found))
 
 
-def _names(rows: Sequence[Listed], width: int) -> RenderableType:
+def _names(rows: Sequence[Listed]) -> Table:
     """A line per slice."""
     absents = [row.absent for row in rows]
 
@@ -246,11 +228,11 @@ def _names(rows: Sequence[Listed], width: int) -> RenderableType:
         figures_column("wraps", map(wraps_words, absents), justify="left"),
         right("hosts", lambda one: one.num_hosts),
     ]
-    return tabulated(_fitting(columns, width), width=width)
+    return _table(columns)
 
 
-def _sources(rows: Sequence[Listed]) -> list[RenderableType]:
-    """Where the figures come from, and what the names of the sources stand for."""
+def _with_sources(lines: Sequence[Line], rows: Sequence[Listed]) -> tuple[Section, ...]:
+    """Lines, then where the figures come from and what the names of the sources stand for."""
     said: dict[str, None] = {}
     for row in rows:
         for what, source in row.sources:
@@ -259,19 +241,21 @@ def _sources(rows: Sequence[Listed]) -> list[RenderableType]:
             said[clean(f"{whose}: {source}")] = None
     text = " ".join(said)
     cited = [
-        (name, words) for name, words in citations().items() if re.search(rf"\b{name}\b", text)
+        (name, clean(words))
+        for name, words in citations().items()
+        if re.search(rf"\b{name}\b", text)
     ]
-    return [
-        labelled([("" if place else "sources", line) for place, line in enumerate(said)]),
-        Text(),
-        footnotes([(name, glued(clean(words))) for name, words in cited]),
-    ]
+    sources = [("" if place else "sources", line) for place, line in enumerate(said)]
+    return (
+        Section(blocks=(lines_of(*lines), lines_of(*sources))),
+        Section(blocks=(lines_of(*cited, labels="marks"),)),
+    )
 
 
 # `automesh targets --json`.
 
 
-def to_json(found: Sequence[Listed], compilers: Sequence[Compiler]) -> dict[str, Any]:
+def _facts(found: Sequence[Listed], compilers: Sequence[Compiler]) -> dict[str, Any]:
     """Targets with their facts as plain JSON values: bytes, bytes and operations per second."""
     installed = {compiler.platform: compiler.version for compiler in compilers}
     return {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from automesh import jsonio
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import StepSummary
 
@@ -114,18 +113,3 @@ class CheckedScript:
     def is_ready(self) -> bool:
         """Whether a search can begin."""
         return not self.problems
-
-
-# `automesh check-script --json`.
-
-SCHEMA = 1
-
-
-def to_json(found: CheckedScript) -> dict[str, Any]:
-    """The record as plain JSON values, by the names of its attributes, with `schema` and `ready`
-    before them: bytes are integers, a shape is a list."""
-    return {
-        "schema": SCHEMA,
-        "ready": found.is_ready,
-        **jsonio.to_json(found, CheckedScript),
-    }

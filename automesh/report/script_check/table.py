@@ -1,18 +1,19 @@
-"""`automesh check-script`: what was found out about a script, drawn to be read at a glance."""
+"""`automesh check-script`: what was found out about a script, to be read at a glance.
+
+As JSON it is the record by the names of its attributes, with `schema` and `ready` before them:
+bytes are integers, a shape is a list.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import RenderableType
-from rich.text import Text
-
+from automesh import jsonio
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
-from automesh.report.columns import Column, figures_column, fitting, text_column, widths
-from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.report.blocks.columns import KEY, Column, figures_column, text_column
+from automesh.report.blocks.nouns import KeyValues, Line, Report, Section, Table
 from automesh.report.script_check.classes import class_lines
 from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
@@ -21,12 +22,11 @@ from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
 
 _MOST_ROWS = 20
-# Before each key of a name; `norm_0..1` is one.
-_BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 # What a narrow terminal does without, in this order.
 _DROPPED = ("total", "values", "donated", "per device")
-Lines = list[tuple[str, str]]
+Lines = list[Line]
+SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,29 +76,31 @@ class _Row:
         return ", ".join(dict.fromkeys(kinds))
 
 
-def render(found: CheckedScript, *, width: int, colour: bool, show_all: bool = False) -> str:
-    """Draws what was found.
+def report_of(found: CheckedScript, *, show_all: bool = False) -> Report:
+    """What was found.
 
     Args:
-      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
-      colour: write colours as ANSI codes; the text is the same without them.
       show_all: a line for each array; else arrays that are alike share one, and only the largest
         are shown.
-
-    Returns:
-      Lines that end in a line feed.
     """
-    width = max(width, MIN_WIDTH)
-    parts: list[RenderableType] = [Text(_heading(found)), Text()]
-    if found.step is not None and found.step.arguments:
-        parts += [_arrays(found.step, width=width, show_all=show_all), Text()]
-    lines = [*_step_lines(found.step, show_all), *_space_lines(found), *_check_lines(found)]
-    if found.step is not None and found.step.classes is not None:
-        lines += class_lines(found.step.classes, show_all=show_all)
+    step = found.step
+    lines = [*_step_lines(step, show_all), *_space_lines(found), *_check_lines(found)]
+    if step is not None and step.classes is not None:
+        lines += class_lines(step.classes, show_all=show_all)
     lines += [("note", clean(text)) for text in found.notes]
-    if lines:
-        parts += [labelled(lines), Text()]
-    return draw([*parts, labelled(_verdict(found))], width=width, colour=colour)
+    return Report(
+        title=_heading(found),
+        sections=(
+            Section(blocks=(_arrays(step, show_all=show_all),) if step and step.arguments else ()),
+            Section(blocks=(KeyValues(lines=tuple(lines)),)),
+            Section(blocks=(KeyValues(lines=tuple(_verdict(found))),)),
+        ),
+        facts=lambda: {
+            "schema": SCHEMA,
+            "ready": found.is_ready,
+            **jsonio.to_json(found, CheckedScript),
+        },
+    )
 
 
 def _heading(found: CheckedScript) -> str:
@@ -108,22 +110,24 @@ def _heading(found: CheckedScript) -> str:
     return clean(f"{found.script}{where}{devices}{mesh}")
 
 
-def _arrays(step: StepSummary, *, width: int, show_all: bool) -> RenderableType:
+def _arrays(step: StepSummary, *, show_all: bool) -> Table:
     rows = _rows(_named(step.arguments), show_all=show_all)
     shown = rows if show_all else _largest(rows)
 
-    def column(name: str, cell: Callable[[_Row], str], *, most: int = 0) -> Column:
+    def column(
+        name: str, cell: Callable[[_Row], str], *, most: int = 0, of_keys: bool = False
+    ) -> Column:
         cells = [clean(cell(row)) for row in shown]
         if most:
-            return text_column(name, cells, most=most)
+            return text_column(name, cells, most=most, of_keys=of_keys)
         return figures_column(name, cells, justify="left")
 
     def figures(name: str, of: Callable[[Argument], int]) -> Column:
         return figures_column(name, [format_bytes(row.total(of)) for row in shown])
 
     columns = [
-        column("argument", lambda row: row.name, most=24),
-        column("array", lambda row: row.array, most=22),
+        column("argument", lambda row: row.name, most=24, of_keys=True),
+        column("array", lambda row: row.array, most=22, of_keys=True),
         column("split", lambda row: row.split, most=18),
         figures("per device", lambda one: one.device_bytes),
         figures("total", lambda one: one.total_bytes),
@@ -131,31 +135,12 @@ def _arrays(step: StepSummary, *, width: int, show_all: bool) -> RenderableType:
         column("values", lambda row: row.values, most=12),
     ]
     telling = [one for one in columns if one.name not in ("donated", "values") or _tells(one)]
-    kept = fitting(telling, width, _DROPPED)
-    sizes = widths(kept, width)
-    broken = [
-        replace(one, cells=tuple(_broken(cell, size) for cell in one.cells))
-        if one.name in ("argument", "array")
-        else one
-        for one, size in zip(kept, sizes, strict=True)
-    ]
-    return tabulated(broken, width=width)
+    return Table(columns=tuple(telling), dropped=_DROPPED)
 
 
 def _tells(column: Column) -> bool:
     """Whether the cells of a column are neither empty nor all the same."""
     return len(set(column.cells)) > 1
-
-
-def _broken(name: str, width: int) -> str:
-    """A name too long for its column, broken before a key."""
-    lines = [""]
-    for part in _BOUNDARY.split(name):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append(part)
-        else:
-            lines[-1] += part
-    return "\n".join(lines)
 
 
 def _named(arguments: Sequence[Argument]) -> list[Argument]:
@@ -183,7 +168,7 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
 def _parts(name: str) -> tuple[str, ...]:
     """A name as that of the argument and the keys in it."""
     end = argument_end(name)
-    return (name[:end], *filter(None, _BOUNDARY.split(name[end:])))
+    return (name[:end], *filter(None, KEY.split(name[end:])))
 
 
 def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:

@@ -16,7 +16,7 @@ from automesh.mesh.rules.tree import rules_from_tree, tree_of_rules
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.check.facts import compare
 from automesh.report.check.nouns import RuleCheck, RulesChecked
-from automesh.report.check.texts import as_junit, as_markdown, as_text
+from automesh.report.check.texts import as_junit, as_markdown
 
 THEN = ProgramFacts(
     fingerprint="a",
@@ -96,7 +96,7 @@ def sample() -> RulesChecked:
 
 def test_all_texts_say_the_same() -> None:
     checked = sample()
-    text, table = as_text(checked), as_markdown(checked)
+    text, table = checked.text(), as_markdown(checked)
     assert "3 rules: 1 hold, 1 regressed, 1 not checked" in text
     assert "3 rules: 1 hold, 1 regressed, 1 not checked" in table
     assert "appeared" in text and "gone" in text and "next: automesh explain" in text
@@ -106,6 +106,15 @@ def test_all_texts_say_the_same() -> None:
     assert suite.attrib["failures"] == "1" and suite.attrib["errors"] == "1"
     assert len(suite) == 3
     assert json.loads(json.dumps(checked.to_json()))["exit_code"] == 1
+
+
+def test_figures_stand_below_their_headings() -> None:
+    lines = sample().text().splitlines()
+    head = next(line for line in lines if line.split() == ["then", "now", "change"])
+    memory = next(line for line in lines if line.split()[:1] == ["memory"])
+    assert [head.index(word) for word in ("then", "now", "change")] == [
+        memory.index(word) for word in ("977 KiB", "1.91 MiB", "+100")
+    ]
 
 
 def test_exit_codes() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from automesh.answers import Lint
 from automesh.cost.terms import Cure, Finding
 from automesh.report.findings import RULES
 from automesh.report.lint.change import change_of
-from automesh.report.lint.json import to_json
 from automesh.report.lint.nouns import Linted, LintReport, Tried
 from automesh.report.lint.sarif import to_sarif
-from automesh.report.lint.text import render
 
 MIB = float(1 << 20)
 FOUND = Linted(
@@ -159,7 +158,7 @@ SARIF: dict[str, Any] = {
 
 
 def test_the_text_names_line_rule_cost_and_what_the_cure_saves() -> None:
-    text = render(REPORT, 80)
+    text = Lint(found=REPORT).text(width=80)
     first = "src/train.py:18: microbatch-reshape: f32[64,128,512], 8.00 MiB x 4 on a device"
     assert first in text and "over dp, 1.00 ms of a step" in text
     together = " ".join(text.split())
@@ -172,24 +171,24 @@ def test_the_text_names_line_rule_cost_and_what_the_cure_saves() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_text_fits_but_for_the_lines_that_tools_read(width: int) -> None:
-    lines = render(REPORT, width).splitlines()
+    lines = Lint(found=REPORT).text(width=width).splitlines()
     assert max(len(line) for line in lines if line.startswith(" ")) <= width
 
 
 def test_a_cure_that_costs_time_says_so() -> None:
     tried = replace(FOUND.tried, step_s=(1e-3, 2e-3), is_gone=False) if FOUND.tried else None
     report = replace(REPORT, findings=(replace(FOUND, tried=tried),))
-    together = " ".join(render(report, 100).split())
+    together = " ".join(Lint(found=report).text(width=100).split())
     assert "saves 7.50 MiB of 15.0 MiB and costs 1.00 ms of 1.00 ms (estimated); a part" in together
 
 
 def test_nothing_found_is_said() -> None:
-    text = render(replace(REPORT, findings=(), smaller=0), 80)
+    text = Lint(found=replace(REPORT, findings=(), smaller=0)).text(width=80)
     assert "found nothing" in " ".join(text.split())
 
 
 def test_json_is_strict_and_has_what_the_docstring_says() -> None:
-    data = json.loads(json.dumps(to_json(REPORT), allow_nan=False))
+    data = json.loads(json.dumps(Lint(found=REPORT).to_json(), allow_nan=False))
     first, second = data["findings"]
     assert data["schema"] == 1 and data["missing"] == [
         {"plan": "sp:8", "why": "it could not be lowered"}

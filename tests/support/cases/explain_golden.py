@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from automesh.cost.terms import Terms, Uncounted
+from automesh.report.blocks.terminal import render
 from automesh.report.explain.nouns import Explanation
-from automesh.report.explain.table import render
+from automesh.report.explain.table import report_of
 from tests.support.paths import GOLDEN
 from tests.support.samples import explain_samples as samples
 from tests.support.samples.explain_samples import monomial, total
@@ -112,7 +113,7 @@ SAMPLES: dict[str, Callable[[], Explanation]] = {
 }
 CASES: dict[str, Callable[[], str]] = {
     f"{name}_{width}": partial(
-        lambda sample, width: render(sample(), width=width, colour=False), sample, width
+        lambda sample, width: render(report_of(sample()), width=width, colour=False), sample, width
     )
     for name, sample in SAMPLES.items()
     for width in WIDTHS

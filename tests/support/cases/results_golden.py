@@ -6,10 +6,11 @@ from io import StringIO
 
 from rich.console import Console
 
+from automesh.answers import Results
+from automesh.report.blocks.terminal import render
 from automesh.report.pages.several import Several, Sought
-from automesh.report.pages.several import render as render_several
 from automesh.report.progress import PlainProgress, State, frame, with_phase
-from automesh.report.table import render
+from automesh.report.table import report_of
 from tests.support.paths import GOLDEN
 from tests.support.samples import results_samples
 
@@ -28,7 +29,7 @@ class Clock:
 
 
 def table(sample: Callable[[], object], *, width: int, colour: bool = False) -> str:
-    return render(sample(), top=5, width=width, colour=colour)
+    return render(report_of(sample(), top=5), width=width, colour=colour)
 
 
 def several(*, width: int) -> str:
@@ -43,7 +44,7 @@ def several(*, width: int) -> str:
             hint="search for more devices",
         ),
     )
-    return render_several(Several(searches=searches), width=width, colour=False)
+    return Results(found=Several(searches=searches)).text(width=width, colour=False)
 
 
 def running_state() -> State:

@@ -5,7 +5,8 @@ from functools import partial
 
 from automesh.hardware.catalogue import find_targets
 from automesh.hardware.compilers import Compiler
-from automesh.report.pages.targets import render
+from automesh.report.blocks.terminal import render
+from automesh.report.pages.targets import report_of
 from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "targets"
@@ -44,9 +45,8 @@ link_bytes_per_s = 100e9
 
 
 def table(pattern: str, *, width: int, colour: bool = False) -> str:
-    return render(
-        find_targets(pattern), pattern=pattern, compilers=COMPILERS, width=width, colour=colour
-    )
+    report = report_of(find_targets(pattern), pattern=pattern, compilers=COMPILERS)
+    return render(report, width=width, colour=colour)
 
 
 CASES: dict[str, Callable[[], str]] = {

@@ -14,8 +14,9 @@ import pytest
 import automesh
 from automesh import api
 from automesh.outcomes import Compiled, Measured
+from automesh.report.blocks.terminal import render
 from automesh.report.predicted import stage_bytes
-from automesh.report.table import render
+from automesh.report.table import report_of
 from tests.support.paths import ROOT, SCRIPTS
 
 SCRIPT = SCRIPTS / "pipelined.py"
@@ -62,7 +63,7 @@ def test_a_search_over_pipelines_ends_with_a_measured_rule(tmp_path: Path) -> No
     assert config.evidence.stage_bytes == stage_bytes(measured[0])
     study = tmp_path / "results" / Path(result.found.results_dir).name
     assert "bubble" in api.explain(study, str(best)).text(width=100)
-    said = render(api.show(study).found, top=5, width=200, colour=False)
+    said = render(report_of(api.show(study).found, top=5), width=200, colour=False)
     assert f"{len(stage_bytes(measured[0]))} stages of" in said
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from automesh.jsonio import dumps
 from automesh.mesh.rules.file import merged_rules
-from automesh.report.files.json import to_json
+from automesh.report.blocks.json import to_json
+from automesh.report.blocks.terminal import render
 from automesh.report.files.rule import rule_of
 from automesh.report.result import SearchResult
-from automesh.report.table import render
+from automesh.report.table import report_of
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.metadata import reading
 
@@ -26,10 +27,10 @@ def answer_of(question: dict[str, Any]) -> str:
     found = _read(Path(question["folder"]), str(question["storage"]))
     match question["what"]:
         case "result":
-            return dumps(to_json(found), indent=1)
+            return dumps(to_json(report_of(found, top=0)), indent=1)
         case "table":
             top, width = int(question["top"]), int(question["width"])
-            return render(found, top=top, width=width, colour=False) + "\n"
+            return render(report_of(found, top=top), width=width, colour=False) + "\n"
         case "diff":
             return _diff(found, str(question["mine"]))
         case other:
