@@ -39,9 +39,10 @@ def load(group: str, name: str, kind: type | tuple[type, ...] = object, *, what:
     points = list(installed(group).get(name, ()))
     if not points:
         known = who_offers(group, name)
-        hint = known.install if known else f"install what adds `{name}` to the group `{group}`"
+        # In one sentence: of what fails in a worker, only the message reaches the user.
+        install = known.install if known else f"install what adds it to the group `{group}`"
         said = what or f"`{name}`"
-        raise NotInstalled(f"{said} is in a plug-in that is not installed", hint=hint)
+        raise NotInstalled(f"{said} is in a plug-in that is not installed: {install}")
     if len(points) > 1:
         owners = " and ".join(sorted(map(_owner, points)))
         raise UsageError(

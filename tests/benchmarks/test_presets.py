@@ -308,6 +308,7 @@ def test_a_search_that_is_refused_leaves_its_reason(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("maxtext") is not None, reason="MaxText is installed")
+@pytest.mark.plugin("frameworks")
 def test_what_this_machine_lacks_takes_nothing_from_what_is_known(tmp_path: Path) -> None:
     """Five pairs lost their estimates to a module that was not installed."""
     book = Book.open(SMALL, tmp_path)

@@ -95,6 +95,7 @@ def test_a_record_with_an_unknown_key_is_refused(folder: Path) -> None:
         find_presets("small")
 
 
+@pytest.mark.plugin("frameworks")
 def test_the_figures_of_a_preset_stay_as_they_are(folder: Path) -> None:
     with pytest.raises(UsageError, match="comes with automesh"):
         automesh.api.check("maxtext", rules="preset:maxtext/small", update=True)
