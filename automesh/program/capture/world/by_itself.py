@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -74,7 +75,7 @@ def run_order() -> None:
     with kept_apart():
         _watch(said["file"], said["line"])
         try:
-            start(entry)
+            start(entry, ends=lambda error: _passes_through(error, said["file"], said["line"]))
         except SystemExit as ended:
             _say(Verdict(what="fails" if ended.code else "passes", error=f"exit code {ended.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
@@ -82,6 +83,12 @@ def run_order() -> None:
         else:
             _say(Verdict(what="passes"))
     _leave()
+
+
+def _passes_through(error: BaseException, file: str, line: int) -> bool:
+    """Whether an error was raised at a line, or in what that calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any((one.filename, one.lineno) == (file, line) for one in frames)
 
 
 def _in_words(error: BaseException) -> str:

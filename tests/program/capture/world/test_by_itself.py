@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from automesh.program.capture.world.by_itself import run_by_itself
+from automesh.program.capture.world.by_itself import Verdict, run_by_itself
 from automesh.program.nouns import Entry
+from automesh.program.script.notebook import cell_name
 
 # Script -> the line at which it failed, and what it does by itself.
 SCRIPTS = {
@@ -46,3 +48,14 @@ def test_a_statement_over_several_lines_is_passed_when_it_is_done(
     entry = Entry(kind="script", location=str(script))
     verdict = run_by_itself(entry, str(script), line, limit_s=120)
     assert verdict.what == what
+
+
+def test_of_a_notebook_nothing_is_run_after_the_cell_that_fails(tmp_path: Path) -> None:
+    """Else a long cell after it would use the time up, and nobody knew."""
+    path = tmp_path / "train.ipynb"
+    sources = ["x = 1\nraise ValueError('no')", "import time\ntime.sleep(100)"]
+    cells = [{"cell_type": "code", "source": source} for source in sources]
+    path.write_text(json.dumps({"cells": cells}))
+    entry = Entry(kind="script", location=str(path))
+    verdict = run_by_itself(entry, cell_name(path, 1), 2, limit_s=20)
+    assert verdict == Verdict(what="fails", error="ValueError: no")
