@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from automesh.cli.options import ScriptArgs, read_option
+from automesh.cli.options import ScriptArgs, read_option, reads
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.jsonio import dumps
 from automesh.texts.user_text import check_text, user_path
@@ -51,20 +51,21 @@ SERVER_OPTION = """Address of the service; by default AUTOMESH_SERVER, else a se
 machine."""
 
 
-def submit(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitGiven:
+    """What `automesh submit` was given; `automesh search --server` gives a part of it."""
+
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
-    ],
-    script_args: ScriptArgs = None,
-    server: Annotated[
-        str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)
-    ] = "",
+    ]
+    script_args: ScriptArgs = None
+    server: Annotated[str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)] = ""
     folder: Annotated[
         str,
         typer.Option(
             metavar="DIR", help="What is sent; by default the script's own.", show_default=False
         ),
-    ] = "",
+    ] = ""
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,16 +73,16 @@ def submit(
             help="As for `search`; local is what the host has that runs it.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     space: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="A search space, or a TOML file in the folder.", show_default=False
         ),
-    ] = "",
+    ] = ""
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="For each run of the search: 90s, 10m, 1.5h.")
-    ] = "10m",
+    ] = "10m"
     need: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,14 +90,14 @@ def submit(
             help="What its host must have, as its agent says: gpu-h100-8; may be given again.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="As for `search`.", show_default=False),
-    ] = None,
+    ] = None
     baseline: Annotated[
         str, typer.Option(metavar="MESH", help="As for `search`.", show_default=False)
-    ] = "",
+    ] = ""
     rules: Annotated[
         Path | None,
         typer.Option(
@@ -104,49 +105,27 @@ def submit(
             help="Where the rule goes; by default mesh_rules.toml beside the script.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     detach: Annotated[
         bool, typer.Option("--detach", help="Do not wait for the end; print its number.")
-    ] = False,
+    ] = False
     new: Annotated[
         bool, typer.Option("--new", help="Make another submission of the same search.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    asked = Asked(
-        script=script,
-        args=tuple(script_args or ()),
-        server=server,
-        folder=folder,
-        targets=tuple(target or ["local"]),
-        space=space,
-        budget=budget,
-        top=top or 0,
-        baseline=baseline,
-        rules=rules,
-        needs=tuple(need or ()),
-    )
-    submit_and_follow(asked, is_detached=detach, is_new=new, as_json=as_json)
+    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Each gets a rule."""
+        return tuple(self.target or ["local"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a user asks of a service, as options say it."""
-
-    script: str
-    args: tuple[str, ...]
-    server: str
-    folder: str
-    targets: tuple[str, ...]
-    space: str
-    budget: str
-    top: int
-    baseline: str
-    rules: Path | None
-    needs: tuple[str, ...] = ()
+@reads(SubmitGiven)
+def submit(given: SubmitGiven) -> None:
+    submit_and_follow(given)
 
 
-def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool) -> None:
+def submit_and_follow(asked: SubmitGiven) -> None:
     """What `automesh submit` does, and `automesh search --server`."""
     from automesh.remote.client import open_server
     from automesh.remote.submit import follow, submit
@@ -158,16 +137,16 @@ def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json:
     service, path = read_option("--server", lambda url: open_server(url, _say), address)
     if path:
         raise UsageError(f"--server: `{address}` has a path behind the address of the service")
-    taken = submit(service, order, folder, rules=rules, is_new=is_new)
+    taken = submit(service, order, folder, rules=rules, is_new=asked.new)
     known = ", which was there already" if taken.is_known else ""
     _say(f"submission {taken.number}{known}: {service.url}/submissions/{taken.number}")
-    if is_detached:
+    if asked.detach:
         sys.stdout.write(f"{taken.number}\n")
         return
-    _finish(service, follow(service, taken.number, _say), asked, rules, as_json=as_json)
+    _finish(service, follow(service, taken.number, _say), asked, rules)
 
 
-def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json: bool) -> None:
+def _finish(service: Server, ended: Ended, asked: SubmitGiven, rules: Path) -> None:
     """Prints what a submission has found, and takes its rules.
 
     Raises:
@@ -177,7 +156,7 @@ def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json
     from automesh.remote.submit import result_json, tables, take_rules
 
     studies = ended.studies
-    if as_json:
+    if asked.json:
         found = result_json(service, studies)
         sys.stdout.write(dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
     else:
@@ -194,7 +173,7 @@ def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json
             raise UsageError(f"the submission ended as {state}: {ended.said}")
 
 
-def _order(asked: Asked) -> tuple[Order, Path]:
+def _order(asked: SubmitGiven) -> tuple[Order, Path]:
     from automesh.remote.submit import order_for
     from automesh.submissions.order import Order, check_label
     from automesh.units import parse_duration
@@ -203,23 +182,23 @@ def _order(asked: Asked) -> tuple[Order, Path]:
         ("--target", asked.targets),
         ("--baseline", (asked.baseline,)),
         ("--space", (asked.space,)),
-        ("-- ARGS", asked.args),
+        ("-- ARGS", asked.script_args or ()),
     ):
         for text in texts:
             read_option(option, check_text, text)
-    for text in asked.needs:
+    for text in asked.need or ():
         read_option("--need", check_label, text)
     read_option("--budget", parse_duration, asked.budget)
     if asked.folder:
         read_option("--folder", user_path, asked.folder)
     order = Order(
         entry="",
-        args=asked.args,
+        args=tuple(asked.script_args or ()),
         targets=asked.targets,
         budget=asked.budget,
         baseline=asked.baseline,
-        top=asked.top,
-        needs=asked.needs,
+        top=asked.top or 0,
+        needs=tuple(asked.need or ()),
     )
     return order_for(asked.script, order, folder=asked.folder, space=asked.space)
 
