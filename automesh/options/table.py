@@ -20,8 +20,11 @@ from automesh.options.option import (
     NUMBER,
     NUMBER_OR_NONE,
     SIZE,
+    SPACE,
+    SPLITS,
     TEXT,
     TEXTS,
+    TIMES,
     Option,
 )
 
@@ -58,7 +61,7 @@ _OF_ALL = (
     ),
     Option(
         name="step_time",
-        value=TEXT,
+        value=TIMES,
         metavar="SOURCE",
         help="Of a --command: `capture` (by default) times its jitted step inside of its Python; "
         "`jsonl:FILE` or `jsonl:FILE:KEY` reads a file of JSON lines that it writes; "
@@ -67,26 +70,34 @@ _OF_ALL = (
         doc="of a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or "
         "`regex:PATTERN`.",
         searches="command",
+        group="command",
+        field="source",
     ),
     Option(
         name="skip_steps",
         value=NUMBER_OR_NONE,
         metavar="N",
+        otherwise=2,
         least=0,
         help="Of a --command: first steps that do not count, as they compile and warm up; by "
         "default 2.",
         doc="of a command: first steps that do not count; by default 2.",
         searches="command",
+        group="command",
+        field="skip",
     ),
     Option(
         name="timed_steps",
         value=NUMBER_OR_NONE,
         metavar="N",
+        otherwise=10,
         least=1,
         help="Of a --command: steps that are timed in each run, which is then ended; by default "
         "10.",
         doc="of a command: steps that are timed in each run; by default 10.",
         searches="command",
+        group="command",
+        field="steps",
     ),
     Option(
         name="target",
@@ -96,6 +107,7 @@ _OF_ALL = (
         "that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64; cpu:N*P are P processes of N "
         "virtual ones, with DCN between them. Give it again for several: one rule each.",
         has_server=True,
+        has_order=True,
     ),
     Option(
         name="hardware",
@@ -106,11 +118,12 @@ _OF_ALL = (
         searches="build",
         field="hardware",
         is_path=True,
+        has_order=True,
         has_jobset=False,
     ),
     Option(
         name="space",
-        value=FILE,
+        value=SPACE,
         metavar="NAME",
         help="Search space: auto (by default), dense_lm, moe_lm, long_context, "
         "dense_lm_pipeline, moe_lm_pipeline, or a TOML file; of a --command by default the "
@@ -119,6 +132,7 @@ _OF_ALL = (
         "file; by default `auto`, of a command the axes that it names.",
         field="space",
         has_server=True,
+        has_order=True,
     ),
     Option(
         name="step",
@@ -128,10 +142,11 @@ _OF_ALL = (
         doc="of a script without `build`, the jitted function that is its training step.",
         searches="build",
         field="step",
+        has_order=True,
     ),
     Option(
         name="split",
-        value=TEXTS,
+        value=SPLITS,
         metavar="AXIS=A,B",
         help="For a script without `build`: search an axis of its mesh as several. data=dp,fsdp "
         "splits over dp and fsdp what the script splits over data, and over fsdp also the "
@@ -140,6 +155,7 @@ _OF_ALL = (
         "fsdp splits the parameters, too, that the script leaves whole over `data`.",
         searches="build",
         field="splits",
+        has_order=True,
     ),
     Option(
         name="infer",
@@ -162,6 +178,7 @@ _OF_ALL = (
         doc="time for the search, as `90s`, `10m`, `1.5h`.",
         field="budget_s",
         has_server=True,
+        has_order=True,
     ),
     Option(
         name="top",
@@ -174,6 +191,7 @@ _OF_ALL = (
         "devices that are not here (by default 10).",
         field="top",
         has_server=True,
+        has_order=True,
     ),
     Option(
         name="baseline",
@@ -184,6 +202,7 @@ _OF_ALL = (
         doc="the mesh in use today, such as `dp:8`; by default the workload's own.",
         field="baseline",
         has_server=True,
+        has_order=True,
     ),
     Option(
         name="rules",
@@ -239,6 +258,7 @@ _OF_ALL = (
         "on top in which others had the cores.",
         doc="limit for one compile, one visit of a mesh, or one run of a command.",
         field="timeout_s",
+        has_order=True,
     ),
     Option(
         name="worker_memory",
@@ -257,6 +277,7 @@ _OF_ALL = (
         doc="memory of a device that plans leave free, as `1GiB` or `5%`.",
         searches="build",
         field="reserve",
+        has_order=True,
     ),
     Option(
         name="xla",
@@ -268,6 +289,7 @@ _OF_ALL = (
         "option to the compiler.",
         searches="build",
         field="xla",
+        has_order=True,
     ),
     Option(
         name="dry_run",
@@ -326,6 +348,7 @@ HOSTS = (
         help="Processes that each host has, which share its GPUs evenly; by default 1, and of "
         "cpu:N*P what --hosts leaves.",
         doc="that each host has, with a share of its GPUs each; by default 1.",
+        searches="build",
         field="processes_per_host",
     ),
     Option(

@@ -18,7 +18,14 @@ from automesh.hardware.reserve import parse_reserve
 from automesh.launch.cluster import ALONE, Cluster, ClusterOptions, cluster_of
 from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
-from automesh.options.option import read_values
+from automesh.options.option import (
+    COMPILER_OPTIONS,
+    MESH,
+    NEW_FILE,
+    SPACE,
+    SPLITS,
+    read_values,
+)
 from automesh.options.table import BY_NAME, SEARCH
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
@@ -204,11 +211,11 @@ def read_request(
         options,
         spelled,
         special={
-            "space": lambda given: str(given) or _usual_space(subject),
-            "split": lambda given: parse_splits(given or ()),
-            "baseline": partial(read_baseline, target=targets[0] if len(targets) == 1 else ""),
-            "rules": lambda given: _rules(subject, given),
-            "xla": _compiler_options,
+            SPACE: lambda given: str(given) or _usual_space(subject),
+            SPLITS: lambda given: parse_splits(given or ()),
+            MESH: partial(read_baseline, target=targets[0] if len(targets) == 1 else ""),
+            NEW_FILE: lambda given: _rules(subject, given),
+            COMPILER_OPTIONS: _compiler_options,
         },
     )
     return SearchRequest(
@@ -303,12 +310,7 @@ def _subject(
     build: str | Path | Callable[..., Any] | None, options: SearchOptions
 ) -> Entry | TimedCommand:
     if build is None:
-        return read_command(
-            options.get("command", ""),
-            step_time=options.get("step_time", ""),
-            skip_steps=options.get("skip_steps"),
-            timed_steps=options.get("timed_steps"),
-        )
+        return read_command(options.get("command", ""), options)
     if isinstance(build, str | Path):
         return parse_entry(str(build), options.get("args", ()))
     return pickle_entry(build, folder_until_exit("build") / "build.pickle")
