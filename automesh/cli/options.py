@@ -50,8 +50,8 @@ def parameter(option: Option) -> Any:
 
 
 def takes(options: Sequence[Option]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Lets a command's function, which has `**typed`, take options of the table behind its own
-    parameters; a list that nobody gave is empty."""
+    """Makes a command of a function with `**given`: Typer sees its own parameters, then the options
+    of the table, whose values arrive in `given`; a list that nobody gave is empty."""
 
     def taking(function: Callable[..., None]) -> Callable[..., None]:
         def command(**typed: Any) -> None:
@@ -83,8 +83,8 @@ def takes(options: Sequence[Option]) -> Callable[[Callable[..., None]], Callable
 
 
 def reads(given: type[_Given]) -> Callable[[Callable[[_Given], None]], Callable[..., None]]:
-    """Lets a command's function take one record of all that it was given: the fields of a dataclass
-    are the command's arguments and options, as Typer's parameters are."""
+    """Makes a command of a function that takes one record of what was given: the fields of the
+    dataclass are the command's arguments and options, annotated as parameters are for Typer."""
 
     def reading(function: Callable[[_Given], None]) -> Callable[..., None]:
         def command(**typed: Any) -> None:
@@ -114,7 +114,7 @@ def _with_signature(
     return command
 
 
-# What several commands have. What `search` has as well, and means alike, is of the table.
+# Options of several commands. Those that mean the same in `search` come from the table.
 Script = Annotated[
     str | None, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
 ]

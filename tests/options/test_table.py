@@ -12,12 +12,10 @@ from typing import Any, cast, get_type_hints
 import pytest
 
 from automesh import api
-from automesh.cli.service.submit import SubmitGiven
 from automesh.errors import UsageError
 from automesh.launch.cluster import Cluster, ClusterOptions
 from automesh.options.option import Option, described, read_values
 from automesh.options.table import BY_NAME, HOSTS, SEARCH
-from automesh.submissions.order import Order, words_of
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
 from tests.support.paths import ROOT
@@ -162,22 +160,6 @@ def test_a_docstring_gets_what_each_option_means() -> None:
     assert "  reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.\n" in doc
     assert "options: all" not in doc and doc.endswith("  more: something else.")
     assert max(map(len, (api.search.__doc__ or "").splitlines())) <= 100
-
-
-def test_what_a_service_is_given_is_what_it_takes() -> None:
-    own = {one.name for one in dataclasses.fields(SubmitGiven)}
-    assert {option.name for option in SEARCH if option.has_server} <= own
-    orders = {one.name for one in dataclasses.fields(Order)} - {"entry", "args", "needs", "targets"}
-    assert {option.name for option in SEARCH if option.has_order} - {"target"} == orders
-
-
-def test_a_service_runs_what_its_order_says(tmp_path: Path) -> None:
-    order = Order(entry="train.py", targets=("cpu:2", "cpu:4"), xla=("a=1",), top=2, step="-x")
-    words = words_of(order, tmp_path)
-    assert words[words.index("train.py") : -3] == [
-        "train.py", "--target=cpu:2", "--target=cpu:4", "--step=-x", "--budget=10m", "--top=2",
-        "--xla=a=1",
-    ]  # fmt: skip
 
 
 # Names that nothing else in the package has.
