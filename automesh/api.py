@@ -25,6 +25,8 @@ from automesh.launch.cluster import ClusterOptions
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.mesh.rules.shipped import is_preset, rules_path
+from automesh.options.option import described
+from automesh.options.table import SEARCH
 from automesh.platforms import COMPILED_ABSENT
 from automesh.program.nouns import Entry
 from automesh.program.script.started import words_of
@@ -98,6 +100,7 @@ def search(
 ) -> Results: ...
 
 
+@described(SEARCH)
 def search(
     build: str | Path | Callable[..., Any] | None = None,
     *,
@@ -111,49 +114,10 @@ def search(
       build: `train.py`, `train.py:make_step`, `package.module:function`, `train.ipynb`,
         `-m package.train` for what is run by `python -m`, `--entry NAME` for a console script, or
         the function itself.
-      command: instead of `build`: what to run for each mesh, `python train.py --fsdp {fsdp}`; see
-        `automesh search --help`.
-      step_time: of a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or
-        `regex:PATTERN`.
-      skip_steps: of a command: first steps that do not count; by default 2.
-      timed_steps: of a command: steps that are timed in each run; by default 10.
       target: `local` (the attached devices), `cpu:N` (virtual), `cpu:N*P` (P processes of N virtual
         ones, with DCN between them), or devices that are not here, such as `tpu-v5p-128` or
         `gpu-h100-64`; a list of them gives `Results`, with one rule each.
-      hardware: TOML file with clusters of your own, each a target by its name.
-      space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file;
-        by default `auto`, of a command the axes that it names.
-      step: of a script without `build`, the jitted function that is its training step.
-      split: of a script without `build`, axes of its mesh to search as several, `data=dp,fsdp`:
-        fsdp splits the parameters, too, that the script leaves whole over `data`.
-      infer: the script makes no mesh: how its arrays are split is searched, too, as it is for every
-        such script; one that makes a mesh is refused.
-      budget: time for the search, as `90s`, `10m`, `1.5h`.
-      top: finalists of one race (by default 8, of a command 4), or plans to compile for devices
-        that are not here (by default 10).
-      baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
-      args: the script's own arguments.
-      rules: rule file to merge the winner into; by default beside the script, for a function none,
-        for a command `mesh_rules.toml` in the working directory.
-      results: folder for the study.
-      storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
-      workers: compiles side by side; 0 for as many as fit.
-      timeout: limit for one compile, one visit of a mesh, or one run of a command.
-      worker_memory: limit for one worker, as `8GiB`; by default its share of what is free.
-      reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.
-      xla: compiler options by name, with the value or the values to try; `default` leaves an option
-        to the compiler.
-      dry_run: rank the meshes by estimate, or say what a command would be, and stop.
-      new: start another study instead of resuming.
-      launch: what starts the agents of a search on several hosts: `slurm`, `ray`, or `local`, all
-        of them on this one; see docs/clusters.md.
-      hosts: each with an agent; by default one for each process of the target.
-      processes_per_host: that each host has, with a share of its GPUs each; by default 1.
-      listen: address of this host that agents dial, such as `10.0.0.1:8600`.
-      wait: how long to wait for the agents, such as `5m`.
-      certificate: PEM file, for an encrypted channel to the agents.
-      key: PEM file with the key to the certificate.
-      ca: PEM file with what agents trust that are started for you.
+      options: of `SearchOptions`; help(automesh.search) and docs/api say what each means.
       progress: where to report to; by default nowhere.
 
     Raises:
@@ -256,8 +220,8 @@ def write_jobset(
         raise UsageError("a JobSet searches a script with `build`, named on the command line")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
     pods = jobset.pods_of(target, request.cluster)
+    here = [option.word for option in SEARCH if not option.has_jobset]
     # There the devices are attached: `local` finds them. Virtual ones have to be named.
-    here = ("launch", "image", "volume", "write", "apply", "hosts", "listen", "wait", "hardware")
     words = request.again.without(*here, *(["target"] if target.absent else [])).words
     path = user_path(file)
     name = jobset.name_of(request.again.script)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from collections.abc import Iterator
 
 import grimp
 import pytest
@@ -13,6 +15,7 @@ from tests.support.plugins import WITHOUT, is_installed
 PACKAGES = [ROOT / "automesh", *(ROOT / "plugins" / name / f"automesh_{name}" for name in WITHOUT)]
 _GENERATED = ("hlo_pb2.py",)
 _MOST_MODULES = 15
+_MOST_PARAMETERS = 12
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +53,24 @@ def test_every_folder_of_modules_says_what_it_is_for() -> None:
     for package in PACKAGES:
         for init in package.rglob("__init__.py"):
             assert init.read_text().startswith('"""'), init
+
+
+def test_no_function_takes_more_parameters_than_a_reader_can_follow() -> None:
+    """A command takes one record of what was given: see `automesh.cli.options.reads`."""
+    longest = {
+        f"{path.relative_to(ROOT)}: {name}": count
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if path.name not in _GENERATED
+        for name, count in _signatures(path.read_text(encoding="utf-8"))
+        if count > _MOST_PARAMETERS
+    }
+    assert longest == {}
+
+
+def _signatures(source: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = node.args
+            named = len([*own.posonlyargs, *own.args, *own.kwonlyargs])
+            yield node.name, named + bool(own.vararg) + bool(own.kwarg)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from automesh.cli.options import (
-    Ca,
-    Certificate,
-    Hosts,
-    Key,
-    Listen,
-    ProcessesPerHost,
-    Wait,
-    print_report,
-    spelled,
-)
+from automesh.cli.options import print_report, spelled, takes
 from automesh.errors import Interrupted
+from automesh.options.table import HOSTS
+
+if TYPE_CHECKING:
+    from automesh.launch.cluster import ClusterOptions
 
 HELP = """Measure the devices, so that searches estimate with their real speeds instead
 of a data sheet's.
@@ -51,6 +46,10 @@ to try it. Without it, and with --listen, start `automesh agent` on each host.""
 _TARGET = "Devices to measure: local, cpu:N, or cpu:N*P in P processes."
 
 
+_HOSTS = tuple(replace(one, help=_LAUNCH) if one.name == "launch" else one for one in HOSTS)
+
+
+@takes(_HOSTS)
 def calibrate(
     target: Annotated[str, typer.Option(metavar="NAME", help=_TARGET)] = "local",
     out: Annotated[
@@ -65,30 +64,13 @@ def calibrate(
         str, typer.Option(metavar="TIME", help="For measuring: 30s, 5m; the rest is left out.")
     ] = "60s",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
-    launch: Annotated[str, typer.Option(metavar="NAME", help=_LAUNCH, show_default=False)] = "",
-    hosts: Hosts = 0,
-    processes_per_host: ProcessesPerHost = 0,
-    listen: Listen = "",
-    wait: Wait = "",
-    certificate: Certificate = "",
-    key: Key = "",
-    ca: Ca = "",
+    **hosts: Unpack[ClusterOptions],
 ) -> None:
     from automesh import api
     from automesh.tuner.calibration import read_calibration
 
-    options = api.ClusterOptions(
-        launch=launch,
-        hosts=hosts,
-        processes_per_host=processes_per_host,
-        listen=listen,
-        wait=wait,
-        certificate=certificate,
-        key=key,
-        ca=ca,
-    )
     request = api.join_processes(
-        read_calibration(target, out=out, budget=budget, hosts=options, spelled=spelled)
+        read_calibration(target, out=out, budget=budget, hosts=hosts, spelled=spelled)
     )
     if request is None:
         return

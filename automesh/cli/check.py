@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import Hardware, ScriptArgs, print_report, read_option
+from automesh.cli.options import (
+    AllAsJson,
+    Hardware,
+    ScriptArgs,
+    Step,
+    print_report,
+    read_option,
+    reads,
+)
 from automesh.errors import UsageError
 
 HELP = """Compile today's step of SCRIPT for every rule of its mesh_rules.toml, and compare it with
@@ -32,12 +41,15 @@ Exit codes:
 """
 
 
-def check(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckGiven:
+    """What `automesh check` was given."""
+
     script: Annotated[
         str,
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
-    ],
-    script_args: ScriptArgs = None,
+    ]
+    script_args: ScriptArgs = None
     rules: Annotated[
         Path | None,
         typer.Option(
@@ -45,11 +57,11 @@ def check(
             help="The rules; by default mesh_rules.toml beside the script.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     select: Annotated[
         list[str] | None,
         typer.Option(metavar="TARGET", help="Check its rule alone. May be given again."),
-    ] = None,
+    ] = None
     against: Annotated[
         str,
         typer.Option(
@@ -57,31 +69,32 @@ def check(
             help="Compare with the script as it is in this commit, tag or branch.",
             show_default=False,
         ),
-    ] = "",
-    hardware: Hardware = "",
-    step: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
-    ] = "",
-    memory: Annotated[str, typer.Option(metavar="P%", help="Bound of memory.")] = "5%",
-    flops: Annotated[str, typer.Option(metavar="P%", help="Bound of FLOPs.")] = "1%",
-    collectives: Annotated[str, typer.Option(metavar="P%", help="Bound of bytes sent.")] = "2%",
-    time: Annotated[str, typer.Option(metavar="P%", help="Bound of the predicted time.")] = "10%",
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Limit for one compile.")] = "10m",
+    ] = ""
+    hardware: Hardware = ""
+    step: Step = ""
+    memory: Annotated[str, typer.Option(metavar="P%", help="Bound of memory.")] = "5%"
+    flops: Annotated[str, typer.Option(metavar="P%", help="Bound of FLOPs.")] = "1%"
+    collectives: Annotated[str, typer.Option(metavar="P%", help="Bound of bytes sent.")] = "2%"
+    time: Annotated[str, typer.Option(metavar="P%", help="Bound of the predicted time.")] = "10%"
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Limit for one compile.")] = "10m"
     update: Annotated[
         bool, typer.Option("--update", help="Write the figures of today into the rules.")
-    ] = False,
+    ] = False
     junit: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write JUnit XML, too.", show_default=False),
-    ] = None,
+    ] = None
     markdown: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Write a table for a pull request, too.", show_default=False
         ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-) -> None:
+    ] = None
+    json: AllAsJson = False
+
+
+@reads(CheckGiven)
+def check(given: CheckGiven) -> None:
     from automesh import api
     from automesh.files import write_whole
     from automesh.report.check.facts import Bounds
@@ -89,33 +102,33 @@ def check(
     from automesh.texts.user_text import user_path
 
     bounds = Bounds(
-        memory=read_option("--memory", parse_share, memory),
-        flops=read_option("--flops", parse_share, flops),
-        collectives=read_option("--collectives", parse_share, collectives),
-        time=read_option("--time", parse_share, time),
+        memory=read_option("--memory", parse_share, given.memory),
+        flops=read_option("--flops", parse_share, given.flops),
+        collectives=read_option("--collectives", parse_share, given.collectives),
+        time=read_option("--time", parse_share, given.time),
     )
     # Before minutes of work that could not be written.
     written = [
         (user_path(path), text)
-        for path, text in ((junit, as_junit), (markdown, as_markdown))
+        for path, text in ((given.junit, as_junit), (given.markdown, as_markdown))
         if path is not None
     ]
     checked = api.check(
-        script,
-        rules=rules,
-        select=select or [],
-        against=against,
-        args=script_args or [],
-        hardware=hardware,
-        step=step,
-        timeout=timeout,
+        given.script,
+        rules=given.rules,
+        select=given.select or [],
+        against=given.against,
+        args=given.script_args or [],
+        hardware=given.hardware,
+        step=given.step,
+        timeout=given.timeout,
         bounds=bounds,
-        update=update,
+        update=given.update,
         progress=api.progress_on_stderr(),
     )
     for path, text in written:
         write_whole(path, text(checked))
-    print_report(checked.to_report(), as_json=as_json)
+    print_report(checked.to_report(), as_json=given.json)
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from automesh.cli.options import (
+    AllAsJson,
+    Baseline,
     Entry,
     Hardware,
     Module,
+    Script,
     ScriptArgs,
+    Space,
+    Split,
+    Step,
+    Target,
     named,
     print_report,
     read_option,
+    reads,
 )
 from automesh.errors import UsageError
 
@@ -40,56 +49,50 @@ Exit codes:
 """
 
 
-def check_script(
-    script: Annotated[
-        str | None,
-        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
-    ] = None,
-    script_args: ScriptArgs = None,
-    module: Module = "",
-    entry: Entry = "",
-    target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
-    hardware: Hardware = "",
-    space: Annotated[
-        str, typer.Option(metavar="NAME", help="Search space, as in search.")
-    ] = "auto",
-    step: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
-    ] = "",
-    split: Annotated[
-        list[str] | None,
-        typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
-    ] = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")
-    ] = "",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckScriptGiven:
+    """What `automesh check-script` was given."""
+
+    script: Script = None
+    script_args: ScriptArgs = None
+    module: Module = ""
+    entry: Entry = ""
+    target: Target = "local"
+    hardware: Hardware = ""
+    space: Space = "auto"
+    step: Step = ""
+    split: Split = None
+    baseline: Baseline = ""
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Limit for calling build and tracing once.")
-    ] = "2m",
+    ] = "2m"
     show_all: Annotated[
         bool, typer.Option("--all", help="A line for each array, however many there are.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-) -> None:
+    ] = False
+    json: AllAsJson = False
+
+
+@reads(CheckScriptGiven)
+def check_script(given: CheckScriptGiven) -> None:
     from automesh import api
     from automesh.units import parse_duration
 
-    read_option("--timeout", parse_duration, timeout)
-    script, script_args = named(script, module, entry, script_args)
+    read_option("--timeout", parse_duration, given.timeout)
+    script, args = named(given.script, given.module, given.entry, given.script_args)
     if script is None:
         raise UsageError("no script is given", hint="`automesh check-script train.py`")
     check = api.check_script(
         script,
-        target=target,
-        hardware=hardware,
-        space=space,
-        baseline=baseline,
-        step=step,
-        split=split or [],
-        args=script_args or [],
-        timeout=timeout,
+        target=given.target,
+        hardware=given.hardware,
+        space=given.space,
+        baseline=given.baseline,
+        step=given.step,
+        split=given.split or [],
+        args=args or [],
+        timeout=given.timeout,
         progress=api.progress_on_stderr(),
     )
-    print_report(check.to_report(show_all=show_all), as_json=as_json)
+    print_report(check.to_report(show_all=given.show_all), as_json=given.json)
     if not check.is_ready:
         raise typer.Exit(1)

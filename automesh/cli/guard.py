@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
+from automesh.options.table import SEARCH
 from automesh.texts.storage_url import masked, secrets_among, typeable
 from automesh.texts.streams import open_streams, unwritten
 from automesh.texts.terminal import clean
@@ -91,7 +92,8 @@ def typed() -> list[str]:
     """The command to go on with: what was typed, without what would begin anew."""
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
-    kept = [word for word in ours if word != "--new"]
+    anew = [f"--{option.word}" for option in SEARCH if not option.has_resume]
+    kept = [word for word in ours if word not in anew]
     return ["automesh", *kept, *words[len(ours) :]]
 
 

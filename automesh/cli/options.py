@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
 from automesh.errors import UsageError
 from automesh.jsonio import dumps
+from automesh.options.option import Option
+from automesh.options.table import BY_NAME
 from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
@@ -17,30 +21,126 @@ if TYPE_CHECKING:
     from automesh.report.blocks.nouns import Report
 
 _T = TypeVar("_T")
+_Given = TypeVar("_Given")
 
+
+def with_notice(storage: str) -> str:
+    """A storage as it was given; says so on stderr if everybody on this machine can read its
+    password."""
+    if has_secret(storage):
+        sys.stderr.write(
+            "note: other users of this machine can read the password in --storage, for example "
+            f"with `ps`: leave it out and set {PASSWORD} (see `automesh search --help`)\n"
+        )
+    return storage
+
+
+def parameter(option: Option) -> Any:
+    """How Typer reads an option of the table."""
+    if option.is_argument:
+        return typer.Argument(metavar=option.metavar, help=option.help)
+    words = [f"--{option.word}", *([f"-{option.short}"] if option.short else [])]
+    return typer.Option(
+        *words,
+        metavar=option.metavar or None,
+        min=option.least,
+        help=option.help,
+        show_default=option.shows_default,
+        callback=with_notice if option.has_secret else None,
+    )
+
+
+def takes(options: Sequence[Option]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function with `**given`: Typer sees its own parameters, then the options
+    of the table, whose values arrive in `given`; a list that nobody gave is empty."""
+
+    def taking(function: Callable[..., None]) -> Callable[..., None]:
+        def command(**typed: Any) -> None:
+            for option in options:
+                if option.value.is_list:
+                    typed[option.name] = typed[option.name] or []
+            function(**typed)
+
+        (rest,) = (
+            name
+            for name, one in inspect.signature(function).parameters.items()
+            if one.kind is one.VAR_KEYWORD
+        )
+        # The type of `**given` is for type checkers alone: its name is not known here.
+        function.__annotations__.pop(rest, None)
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        read = [
+            inspect.Parameter(
+                option.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=option.usual,
+                annotation=Annotated[option.value.typed, parameter(option)],
+            )
+            for option in options
+        ]
+        return _with_signature(command, [*(one for one in own if one.name != rest), *read])
+
+    return taking
+
+
+def reads(given: type[_Given]) -> Callable[[Callable[[_Given], None]], Callable[..., None]]:
+    """Makes a command of a function that takes one record of what was given: the fields of the
+    dataclass are the command's arguments and options, annotated as parameters are for Typer."""
+
+    def reading(function: Callable[[_Given], None]) -> Callable[..., None]:
+        def command(**typed: Any) -> None:
+            function(given(**typed))
+
+        hints = get_type_hints(given, include_extras=True)
+        parameters = [
+            inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if one.default is MISSING else one.default,
+                annotation=hints[one.name],
+            )
+            for one in fields(cast(Any, given))
+        ]
+        return _with_signature(command, parameters)
+
+    return reading
+
+
+def _with_signature(
+    command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    # Typer reads the signature for what there is, and the annotations of the function beside it.
+    command.__annotations__ = {}
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+    return command
+
+
+# Options of several commands. Those that mean the same in `search` come from the table.
+Script = Annotated[
+    str | None, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
+]
+ScriptArgs = Annotated[list[str] | None, parameter(BY_NAME["args"])]
+Module = Annotated[str, parameter(BY_NAME["module"])]
+Entry = Annotated[str, parameter(BY_NAME["entry"])]
+Verbose = Annotated[bool, parameter(BY_NAME["verbose"])]
+Target = Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")]
 Hardware = Annotated[str, typer.Option(metavar="FILE", help="TOML file with clusters of your own.")]
-ScriptArgs = Annotated[
+Space = Annotated[str, typer.Option(metavar="NAME", help="Search space, as in search.")]
+Step = Annotated[
+    str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
+]
+Split = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
+    typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
 ]
-
-
-Module = Annotated[
+Baseline = Annotated[str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")]
+AllAsJson = Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")]
+StorageOfSearch = Annotated[
     str,
     typer.Option(
-        "--module",
-        "-m",
-        metavar="NAME",
-        help="Instead of SCRIPT: a module that is run as by `python -m`.",
-        show_default=False,
-    ),
-]
-Entry = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Instead of SCRIPT: a console script of an installed package.",
-        show_default=False,
+        metavar="URL",
+        callback=with_notice,
+        help="The --storage of the search, if it had one; the password as there.",
     ),
 ]
 
@@ -63,59 +163,6 @@ def named(
         )
     own = [*([] if script is None else [script]), *(args or [])]
     return (f"-m {module}" if module else f"--entry {entry}"), own
-
-
-def with_notice(storage: str) -> str:
-    """A storage as it was given; says so on stderr if everybody on this machine can read its
-    password."""
-    if has_secret(storage):
-        sys.stderr.write(
-            "note: other users of this machine can read the password in --storage, for example "
-            f"with `ps`: leave it out and set {PASSWORD} (see `automesh search --help`)\n"
-        )
-    return storage
-
-
-StorageOfSearch = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        callback=with_notice,
-        help="The --storage of the search, if it had one; the password as there.",
-    ),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        help="Say how the estimates were made, and how often a script without `build` was "
-        "started, too.",
-    ),
-]
-
-
-# Of commands that may use several hosts.
-
-_HOSTS = """Hosts, each with an agent; by default one for each process of the target."""
-_PROCESSES = """Processes that each host has, which share its GPUs evenly; by default 1, and
-of cpu:N*P what --hosts leaves."""
-_LISTEN = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
-slurm and ray by default what its name means."""
-_WAIT = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
-_CERTIFICATE = """PEM file: encrypts what search and agents say to each other, who then
-need --ca; docs/clusters.md shows how it is made."""
-_CA = """PEM file, on all hosts, by which agents check --certificate that are started for you
-(--launch, srun): of who has signed it, or that certificate itself."""
-Hosts = Annotated[int, typer.Option(metavar="N", min=0, help=_HOSTS, show_default=False)]
-ProcessesPerHost = Annotated[
-    int, typer.Option(metavar="N", min=0, help=_PROCESSES, show_default=False)
-]
-Listen = Annotated[str, typer.Option(metavar="ADDRESS", help=_LISTEN, show_default=False)]
-Wait = Annotated[str, typer.Option(metavar="TIME", help=_WAIT, show_default=False)]
-Certificate = Annotated[str, typer.Option(metavar="FILE", help=_CERTIFICATE, show_default=False)]
-Key = Annotated[str, typer.Option(metavar="FILE", help="PEM file with the key to --certificate.")]
-Ca = Annotated[str, typer.Option(metavar="FILE", help=_CA, show_default=False)]
 
 
 def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:

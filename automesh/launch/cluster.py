@@ -17,8 +17,8 @@ from automesh.launch.facts import joined_address
 from automesh.launch.launcher import Launcher
 from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
-from automesh.texts.user_text import user_path
-from automesh.units import parse_duration
+from automesh.options.option import read_values
+from automesh.options.table import HOSTS
 from automesh.worker.process import Process, StartWorker
 
 if TYPE_CHECKING:
@@ -126,27 +126,7 @@ def cluster_of(options: ClusterOptions, spelled: Callable[[str], str] = str) -> 
     Raises:
       UsageError: an option is wrong, or does not go with another.
     """
-    wait_s = 0.0
-    if wait := options.get("wait", ""):
-        try:
-            wait_s = parse_duration(wait)
-        except UsageError as error:
-            raise UsageError(f"{spelled('wait')}: {error.message}", hint=error.hint) from None
-    return Cluster(
-        launch=options.get("launch", ""),
-        hosts=options.get("hosts", 0),
-        processes_per_host=options.get("processes_per_host", 0),
-        listen=options.get("listen", ""),
-        wait_s=wait_s,
-        certificate=_file(options.get("certificate")),
-        key=_file(options.get("key")),
-        ca=_file(options.get("ca")),
-    )
-
-
-def _file(given: str | Path | None) -> str:
-    """A file as others find it who run elsewhere; empty for none."""
-    return str(user_path(given).absolute()) if given else ""
+    return Cluster(**read_values(HOSTS, options, spelled))
 
 
 def spread(target: Target, cluster: Cluster) -> Target:

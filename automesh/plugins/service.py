@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from automesh.plugins.entry_points import load
 from automesh.plugins.offered import SERVICES
@@ -15,19 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A search that a user asks of a service, as options say it."""
+    """A search that a user asks of a service.
+
+    Attributes:
+      script: its file, or what stands for one.
+      args: of the script.
+      options: values of those options of `automesh search` that a service carries, by name
+        (`has_server` in `automesh.options.table`).
+    """
 
     script: str
     args: tuple[str, ...]
-    server: str
-    folder: str
-    targets: tuple[str, ...]
-    space: str
-    budget: str
-    top: int
-    baseline: str
-    rules: Path | None
-    needs: tuple[str, ...] = ()
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,7 @@ class AskedAgent:
 class Service(Protocol):
     """What speaks to a service of automesh."""
 
-    def submit_and_follow(
-        self, asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool
-    ) -> None:
+    def submit_and_follow(self, asked: Asked) -> None:
         """Lets the service search, prints what it finds and merges its rule.
 
         Raises:

@@ -13,33 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from automesh.limits import MOST_COMMAND_CHARS
+from automesh.options.table import SEARCH
 from automesh.texts.storage_url import typeable
 
-VALUED = frozenset(
-    (
-        *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
-        *(
-            "module",
-            "entry",
-            "step",
-            "split",
-            "budget",
-            "top",
-            "baseline",
-            "rules",
-            "results",
-            "storage",
-            "workers",
-        ),
-        *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "wait"),
-        *("image", "volume", "write", "server", "processes-per-host"),
-        *("certificate", "key", "ca"),
-    )
-)
+_OPTIONS = tuple(option for option in SEARCH if not option.is_argument)
+VALUED = frozenset(option.word for option in _OPTIONS if not option.is_flag)
 """The options of `automesh search` that take a value."""
-FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new", "apply", "infer"))
+FLAGS = frozenset(option.word for option in _OPTIONS if option.is_flag)
 """Those that take none."""
-_SHORT = {"-v": "verbose", "-m": "module"}
+_SHORT = {f"-{option.short}": option.word for option in _OPTIONS if option.short}
+_BEGINS_ANEW = tuple(option.word for option in _OPTIONS if not option.has_resume)
 _PROGRAM = ("automesh", "search")
 
 
@@ -104,7 +87,7 @@ def read_words(words: Sequence[str]) -> SearchCommand | None:
         else:
             return None
     command = SearchCommand(script=script, options=tuple(options), args=tuple(args))
-    return command.without("new")
+    return command.without(*_BEGINS_ANEW)
 
 
 def read_text(text: str) -> SearchCommand | None:

@@ -10,13 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.reserve import parse_reserve
 from automesh.launch.cluster import ALONE, Cluster, ClusterOptions, cluster_of
 from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
+from automesh.options.option import (
+    COMPILER_OPTIONS,
+    MESH,
+    NEW_FILE,
+    SPACE,
+    SPLITS,
+    read_values,
+)
+from automesh.options.table import BY_NAME, SEARCH
 from automesh.plugins.framework import framework_at, framework_called, is_framework
 from automesh.plugins.offered import FRAMEWORKS, offered
 from automesh.program.capture.nouns import AxisSplit, parse_splits
@@ -32,14 +41,12 @@ from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
 from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand, read_command
-from automesh.units import parse_bytes, parse_duration
 from automesh.worker.temporary import folder_until_exit
 
 _FINALISTS = 8
 _COMMAND_FINALISTS = 4
 _COMPILED_AHEAD = 10
 _RULES = "mesh_rules.toml"
-_T = TypeVar("_T")
 
 
 def usual_top(*, is_ahead: bool, is_command: bool = False) -> int:
@@ -52,7 +59,8 @@ def usual_top(*, is_ahead: bool, is_command: bool = False) -> int:
 class SearchOptions(ClusterOptions, total=False):
     """Options of a search as a user gives them, on the command line and in Python alike.
 
-    What they mean is said in `automesh.search`; those that are left out are as usual.
+    The records of `automesh.options.table` say what they mean, help(automesh.search) prints it;
+    those that are left out are as usual.
     """
 
     command: str
@@ -78,15 +86,6 @@ class SearchOptions(ClusterOptions, total=False):
     xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str] | None
     dry_run: bool
     new: bool
-
-
-_PATHS = ("hardware", "rules", "results", "certificate", "key", "ca")
-# Options that only one of the two kinds of search has.
-_OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
-_OF_BUILDS = (
-    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "infer", "launch",
-    "hosts", "listen", "wait", "certificate", "key", "ca",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,45 +207,34 @@ def read_request(
     if top is not None and top < 1:
         raise UsageError(f"`top` is {top}; at least one finalist must be measured")
     subject, xla = _subject(build, options), options.get("xla") or ()
-    texts = [] if isinstance(xla, Mapping) else [one for one in xla if one != CURATED]
-    hardware, space = options.get("hardware", ""), options.get("space", "")
-    memory = options.get("worker_memory", "")
-
-    def read(name: str, parse: Callable[[str], _T], text: str) -> _T:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise UsageError(f"{spelled(name)}: {error.message}", hint=error.hint) from None
-
+    values = read_values(
+        (option for option in SEARCH if option.group == "search"),
+        options,
+        spelled,
+        special={
+            SPACE: lambda given: str(given) or _usual_space(subject),
+            SPLITS: lambda given: parse_splits(given or ()),
+            MESH: partial(read_baseline, target=targets[0] if len(targets) == 1 else ""),
+            NEW_FILE: lambda given: _rules(subject, given),
+            COMPILER_OPTIONS: _compiler_options,
+        },
+    )
     return SearchRequest(
         subject=subject,
         again=again,
         target=targets[0],
-        space=str(space) or _usual_space(subject),
-        budget_s=read("budget", parse_duration, options.get("budget", "10m")),
-        top=top or 0,
-        baseline=read(
-            "baseline",
-            partial(read_baseline, target=targets[0] if len(targets) == 1 else ""),
-            options.get("baseline", ""),
-        ),
-        rules=_rules(subject, options.get("rules")),
-        results=user_path(options.get("results", "results")).absolute(),
-        storage=options.get("storage", ""),
-        dry_run=options.get("dry_run", False),
-        new=options.get("new", False),
-        workers=options.get("workers", 0),
-        timeout_s=read("timeout", parse_duration, options.get("timeout", "5m")),
-        memory_limit_bytes=read("worker_memory", parse_bytes, memory) if memory else 0,
-        hardware=str(hardware),
-        reserve=options.get("reserve_hbm", ""),
-        xla=knobs_of(xla) if isinstance(xla, Mapping) else parse_options(texts),
         curated=not isinstance(xla, Mapping) and CURATED in xla,
-        step=options.get("step", ""),
-        splits=parse_splits(options.get("split", ())),
-        infer=options.get("infer", False),
         cluster=cluster_of(options, spelled),
+        **values,
     )
+
+
+def _compiler_options(
+    given: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str] | None,
+) -> tuple[Knob, ...]:
+    if isinstance(given, Mapping):
+        return knobs_of(given)
+    return parse_options(one for one in given or () if one != CURATED)
 
 
 def _check_options(
@@ -270,9 +258,12 @@ def _check_options(
             hint="`automesh search train.py`, or "
             "`automesh search --command 'python train.py --fsdp {fsdp}'`",
         )
-    others = _OF_BUILDS if command else _OF_COMMANDS
-    given = ((name, value) for name, value in options.items() if name in others)
-    wrong = next((spelled(name) for name, value in given if _is_given(name, value)), "")
+    other = "build" if command else "command"
+    given = ((BY_NAME[name], value) for name, value in options.items())
+    of_other = (
+        option for option, value in given if option.searches == other and option.is_given(value)
+    )
+    wrong = next((spelled(option.name) for option in of_other), "")
     if wrong and command:
         raise UsageError(
             f"`{wrong}` is for a step that automesh compiles, and a command is run as it is",
@@ -300,7 +291,7 @@ def _check_words(
 
     def check(name: str, value: object) -> None:
         try:
-            if name in _PATHS and value:
+            if BY_NAME[name].is_path and value:
                 user_path(str(value))
             elif isinstance(value, str):
                 check_text(value)
@@ -316,21 +307,11 @@ def _check_words(
         check(name, value)
 
 
-def _is_given(name: str, value: object) -> bool:
-    # A number of steps may be 0; whatever else is 0 or empty is as usual.
-    return value is not None if name.endswith("_steps") else bool(value)
-
-
 def _subject(
     build: str | Path | Callable[..., Any] | None, options: SearchOptions
 ) -> Entry | TimedCommand:
     if build is None:
-        return read_command(
-            options.get("command", ""),
-            step_time=options.get("step_time", ""),
-            skip_steps=options.get("skip_steps"),
-            timed_steps=options.get("timed_steps"),
-        )
+        return read_command(options.get("command", ""), options)
     if isinstance(build, str | Path):
         return parse_entry(str(build), options.get("args", ()))
     return pickle_entry(build, folder_until_exit("build") / "build.pickle")

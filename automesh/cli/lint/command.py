@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from automesh.cli.options import (
+    AllAsJson,
+    Baseline,
     Entry,
     Hardware,
     Module,
+    Script,
     ScriptArgs,
+    Space,
+    Split,
+    Step,
+    Target,
     named,
     print_report,
     read_option,
+    reads,
 )
 from automesh.errors import UsageError
 from automesh.jsonio import dumps
@@ -48,73 +57,58 @@ Exit codes:
 """
 
 
-def lint(
-    script: Annotated[
-        str | None,
-        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintGiven:
+    """What `automesh lint` was given."""
+
+    script: Script = None
     mesh: Annotated[
         str | None,
         typer.Argument(metavar="MESH", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False),
-    ] = None,
-    script_args: ScriptArgs = None,
-    module: Module = "",
-    entry: Entry = "",
+    ] = None
+    script_args: ScriptArgs = None
+    module: Module = ""
+    entry: Entry = ""
     every: Annotated[
         bool, typer.Option("--all", help="Look at all meshes, and say each finding once.")
-    ] = False,
-    target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
-    hardware: Hardware = "",
-    space: Annotated[
-        str, typer.Option(metavar="NAME", help="Search space, as in search.")
-    ] = "auto",
-    step: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
-    ] = "",
-    split: Annotated[
-        list[str] | None,
-        typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
-    ] = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")
-    ] = "",
+    ] = False
+    target: Target = "local"
+    hardware: Hardware = ""
+    space: Space = "auto"
+    step: Step = ""
+    split: Split = None
+    baseline: Baseline = ""
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Limit for calling build and propagating once.")
-    ] = "10m",
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    ] = "10m"
+    json: AllAsJson = False
     sarif: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write SARIF 2.1.0 as well.", show_default=False),
-    ] = None,
-) -> None:
+    ] = None
+
+
+@reads(LintGiven)
+def lint(given: LintGiven) -> None:
     from automesh import api
     from automesh.report.files.csv import write_text
     from automesh.units import parse_duration
 
-    read_option("--timeout", parse_duration, timeout)
-    if sarif is not None:
-        sarif = read_option("--sarif", _writable, str(sarif))
-    rest = script_args or []
-    if "--" in sys.argv and mesh is not None and _is_behind_dashes(mesh, rest):
-        mesh, rest = None, [mesh, *rest]
-    if module or entry:
-        # There is no SCRIPT: what stands in its place is the mesh.
-        script, mesh, rest = None, script, [*([] if mesh is None else [mesh]), *rest]
-    script, rest = named(script, module, entry, rest)
-    if script is None:
-        raise UsageError("no script is given", hint="`automesh lint train.py`")
+    read_option("--timeout", parse_duration, given.timeout)
+    sarif = None if given.sarif is None else read_option("--sarif", _writable, str(given.sarif))
+    script, mesh, args = _named(given)
     found = api.lint(
         script,
-        mesh or "",
-        every=every,
-        target=target,
-        hardware=hardware,
-        space=space,
-        step=step,
-        split=split or [],
-        baseline=baseline,
-        args=rest or [],
-        timeout=timeout,
+        mesh,
+        every=given.every,
+        target=given.target,
+        hardware=given.hardware,
+        space=given.space,
+        step=given.step,
+        split=given.split or [],
+        baseline=given.baseline,
+        args=args,
+        timeout=given.timeout,
         progress=api.progress_on_stderr(),
     )
     if sarif is not None:
@@ -123,9 +117,27 @@ def lint(
             sarif,
             hint=_PLACE,
         )
-    print_report(found.to_report(), as_json=as_json)
+    print_report(found.to_report(), as_json=given.json)
     if not found.is_clean:
         raise typer.Exit(1)
+
+
+def _named(given: LintGiven) -> tuple[str, str, list[str]]:
+    """What is to be looked at, on which mesh, and the script's own arguments.
+
+    Raises:
+      UsageError: no script was named, or two.
+    """
+    script, mesh, rest = given.script, given.mesh, given.script_args or []
+    if "--" in sys.argv and mesh is not None and _is_behind_dashes(mesh, rest):
+        mesh, rest = None, [mesh, *rest]
+    if given.module or given.entry:
+        # There is no SCRIPT: what stands in its place is the mesh.
+        script, mesh, rest = None, script, [*([] if mesh is None else [mesh]), *rest]
+    script, args = named(script, given.module, given.entry, rest)
+    if script is None:
+        raise UsageError("no script is given", hint="`automesh lint train.py`")
+    return script, mesh or "", args or []
 
 
 def _writable(text: str) -> Path:

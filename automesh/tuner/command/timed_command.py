@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from automesh.errors import UsageError
+from automesh.options.option import TIMES, read_values
+from automesh.options.table import SEARCH
 from automesh.tuner.command.step_times import JsonLines, Source, parse_source
 from automesh.tuner.command.template import RUN_DIR, Template, find_program, parse_template
-
-SKIP_STEPS = 2
-TIMED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +45,32 @@ class TimedCommand:
         return re.sub(r"[^A-Za-z0-9_.-]+", "_", name) or "command"
 
 
-def read_command(
-    template: str,
-    *,
-    step_time: str = "",
-    skip_steps: int | None = None,
-    timed_steps: int | None = None,
-) -> TimedCommand:
-    """Reads what is searched by a command; arguments as of `automesh.search`.
+def read_command(template: str, options: Mapping[str, Any] | None = None) -> TimedCommand:
+    """Reads what is searched by a command.
+
+    Args:
+      template: as `command` of `automesh.search`.
+      options: those of a search; the ones that only a search by a command has are read.
 
     Raises:
       UsageError: the template, the source of step times or a number is wrong, or there is no such
         program.
     """
-    skip = SKIP_STEPS if skip_steps is None else skip_steps
-    steps = TIMED_STEPS if timed_steps is None else timed_steps
-    if skip < 0:
-        raise UsageError(f"{skip} steps cannot be skipped", hint="0 counts the first one, too")
-    if steps < 1:
-        raise UsageError(f"{steps} steps cannot be timed", hint="time at least one")
+    of_commands = [option for option in SEARCH if option.group == "command"]
+    values = read_values(of_commands, options or {}, str, special={TIMES: _source})
+    if values["skip"] < 0:
+        raise UsageError(
+            f"{values['skip']} steps cannot be skipped", hint="0 counts the first one, too"
+        )
+    if values["steps"] < 1:
+        raise UsageError(f"{values['steps']} steps cannot be timed", hint="time at least one")
     parsed = parse_template(template)
-    source = parse_source(step_time or "capture")
-    _check_run_dir(parsed, source)
-    return TimedCommand(
-        template=parsed, program=find_program(parsed), source=source, skip=skip, steps=steps
-    )
+    _check_run_dir(parsed, values["source"])
+    return TimedCommand(template=parsed, program=find_program(parsed), **values)
+
+
+def _source(text: str) -> Source:
+    return parse_source(text or "capture")
 
 
 def _check_run_dir(template: Template, source: Source) -> None:

@@ -36,10 +36,10 @@ TOKEN = PluginCommand(
 class _Service:
     """`automesh.plugins.service.Service`."""
 
-    def submit_and_follow(
-        self, asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool
-    ) -> None:
-        submit.submit_and_follow(asked, is_detached=is_detached, is_new=is_new, as_json=as_json)
+    def submit_and_follow(self, asked: Asked) -> None:
+        submit.submit_and_follow(
+            submit.SubmitGiven(script=asked.script, script_args=list(asked.args), **asked.options)
+        )
 
     def serve_agent(self, asked: AskedAgent) -> None:
         from automesh_service.commands.agent import serve_asked

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from automesh.cli.options import ScriptArgs, read_option
+from automesh.cli.options import ScriptArgs, read_option, reads
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.jsonio import dumps
-from automesh.plugins.service import Asked
 from automesh.texts.user_text import check_text, user_path
 
 if TYPE_CHECKING:
@@ -51,20 +50,21 @@ SERVER_OPTION = """Address of the service; by default AUTOMESH_SERVER, else a se
 machine."""
 
 
-def submit(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitGiven:
+    """What `automesh submit` was given; `automesh search --server` gives a part of it."""
+
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
-    ],
-    script_args: ScriptArgs = None,
-    server: Annotated[
-        str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)
-    ] = "",
+    ]
+    script_args: ScriptArgs = None
+    server: Annotated[str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)] = ""
     folder: Annotated[
         str,
         typer.Option(
             metavar="DIR", help="What is sent; by default the script's own.", show_default=False
         ),
-    ] = "",
+    ] = ""
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,16 +72,16 @@ def submit(
             help="As for `search`; local is what the host has that runs it.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     space: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="A search space, or a TOML file in the folder.", show_default=False
         ),
-    ] = "",
+    ] = ""
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="For each run of the search: 90s, 10m, 1.5h.")
-    ] = "10m",
+    ] = "10m"
     need: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,14 +89,14 @@ def submit(
             help="What its host must have, as its agent says: gpu-h100-8; may be given again.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="As for `search`.", show_default=False),
-    ] = None,
+    ] = None
     baseline: Annotated[
         str, typer.Option(metavar="MESH", help="As for `search`.", show_default=False)
-    ] = "",
+    ] = ""
     rules: Annotated[
         Path | None,
         typer.Option(
@@ -104,32 +104,27 @@ def submit(
             help="Where the rule goes; by default mesh_rules.toml beside the script.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     detach: Annotated[
         bool, typer.Option("--detach", help="Do not wait for the end; print its number.")
-    ] = False,
+    ] = False
     new: Annotated[
         bool, typer.Option("--new", help="Make another submission of the same search.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    asked = Asked(
-        script=script,
-        args=tuple(script_args or ()),
-        server=server,
-        folder=folder,
-        targets=tuple(target or ["local"]),
-        space=space,
-        budget=budget,
-        top=top or 0,
-        baseline=baseline,
-        rules=rules,
-        needs=tuple(need or ()),
-    )
-    submit_and_follow(asked, is_detached=detach, is_new=new, as_json=as_json)
+    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Each gets a rule."""
+        return tuple(self.target or ["local"])
 
 
-def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool) -> None:
+@reads(SubmitGiven)
+def submit(given: SubmitGiven) -> None:
+    submit_and_follow(given)
+
+
+def submit_and_follow(asked: SubmitGiven) -> None:
     """What `automesh submit` does, and `automesh search --server`."""
     from automesh_service.remote.client import open_server
     from automesh_service.remote.submit import follow, submit
@@ -141,16 +136,16 @@ def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json:
     service, path = read_option("--server", lambda url: open_server(url, _say), address)
     if path:
         raise UsageError(f"--server: `{address}` has a path behind the address of the service")
-    taken = submit(service, order, folder, rules=rules, is_new=is_new)
+    taken = submit(service, order, folder, rules=rules, is_new=asked.new)
     known = ", which was there already" if taken.is_known else ""
     _say(f"submission {taken.number}{known}: {service.url}/submissions/{taken.number}")
-    if is_detached:
+    if asked.detach:
         sys.stdout.write(f"{taken.number}\n")
         return
-    _finish(service, follow(service, taken.number, _say), asked, rules, as_json=as_json)
+    _finish(service, follow(service, taken.number, _say), asked, rules)
 
 
-def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json: bool) -> None:
+def _finish(service: Server, ended: Ended, asked: SubmitGiven, rules: Path) -> None:
     """Prints what a submission has found, and takes its rules.
 
     Raises:
@@ -160,7 +155,7 @@ def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json
     from automesh_service.remote.submit import result_json, tables, take_rules
 
     studies = ended.studies
-    if as_json:
+    if asked.json:
         found = result_json(service, studies)
         sys.stdout.write(dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
     else:
@@ -177,7 +172,7 @@ def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json
             raise UsageError(f"the submission ended as {state}: {ended.said}")
 
 
-def _order(asked: Asked) -> tuple[Order, Path]:
+def _order(asked: SubmitGiven) -> tuple[Order, Path]:
     from automesh.units import parse_duration
     from automesh_service.remote.submit import order_for
     from automesh_service.submissions.order import Order, check_label
@@ -186,23 +181,23 @@ def _order(asked: Asked) -> tuple[Order, Path]:
         ("--target", asked.targets),
         ("--baseline", (asked.baseline,)),
         ("--space", (asked.space,)),
-        ("-- ARGS", asked.args),
+        ("-- ARGS", asked.script_args or ()),
     ):
         for text in texts:
             read_option(option, check_text, text)
-    for text in asked.needs:
+    for text in asked.need or ():
         read_option("--need", check_label, text)
     read_option("--budget", parse_duration, asked.budget)
     if asked.folder:
         read_option("--folder", user_path, asked.folder)
     order = Order(
         entry="",
-        args=asked.args,
+        args=tuple(asked.script_args or ()),
         targets=asked.targets,
         budget=asked.budget,
         baseline=asked.baseline,
-        top=asked.top,
-        needs=asked.needs,
+        top=asked.top or 0,
+        needs=tuple(asked.need or ()),
     )
     return order_for(asked.script, order, folder=asked.folder, space=asked.space)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from automesh import limits
 from automesh.errors import UsageError
 from automesh.jsonio import to_json
+from automesh.options.table import SEARCH
 from automesh.texts.user_text import check_text
 from automesh.units import parse_duration
 
@@ -20,7 +20,6 @@ _ENTRY = re.compile(r"(?P<path>[^:\0]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._:@*?-]{0,63}")
-_REPEATED = ("target", "split", "xla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +81,7 @@ def checked(order: Order) -> Order:
     Raises:
       UsageError: names what is wrong.
     """
-    words = [*order.args, *order.targets, *order.split, *order.xla, order.entry, order.space]
-    words += [order.budget, order.baseline, order.timeout, order.step, order.reserve_hbm]
-    words += [order.hardware, *order.needs]
+    words = [word for one in fields(order) for word in _words(getattr(order, one.name))]
     if len(words) > limits.ORDER_WORDS:
         raise UsageError(f"the order has more than {limits.ORDER_WORDS} words")
     for word in words:
@@ -114,6 +111,12 @@ def checked(order: Order) -> Order:
     if parse_duration(order.budget) > limits.LONGEST_BUDGET_S:
         raise UsageError(f"`{order.budget}` is longer than the week that a search may take here")
     return order
+
+
+def _words(value: str | int | tuple[str, ...]) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return list(value) if isinstance(value, tuple) else []
 
 
 def check_label(text: str) -> str:
@@ -171,22 +174,12 @@ def words_of(order: Order, folder: Path) -> list[str]:
     # Not `-m` alone: that would look for modules in the bundle first. The search's own process
     # runs none of the bundle's code, its workers do.
     words = [sys.executable, "-P", "-m", "automesh", "search", order.entry]
-    given: Mapping[str, str | Sequence[str]] = {
-        "target": order.targets,
-        "space": order.space,
-        "budget": order.budget,
-        "baseline": order.baseline,
-        "top": str(order.top or ""),
-        "timeout": order.timeout,
-        "step": order.step,
-        "split": order.split,
-        "xla": order.xla,
-        "reserve-hbm": order.reserve_hbm,
-        "hardware": order.hardware,
-    }
-    for name, value in given.items():
-        for one in value if name in _REPEATED else [value]:
+    for option in SEARCH:
+        if not option.has_order:
+            continue
+        value = order.targets if option.name == "target" else getattr(order, option.name)
+        for one in value if isinstance(value, tuple) else [value]:
             # In one word: a value with a dash is then no option of its own.
-            words += [f"--{name}={one}"] if one else []
+            words += [f"--{option.word}={one}"] if one else []
     words += [f"--results={folder / 'results'}", f"--rules={folder / 'mesh_rules.toml'}", "--json"]
     return [*words, "--", *order.args] if order.args else words
