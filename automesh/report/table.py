@@ -66,10 +66,10 @@ def render(
     if shown:
         in_rows = varying_knobs(shown) if len(shown) > 1 else knobs
         columns = ranking_columns(
-            shown, in_rows, tokens_per_step=result.tokens_per_step, width=width
+            shown, in_rows, tokens_per_step=result.facts.searched.tokens_per_step, width=width
         )
         parts += [Text(), _ranking(shown, columns, width)]
-        notes = _marks(shown, columns, made_up=result.made_up)
+        notes = _marks(shown, columns, made_up=result.facts.searched.made_up)
         in_all = tuple(name for name in knobs if name not in in_rows)
         if cells := knob_cells(shown[0], in_all):
             notes.append(("", f"{clean(' '.join(cells))} in every row"))
@@ -97,9 +97,9 @@ def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
 
 
 def _title(result: SearchResult) -> str:
-    tokens = result.tokens_per_step
+    tokens = result.facts.searched.tokens_per_step
     text = words.title(result) + (f", {format_count(tokens)} tokens/step" if tokens else "")
-    return text + (", interrupted" if result.interrupted else "")
+    return text + (", interrupted" if result.footer.interrupted else "")
 
 
 def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> Table:
@@ -161,16 +161,24 @@ def _summary(result: SearchResult, *, verbose: bool) -> Table:
 def _estimates_file(result: SearchResult) -> str:
     """Where all estimates are, while there is nothing better."""
     funnel = result.funnel
-    if not result.results_dir or not funnel.estimated or funnel.legal > funnel.waiting:
+    if (
+        not result.facts.provenance.results_dir
+        or not funnel.estimated
+        or funnel.legal > funnel.waiting
+    ):
         return ""
-    if result.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
+    if result.footer.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
         return ""
-    return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
+    return f"{result.facts.provenance.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
 
 
 def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[str, str]]:
     """The answer in words: a label and a sentence each, empty ones left out."""
-    rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
+    rule = (
+        f"{result.footer.rules_path} (rule for {result.facts.devices.target})"
+        if result.footer.rules_path
+        else ""
+    )
     stages = stages_of(words.best_of(result))
     lines = [
         (words.best_label(result), words.best_sentence(result)),
@@ -181,15 +189,15 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
         ("tried", words.funnel_sentence(result.funnel)),
         ("ruled out", words.ruled_out_sentence(result.funnel)),
         ("numerics", words.numerics_sentence(result)),
-        ("stopped", result.stop_reason),
-        ("bound", result.certificate),
-        ("model", result.belief),
-        ("speeds", result.speeds),
+        ("stopped", result.footer.stop_reason),
+        ("bound", result.footer.certificate),
+        ("model", result.footer.belief),
+        ("speeds", result.facts.provenance.speeds),
         *(("note", notice) for notice in result.notices),
-        *(("detail", detail) for detail in result.details if verbose),
+        *(("detail", detail) for detail in result.facts.details if verbose),
         ("saved", rule),
         ("saved", _estimates_file(result)),
-        ("" if rule else "saved", masked(result.study)),
+        ("" if rule else "saved", masked(result.facts.provenance.location)),
         ("next", masked(result.command)),
     ]
     return [(label, clean(text)) for label, text in lines if text]

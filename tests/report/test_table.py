@@ -17,6 +17,7 @@ from automesh.report.table import render, summary_lines
 from tests.support.cases import results_golden
 from tests.support.cases.results_golden import CASES, FOLDER
 from tests.support.samples import results_samples
+from tests.support.samples.changed_results import changed
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -237,11 +238,11 @@ def results(draw: st.DrawFn) -> object:
         is_tie=draw(st.booleans()),
         most_faster=draw(st.sampled_from([(), (0.0,), (0.07,)])),
     )
-    return replace(
+    return changed(
         results_samples.measured_search(),
         workload=draw(TEXT),
-        device=draw(TEXT),
-        device_count=draw(NUMBER),
+        kind=draw(TEXT),
+        count=draw(NUMBER),
         candidates=tuple(draw(st.lists(candidates(), max_size=5))),
         funnel=Funnel(
             ruled_out=tuple(draw(st.lists(st.tuples(TEXT, NUMBER), max_size=6))), **counts
@@ -250,7 +251,7 @@ def results(draw: st.DrawFn) -> object:
         stop_reason=draw(TEXT),
         notices=tuple(draw(st.lists(TEXT, max_size=2))),
         tokens_per_step=draw(NUMBER),
-        study=draw(TEXT),
+        location=draw(TEXT),
         command=draw(TEXT),
         interrupted=draw(st.booleans()),
     )
@@ -268,7 +269,7 @@ def test_any_result_fits_any_width(result: object, width: int, top: int, colour:
 
 def test_details_wait_behind_verbose() -> None:
     result = results_samples.measured_search()
-    (detail,) = result.details
+    (detail,) = result.facts.details
     plain = render(result, top=5, width=200, colour=False)
     assert detail not in plain
     assert f"detail    {detail}" in render(result, top=5, width=200, colour=False, verbose=True)
@@ -278,8 +279,8 @@ def test_the_file_of_estimates_is_named_once_it_is_there() -> None:
     """A dry run that was killed had named a file that it had not written."""
     base = results_samples.compiled_search()
     funnel = replace(base.funnel, estimated=3, waiting=base.funnel.legal)
-    ended = replace(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
+    ended = changed(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
     named = "results/x/estimates.csv (all 3 estimates)"
     assert named in render(ended, top=5, width=120, colour=False)
-    killed = replace(ended, stop_reason=NOT_ENDED)
+    killed = changed(ended, stop_reason=NOT_ENDED)
     assert named not in render(killed, top=5, width=120, colour=False)

@@ -8,6 +8,7 @@ from automesh.outcomes import Failed, Measured, OutOfMemory, RuledOut, TimedOut
 from automesh.report import words
 from automesh.report.result import Candidate, SearchResult, Standing
 from tests.support.samples import results_samples
+from tests.support.samples.changed_results import changed
 from tests.support.samples.results_samples import GIB, compiled, measured, plan
 
 RESULT = results_samples.measured_search()
@@ -133,7 +134,7 @@ def test_numerics() -> None:
     assert words.numerics_sentence(RESULT) == (
         "losses and first updates compared with those of the script's dp:8: 1 differs, 1 unverified"
     )
-    command = replace(RESULT, template="python train.py --dp {dp}")
+    command = changed(RESULT, template="python train.py --dp {dp}")
     assert words.numerics_sentence(command).startswith("losses compared with those of")
     agreeing = replace(RESULT, candidates=RESULT.candidates[:4])
     assert words.numerics_sentence(agreeing).endswith("the script's dp:8: all agree")

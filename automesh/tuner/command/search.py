@@ -556,7 +556,9 @@ class CommandStrategy(Strategy):
         """See `Strategy`: what was noticed of the runs is told, too."""
         if not self._notices:
             return header
-        return replace(header, notices=(*header.notices, *self._notices))
+        facts = header.facts
+        facts = replace(facts, notices=(*facts.notices, *self._notices))
+        return replace(header, facts=facts)
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
         """See `Strategy`."""

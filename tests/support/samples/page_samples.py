@@ -25,7 +25,7 @@ from automesh.report.html.nouns import (
     MemoryPoint,
     StudyPage,
 )
-from automesh.report.result import Candidate, SearchResult, Standing, Verification
+from automesh.report.result import Candidate, Standing, Verification
 from automesh.tuner.choose.ranking import rank
 from automesh.tuner.page.drawings import placed, wiring_of
 from tests.regenerate import record_pages
@@ -33,6 +33,7 @@ from tests.regenerate.record_studies import FOLDER, read
 from tests.support.cases.explain_golden import decoder
 from tests.support.cases.replay_golden import ALL as MODULES
 from tests.support.samples import explain_samples, results_samples
+from tests.support.samples.changed_results import changed
 from tests.support.samples.replay_samples import layouts_of
 
 GIB = 2**30
@@ -89,7 +90,7 @@ def recorded(name: str) -> StudyPage:
     ]
     base = results_samples.measured_search()
     funnel = replace(base.funnel, compiled=len(study.compiled), measured=len(fastest))
-    result = replace(
+    result = changed(
         base, workload=name, candidates=ranked, funnel=funnel, verifications=(confirmed,)
     )
     explained = tuple(
@@ -204,15 +205,15 @@ def replayed() -> StudyPage:
     base = results_samples.predicted_search()
     absent = parse_target("v5e:4x4*2", {}).absent
     assert absent is not None
-    result = replace(
+    result = changed(
         base,
         target="v5e-4x4-2",
-        device="TPU v5 lite",
-        device_count=32,
+        kind="TPU v5 lite",
+        count=32,
         axes=("dp", "fsdp", "tp"),
         axis_types=("auto",) * 3,
         candidates=(*ranked, refused),
-        device_memory_bytes=63 * GIB // 4,
+        memory_bytes=63 * GIB // 4,
     )
     return StudyPage(
         result=result,
@@ -293,7 +294,7 @@ def failed() -> StudyPage:
         waiting=117,
     )
     return StudyPage(
-        result=replace(
+        result=changed(
             base, candidates=candidates, funnel=funnel, verifications=(), rules_path="", made=""
         ),
         left_out={
@@ -330,7 +331,7 @@ def large(count: int = 5000) -> StudyPage:
 def hostile() -> StudyPage:
     """Texts that would do something if anything read them as HTML or JavaScript."""
     page = pipelined()
-    result: SearchResult = replace(
+    result = changed(
         page.result,
         workload=HOSTILE,
         notices=(HOSTILE,),

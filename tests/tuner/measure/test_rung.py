@@ -96,9 +96,6 @@ class Scene:
         with self.open() as study:
             notebook = self.notebook(study)
             preparation = SimpleNamespace(
-                baseline=self.baseline,
-                plans=plans,
-                cache_dir="/cache",
                 step=self.step,
                 inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
                 device_memory=DeviceMemory(limit_bytes=self.room_bytes, reserve_bytes=0),
@@ -107,6 +104,8 @@ class Scene:
                 SearchContext(
                     request=cast(Any, SimpleNamespace(budget_s=budget_s)),
                     preparation=cast(Any, preparation),
+                    legal=cast(Any, SimpleNamespace(baseline=self.baseline, plans=plans)),
+                    cache_dir=Path("/cache"),
                     estimates=Estimates(),
                     study=study,
                     notebook=notebook,
