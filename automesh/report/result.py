@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.facts import StudyFacts
 
-Verdict = Literal[
-    "kept",
-    "new",
-    "best",
-    "faster",
-    "slower",
-    "equal",
-    "no faster",
-    "undecided",
-    "not_measured",
-    "excluded",
-    "failed",
-]
-EXPORTED: tuple[Verdict, ...] = ("kept", "new", "best")
 NOT_ENDED = "the search has not ended yet"
 """Why a search has stopped that has left no word on it: it still runs, or was killed."""
-COMPARED: tuple[Verdict, ...] = ("faster", "slower", "equal", "no faster", "undecided")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A candidate against the exported one; of predictions, against the best.
-
-    Attributes:
-      verdict: of the exported plan `kept` if it is the script's own, `new` if it replaces that,
-        `best` where there is none. Of others that were measured: `slower`; `equal` within a margin,
-        as a test of equality says; `no faster`, if only that is known; `undecided` while it may be
-        faster. `excluded` if it ran but may not become a rule (numerics differ or unverified);
-        `not_measured` if it was compiled or estimated only.
-      ratio: step time over the exported plan's: measured over measured in the same processes or
-        rounds, compiled over compiled, estimated over estimated; 1 if unknown.
-      interval: 95 % interval of `ratio`; (ratio, ratio) where there is none.
-      step_s: `ratio` times the step time of the exported plan; 0 where the outcome says it.
-      more_s: seconds of measuring that should decide an undecided plan; 0 if unknown.
-    """
-
-    verdict: Verdict
-    ratio: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
-    step_s: float = 0.0
-    more_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +20,7 @@ class Candidate:
     Attributes:
       outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled, or
         at low effort alone.
+      standing: against the exported plan; of predictions, against the best.
       bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if there
         is no prediction.
       peak_bytes: per device, from the device where it says, else from the compiler, else estimated;
@@ -74,7 +36,7 @@ class Candidate:
 
     plan: Plan
     outcome: Outcome
-    standing: Standing
+    standing: Comparison
     bound_by: str = ""
     peak_bytes: int = 0
     is_baseline: bool = False
@@ -115,28 +77,6 @@ class Funnel:
     def not_reached(self) -> int:
         """Plans of which nothing is known."""
         return self.waiting - self.screened - self.estimated - self.refused
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The exported plan against the baseline, by fresh processes: the figures that are exported.
-
-    Attributes:
-      processes: fresh processes in which it was measured, beside the baseline where there is one.
-      baseline: the script's own plan, as text; empty if there is none.
-      speedup: baseline time over the exported plan's; 1 if they are the same, or there is none.
-      speedup_interval: 95 % interval; (1, 1) likewise.
-      is_tie: True if the exported plan is not the baseline and was not shown to be faster.
-      most_faster: the share by which no measured plan is faster than the exported one, as its
-        interval says; nothing where an interval is unbounded, or in older studies.
-    """
-
-    processes: int
-    baseline: str
-    speedup: float
-    speedup_interval: tuple[float, float]
-    is_tie: bool
-    most_faster: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ from automesh.report.columns import (
     varying_knobs,
     wrapped,
 )
+from automesh.report.comparison import EXPORTED
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
-from automesh.report.result import EXPORTED, NOT_ENDED, Candidate, SearchResult
+from automesh.report.result import NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
 from automesh.units import format_count

@@ -21,14 +21,8 @@ from automesh.outcomes import (
     RuledOut,
     TimedOut,
 )
-from automesh.report.result import (
-    COMPARED,
-    EXPORTED,
-    Candidate,
-    Funnel,
-    SearchResult,
-    Verification,
-)
+from automesh.report.comparison import COMPARED, EXPORTED, Verification
+from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,

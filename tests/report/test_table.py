@@ -12,7 +12,8 @@ from rich.cells import cell_len
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
 from automesh.report.columns import varying_knobs, wrapped
-from automesh.report.result import NOT_ENDED, Candidate, Funnel, Standing, Verdict, Verification
+from automesh.report.comparison import COMPARED, Comparison, Verdict, Verification
+from automesh.report.result import NOT_ENDED, Candidate, Funnel
 from automesh.report.table import render, summary_lines
 from tests.support.cases import results_golden
 from tests.support.cases.results_golden import CASES, FOLDER
@@ -196,7 +197,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             compiler_options=draw(st.sampled_from([(), (("xla_very_long_option_" * 4, 1),)])),
         ),
         outcome=draw(outcomes()),
-        standing=Standing(
+        standing=Comparison(
             verdict=draw(st.sampled_from(verdicts)),
             ratio=ratio,
             interval=(ratio * 0.9, ratio),
@@ -233,9 +234,11 @@ def results(draw: st.DrawFn) -> object:
     verification = Verification(
         processes=draw(st.integers(0, 9)),
         baseline=draw(TEXT),
-        speedup=speedup,
-        speedup_interval=(speedup * 0.9, speedup * 1.1),
-        is_tie=draw(st.booleans()),
+        gain=Comparison(
+            verdict=draw(st.sampled_from(COMPARED)),
+            ratio=speedup,
+            interval=(speedup * 0.9, speedup * 1.1),
+        ),
         most_faster=draw(st.sampled_from([(), (0.0,), (0.07,)])),
     )
     return changed(

@@ -43,9 +43,10 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.mapping import LogicalMapping
 from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.report import words
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.findings import RULES
 from automesh.report.predicted import exposed_s, replay_of
-from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.texts.storage_url import masked
 
 SCHEMA = 1
@@ -54,7 +55,6 @@ SCHEMA = 1
 def to_json(result: SearchResult) -> dict[str, Any]:
     """The result as plain values that `json.dumps(..., allow_nan=False)` takes; see the module."""
     baseline = words.baseline_of(result)
-    verifications: list[Any] = jsonio.to_json(list(result.verifications), list[Verification])
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "workload": result.facts.searched.workload,
@@ -70,7 +70,7 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "candidates": [_candidate(candidate) for candidate in result.candidates],
         "funnel": _funnel(result.funnel),
         "reference": result.reference,
-        "verifications": verifications,
+        "verifications": [_verification(one) for one in result.verifications],
         "stop_reason": result.footer.stop_reason,
         "notices": list(result.notices),
         "details": list(result.facts.details),
@@ -126,7 +126,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         **_plan(candidate.plan),
         "evidence": words.evidence(candidate),
         "is_baseline": candidate.is_baseline,
-        "standing": jsonio.to_json(candidate.standing, Standing),
+        "standing": _standing(candidate.standing),
         "outcome": jsonio.to_json(candidate.outcome, Outcome),
         "compiled": jsonio.to_json(compiled, Compiled) if compiled else None,
         "estimated": jsonio.to_json(candidate.estimated, Estimated)
@@ -136,6 +136,27 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "bound_by": candidate.bound_by or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,
+    }
+
+
+def _standing(one: Comparison) -> dict[str, Any]:
+    return {
+        "verdict": one.verdict,
+        "ratio": one.ratio,
+        "interval": list(one.interval),
+        "step_s": one.step_s,
+        "more_s": one.more_s,
+    }
+
+
+def _verification(one: Verification) -> dict[str, Any]:
+    return {
+        "processes": one.processes,
+        "baseline": one.baseline,
+        "speedup": one.speedup,
+        "speedup_interval": list(one.speedup_interval),
+        "is_tie": one.is_tie,
+        "most_faster": list(one.most_faster),
     }
 
 

@@ -25,8 +25,9 @@ from automesh.outcomes import (
 from automesh.platforms import COMPILED_ABSENT
 from automesh.program.infer.search.layout import shardings_of
 from automesh.report.check.facts import facts_of
+from automesh.report.comparison import COMPARED
 from automesh.report.predicted import exposed_s, stage_bytes
-from automesh.report.result import COMPARED, Candidate, SearchResult
+from automesh.report.result import Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds

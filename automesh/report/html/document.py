@@ -38,12 +38,13 @@ from automesh.cost.replay.timeline import Slice
 from automesh.errors import NoFeasibleMesh
 from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory
 from automesh.report import words
+from automesh.report.comparison import EXPORTED
 from automesh.report.explain.json import explained_to_json
 from automesh.report.files.json import finite
 from automesh.report.files.rule import has_rule, rule_text
 from automesh.report.html.nouns import DrawnTimeline, EstimatedPlan, Placed, StudyPage, Wiring
 from automesh.report.predicted import exposed_s, memory_sentence, replay_of
-from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.report.result import Candidate, SearchResult
 from automesh.report.table import summary_lines
 from automesh.texts.terminal import clean, clean_lines
 from automesh.units import format_seconds

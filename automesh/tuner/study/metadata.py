@@ -103,7 +103,7 @@ class Notebook:
         return self.read("reference", str) or ""
 
     def note_decision(self, decision: Decision) -> None:
-        self.note("decision", to_json(decision, Decision))
+        self.note("decision", {"schema": SCHEMA, **to_json(decision, Decision)})
 
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
@@ -113,9 +113,7 @@ class Notebook:
             return None
         return replace(
             decision,
-            comparisons=tuple(
-                comparison for comparison in decision.comparisons if self.tells_of(comparison.plan)
-            ),
+            comparisons=tuple(pair for pair in decision.comparisons if self.tells_of(pair[0])),
             confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
         )
 

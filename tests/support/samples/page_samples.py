@@ -15,6 +15,7 @@ from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Failed, Measured, OutOfMemory, TimedOut
 from automesh.pipeline import make_schedule, simulate
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import verdict_sentence
 from automesh.report.html.nouns import (
@@ -25,7 +26,7 @@ from automesh.report.html.nouns import (
     MemoryPoint,
     StudyPage,
 )
-from automesh.report.result import Candidate, Standing, Verification
+from automesh.report.result import Candidate
 from automesh.tuner.choose.ranking import rank
 from automesh.tuner.page.drawings import placed, wiring_of
 from tests.regenerate import record_pages
@@ -59,9 +60,7 @@ def recorded(name: str) -> StudyPage:
     confirmed = Verification(
         processes=4,
         baseline=str(fastest[-1]),
-        speedup=speedup,
-        speedup_interval=(0.95 * speedup, 1.05 * speedup),
-        is_tie=False,
+        gain=Comparison(verdict="slower", ratio=speedup, interval=(0.95 * speedup, 1.05 * speedup)),
     )
     ranked = rank(
         compiled=dict(study.compiled),
@@ -168,7 +167,7 @@ def replayed() -> StudyPage:
             Candidate(
                 plan=plan,
                 outcome=compiled,
-                standing=Standing(
+                standing=Comparison(
                     verdict="not_measured", ratio=found.step_s / timelines[0].timeline.step_s
                 ),
                 bound_by=found.causes[0][0],
@@ -183,7 +182,7 @@ def replayed() -> StudyPage:
     ranked = tuple(
         replace(
             one,
-            standing=Standing(
+            standing=Comparison(
                 verdict="not_measured" if place else "best",
                 ratio=getattr(one.outcome, "step_s", 1.0) / first_s,
                 interval=(getattr(one.outcome, "step_s", 1.0) / first_s,) * 2,

@@ -15,8 +15,9 @@ from automesh.outcomes import (
     Replayed,
     TimedOut,
 )
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.facts import Devices, Provenance, Searched, StudyFacts
-from automesh.report.result import Candidate, Footer, Funnel, SearchResult, Standing, Verification
+from automesh.report.result import Candidate, Footer, Funnel, SearchResult
 from tests.support.samples.changed_results import changed
 
 GIB = 2**30
@@ -79,7 +80,7 @@ def candidate(
 ) -> Candidate:
     half = 0.02 if isinstance(outcome, Measured) else 0.0
     span = (ratio * (1 - half), ratio * (1 + half))
-    standing = Standing(verdict=verdict, ratio=ratio, interval=span)
+    standing = Comparison(verdict=verdict, ratio=ratio, interval=span)
     return replace(Candidate(plan=made, outcome=outcome, standing=standing), **changes)
 
 
@@ -195,9 +196,13 @@ def measured_search() -> SearchResult:
             Verification(
                 processes=3,
                 baseline="dp:8 remat=full",
-                speedup=1.309,
-                speedup_interval=(1.271, 1.353),
-                is_tie=False,
+                gain=Comparison(
+                    verdict="slower",
+                    ratio=1.309,
+                    interval=(1.271, 1.353),
+                    basis="fresh processes",
+                    processes=3,
+                ),
             ),
         ),
         footer=Footer(
