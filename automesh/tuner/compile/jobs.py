@@ -115,8 +115,9 @@ def predicted(compiled: Compiled, chip: Chip) -> Compiled:
 
 def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) -> CompileJob:
     """A compile for the devices that the worker has; `cache_dir` as of `SearchContext`."""
+    step = preparation.step
     return CompileJob(
-        step=replace(preparation.step, absent=None),
+        step=replace(step, absent=None),
         plan=plan,
         cache_dir=str(cache_dir or ""),
     )
