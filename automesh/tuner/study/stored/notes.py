@@ -118,14 +118,17 @@ def _with_gain(
     kept = dict(verification)
     speedup, interval = kept.pop("speedup", None), kept.pop("speedup_interval", None)
     is_tie = kept.pop("is_tie", None)
+    if not isinstance(is_tie, bool) or not isinstance(speedup, float):
+        return verification
     if not kept.get("baseline") or (not is_tie and interval == [1.0, 1.0]):
         return kept  # Nothing to compare with, or the baseline itself is exported.
     of_baseline = (
         one for one in comparisons if (one.get("ratio"), one.get("interval")) == (speedup, interval)
     )
-    is_slower = isinstance(speedup, float) and speedup >= 1.0  # Else an older version has erred.
+    # Older versions have exported what turned out to be slower, too.
+    shown = "slower" if speedup >= 1.0 else "faster"
     gain = {
-        "verdict": "undecided" if is_tie else "slower" if is_slower else "faster",
+        "verdict": "undecided" if is_tie else shown,
         "ratio": speedup,
         "interval": interval,
         "basis": "fresh processes",
