@@ -44,7 +44,7 @@ class Result(Reportable):
 
     @property
     def interrupted(self) -> bool:
-        return self.found.interrupted
+        return self.found.footer.interrupted
 
     @property
     def best(self) -> MeshConfig:
@@ -102,7 +102,7 @@ class Result(Reportable):
         """
         from automesh.tuner.page.collect import write_report
 
-        folder = self.folder or Path(self.found.results_dir)
+        folder = self.folder or Path(self.found.facts.provenance.results_dir)
         out = user_path(path) if str(path) else None
         return write_report(folder, out, results=folder.parent, storage=self.storage)
 

@@ -27,9 +27,10 @@ import typer
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
+from automesh.report.comparison import Comparison
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, window_sentence
-from automesh.report.result import Candidate, Standing
+from automesh.report.result import Candidate
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.explain.mesh import Ground, explained
 from automesh.units import format_percent
@@ -38,7 +39,7 @@ from benchmarks.support.spaces import with_usual_axes
 
 SHAPES = ("base", "wide", "narrow")
 _OFF = 1_000_000
-_UNKNOWN = Standing(verdict="not_measured")
+_UNKNOWN = Comparison(verdict="not_measured")
 _SPACE = with_usual_axes(f"""
 [axes]
 dp = {{}}

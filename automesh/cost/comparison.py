@@ -80,7 +80,7 @@ class CollectiveChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class WhyFaster:
     """Why one of two meshes is estimated to be faster.
 
     Attributes:
@@ -300,7 +300,7 @@ def _change(first_s: float, second_s: float, *, first: bool, second: bool) -> Ch
 
 def judge(
     costs: tuple[MeshCost, MeshCost], estimates: tuple[Estimated, Estimated], *, winner: int
-) -> Verdict:
+) -> WhyFaster:
     """Finds what makes one mesh faster than the other.
 
     Args:
@@ -318,7 +318,7 @@ def judge(
     back = min(groups[winner], key=lambda one: differences[one])
     mine, others = groups[loser][key], groups[winner].get(key, [])
     shown = _most_grown(mine, others)
-    return Verdict(
+    return WhyFaster(
         winner=winner,
         speedup=estimates[loser].step_s / estimates[winner].step_s,
         main=_share(mine, shown),

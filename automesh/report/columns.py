@@ -10,8 +10,9 @@ from automesh.mesh.mapping import NONE
 from automesh.report import words
 from automesh.report.blocks.columns import GLUE, Column, text_column
 from automesh.report.blocks.nouns import Table
+from automesh.report.comparison import EXPORTED
 from automesh.report.predicted import exposed_s, replay_of
-from automesh.report.result import EXPORTED, Candidate
+from automesh.report.result import Candidate
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 

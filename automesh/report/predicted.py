@@ -44,11 +44,12 @@ def exposed_sentence(replay: Replayed) -> str:
 
 def memory_sentence(result: SearchResult, best: Candidate) -> str:
     """`12.3 GiB of 15.8 GiB a device, of which 256 MiB stay in reserve`; empty if unknown."""
-    if not best.peak_bytes or not result.device_memory_bytes:
+    devices = result.facts.devices
+    if not best.peak_bytes or not devices.memory_bytes:
         return ""
-    text = f"{format_bytes(best.peak_bytes)} of {format_bytes(result.device_memory_bytes)} a device"
-    if result.reserve_bytes:
-        text += f", of which {format_bytes(result.reserve_bytes)} stay in reserve"
+    text = f"{format_bytes(best.peak_bytes)} of {format_bytes(devices.memory_bytes)} a device"
+    if devices.reserve_bytes:
+        text += f", of which {format_bytes(devices.reserve_bytes)} stay in reserve"
     return text
 
 

@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
-from automesh.program.infer.search.layout import NamedSplit
+from automesh.report.comparison import Comparison, Verification
+from automesh.report.facts import StudyFacts
 
-Verdict = Literal[
-    "kept",
-    "new",
-    "best",
-    "faster",
-    "slower",
-    "equal",
-    "no faster",
-    "undecided",
-    "not_measured",
-    "excluded",
-    "failed",
-]
-EXPORTED: tuple[Verdict, ...] = ("kept", "new", "best")
 NOT_ENDED = "the search has not ended yet"
 """Why a search has stopped that has left no word on it: it still runs, or was killed."""
-COMPARED: tuple[Verdict, ...] = ("faster", "slower", "equal", "no faster", "undecided")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A candidate against the exported one; of predictions, against the best.
-
-    Attributes:
-      verdict: of the exported plan `kept` if it is the script's own, `new` if it replaces that,
-        `best` where there is none. Of others that were measured: `slower`; `equal` within a margin,
-        as a test of equality says; `no faster`, if only that is known; `undecided` while it may be
-        faster. `excluded` if it ran but may not become a rule (numerics differ or unverified);
-        `not_measured` if it was compiled or estimated only.
-      ratio: step time over the exported plan's: measured over measured in the same processes or
-        rounds, compiled over compiled, estimated over estimated; 1 if unknown.
-      interval: 95 % interval of `ratio`; (ratio, ratio) where there is none.
-      step_s: `ratio` times the step time of the exported plan; 0 where the outcome says it.
-      more_s: seconds of measuring that should decide an undecided plan; 0 if unknown.
-    """
-
-    verdict: Verdict
-    ratio: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
-    step_s: float = 0.0
-    more_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +20,7 @@ class Candidate:
     Attributes:
       outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled, or
         at low effort alone.
+      standing: against the exported plan; of predictions, against the best.
       bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if there
         is no prediction.
       peak_bytes: per device, from the device where it says, else from the compiler, else estimated;
@@ -74,7 +36,7 @@ class Candidate:
 
     plan: Plan
     outcome: Outcome
-    standing: Standing
+    standing: Comparison
     bound_by: str = ""
     peak_bytes: int = 0
     is_baseline: bool = False
@@ -118,25 +80,28 @@ class Funnel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The exported plan against the baseline, by fresh processes: the figures that are exported.
+class Footer:
+    """How the last run of a search ended.
 
     Attributes:
-      processes: fresh processes in which it was measured, beside the baseline where there is one.
-      baseline: the script's own plan, as text; empty if there is none.
-      speedup: baseline time over the exported plan's; 1 if they are the same, or there is none.
-      speedup_interval: 95 % interval; (1, 1) likewise.
-      is_tie: True if the exported plan is not the baseline and was not shown to be faster.
-      most_faster: the share by which no measured plan is faster than the exported one, as its
-        interval says; nothing where an interval is unbounded, or in older studies.
+      stop_reason: why, one or two sentences.
+      rules_path: where the rule was written; empty if none was.
+      interrupted: True if somebody has stopped it.
+      certificate: what is certain of the plans that were not measured, by the sound bound alone.
+      belief: what the model thinks of them, with its error.
+      made: UTC time in ISO 8601; empty while it runs.
     """
 
-    processes: int
-    baseline: str
-    speedup: float
-    speedup_interval: tuple[float, float]
-    is_tie: bool
-    most_faster: tuple[float, ...] = ()
+    stop_reason: str
+    rules_path: str
+    interrupted: bool
+    certificate: str = ""
+    belief: str = ""
+    made: str = ""
+
+
+STILL_OPEN = Footer(stop_reason=NOT_ENDED, rules_path="", interrupted=False)
+"""Of a search that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,68 +109,25 @@ class SearchResult:
     """Everything that a search found out, ready to be shown.
 
     Attributes:
-      workload: name of the script or function.
-      target: the selector that a rule is written for, e.g. `cpu-8`.
-      platform: cpu, gpu or tpu.
-      device: what one device is, in jax's words.
-      axis_types: what the step was searched with, a word for each axis; empty if nobody knows.
-      batch_axes: axes that the rows of a batch are split over.
+      facts: what was searched, for which devices, by what.
       candidates: best first; failures last.
       reference: whose losses the others are compared with, in words.
       verifications: empty while nothing is confirmed, else one.
-      stop_reason: why the search ended, one or two sentences.
-      notices: what the user should know, one sentence each.
-      study: path or URL that holds the trials.
-      rules_path: where the rule was written; empty if none was.
+      footer: how the search ended.
+      notices: what the user should know, one sentence each: those of the facts, and what was found
+        when the study was read.
       command: what to run to go on or look again.
-      speeds: where the speeds of the estimates come from, in words; empty without estimates.
-      certificate: what is certain of the plans that were not measured, by the sound bound alone.
-      belief: what the model thinks of them, with its error.
-      is_ahead: True if the devices are not here: times are predicted from compiled schedules, and
-        the rule says so.
-      device_memory_bytes: what a program could use of one device; 0 if unknown.
-      reserve_bytes: of these, what plans leave free.
-      split: the axes of a script's mesh that are several in the search, in the words of `--split`.
-      not_searched: what a script does besides its jitted step, in a sentence.
-      template: of the command that was run for each plan; empty where a script's step was.
+      is_ahead: True if times are predicted from compiled schedules, and the rule says so.
       best_command: the command that runs the best plan; empty without a template or a best plan.
-      details: how the estimates were made, for those who ask.
-      made_up: arguments of the step that nobody gives values for, by name.
-      arguments: of a step whose shardings are inferred, how logical axes split them.
     """
 
-    workload: str
-    target: str
-    platform: str
-    device: str
-    device_count: int
-    axes: tuple[str, ...]
-    axis_types: tuple[str, ...]
-    batch_axes: tuple[str, ...]
+    facts: StudyFacts
     candidates: tuple[Candidate, ...]
     funnel: Funnel
-    reference: str
-    verifications: tuple[Verification, ...]
-    stop_reason: str
-    notices: tuple[str, ...]
-    tokens_per_step: int
-    study: str
-    results_dir: str
-    rules_path: str
-    command: str
-    made: str
-    versions: tuple[tuple[str, str], ...]
-    interrupted: bool = False
-    speeds: str = ""
-    certificate: str = ""
-    belief: str = ""
+    reference: str = ""
+    verifications: tuple[Verification, ...] = ()
+    footer: Footer = STILL_OPEN
+    notices: tuple[str, ...] = ()
+    command: str = ""
     is_ahead: bool = False
-    device_memory_bytes: int = 0
-    reserve_bytes: int = 0
-    template: str = ""
-    split: str = ""
-    not_searched: str = ""
     best_command: str = ""
-    details: tuple[str, ...] = ()
-    made_up: tuple[str, ...] = ()
-    arguments: tuple[NamedSplit, ...] = ()

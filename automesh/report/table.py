@@ -9,10 +9,11 @@ from automesh.outcomes import Estimated, Measured
 from automesh.report import words
 from automesh.report.blocks.nouns import KeyValues, Note, Report, Section, Table, lines_of
 from automesh.report.columns import knob_cells, mesh_cell, ranking_table, varying_knobs
+from automesh.report.comparison import EXPORTED
 from automesh.report.estimates import ESTIMATES
 from automesh.report.files.json import facts_of
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
-from automesh.report.result import EXPORTED, NOT_ENDED, Candidate, SearchResult
+from automesh.report.result import NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
 from automesh.units import format_count
@@ -67,7 +68,7 @@ def _ranking(result: SearchResult, top: int) -> tuple[Table, ...]:
         return ()
     knobs = varying_knobs(result.candidates)
     in_rows = varying_knobs(shown) if len(shown) > 1 else knobs
-    table = ranking_table(shown, in_rows, tokens_per_step=result.tokens_per_step)
+    table = ranking_table(shown, in_rows, tokens_per_step=result.facts.searched.tokens_per_step)
     said: list[str] = []
     in_all = tuple(name for name in knobs if name not in in_rows)
     if cells := knob_cells(shown[0], in_all):
@@ -84,7 +85,7 @@ def _ranking(result: SearchResult, top: int) -> tuple[Table, ...]:
         low = words.count(len(estimated), "plan")
         said.append(f"and {low} compiled at low effort only, in trials.csv")
     notes = (
-        *_marks(shown, table, made_up=result.made_up),
+        *_marks(shown, table, made_up=result.facts.searched.made_up),
         *(Note(mark="", text=text) for text in said),
     )
     styles = tuple(_STYLES.get(row.standing.verdict, "") for row in shown)
@@ -97,9 +98,9 @@ def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
 
 
 def _title(result: SearchResult) -> str:
-    tokens = result.tokens_per_step
+    tokens = result.facts.searched.tokens_per_step
     text = words.title(result) + (f", {format_count(tokens)} tokens/step" if tokens else "")
-    return text + (", interrupted" if result.interrupted else "")
+    return text + (", interrupted" if result.footer.interrupted else "")
 
 
 def _marks(rows: Sequence[Candidate], table: Table, *, made_up: Sequence[str]) -> Iterator[Note]:
@@ -162,16 +163,24 @@ def _fallen(result: SearchResult, top: int) -> KeyValues:
 def _estimates_file(result: SearchResult) -> str:
     """Where all estimates are, while there is nothing better."""
     funnel = result.funnel
-    if not result.results_dir or not funnel.estimated or funnel.legal > funnel.waiting:
+    if (
+        not result.facts.provenance.results_dir
+        or not funnel.estimated
+        or funnel.legal > funnel.waiting
+    ):
         return ""
-    if result.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
+    if result.footer.stop_reason == NOT_ENDED:  # The file is written when all of them are there.
         return ""
-    return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
+    return f"{result.facts.provenance.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
 
 
 def summary(result: SearchResult, *, verbose: bool = False) -> KeyValues:
     """The answer in words: a label and a sentence each, empty ones left out."""
-    rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
+    rule = (
+        f"{result.footer.rules_path} (rule for {result.facts.devices.target})"
+        if result.footer.rules_path
+        else ""
+    )
     stages = stages_of(words.best_of(result))
     lines = [
         (words.best_label(result), words.best_sentence(result)),
@@ -182,15 +191,15 @@ def summary(result: SearchResult, *, verbose: bool = False) -> KeyValues:
         ("tried", words.funnel_sentence(result.funnel)),
         ("ruled out", words.ruled_out_sentence(result.funnel)),
         ("numerics", words.numerics_sentence(result)),
-        ("stopped", result.stop_reason),
-        ("bound", result.certificate),
-        ("model", result.belief),
-        ("speeds", result.speeds),
+        ("stopped", result.footer.stop_reason),
+        ("bound", result.footer.certificate),
+        ("model", result.footer.belief),
+        ("speeds", result.facts.provenance.speeds),
         *(("note", notice) for notice in result.notices),
-        *(("detail", detail) for detail in result.details if verbose),
+        *(("detail", detail) for detail in result.facts.details if verbose),
         ("saved", rule),
         ("saved", _estimates_file(result)),
-        ("" if rule else "saved", masked(result.study)),
+        ("" if rule else "saved", masked(result.facts.provenance.location)),
         ("next", masked(result.command)),
     ]
     return lines_of(*((label, clean(text)) for label, text in lines))

@@ -21,14 +21,8 @@ from automesh.outcomes import (
     RuledOut,
     TimedOut,
 )
-from automesh.report.result import (
-    COMPARED,
-    EXPORTED,
-    Candidate,
-    Funnel,
-    SearchResult,
-    Verification,
-)
+from automesh.report.comparison import COMPARED, EXPORTED, Verification
+from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
@@ -292,8 +286,8 @@ def numerics_sentence(result: SearchResult) -> str:
     differ = sum(outcome.numerics == "differ" for outcome in ran)
     unverified = sum(outcome.numerics == "unverified" for outcome in ran)
     # A command shows its losses alone.
-    what = "losses" if result.template else "losses and first updates"
-    if not result.template and not any(outcome.losses for outcome in ran):
+    what = "losses" if result.facts.searched.template else "losses and first updates"
+    if not result.facts.searched.template and not any(outcome.losses for outcome in ran):
         what = "no loss: first updates"
     text = f"{what} compared with those of {clean(result.reference) or 'no other plan'}"
     others = sum(outcome.numerics == "other_arguments" for outcome in ran)
@@ -308,9 +302,10 @@ def numerics_sentence(result: SearchResult) -> str:
 
 def title(result: SearchResult) -> str:
     """What was searched, for what."""
-    devices = f"{result.device_count} x {clean(result.device)}" if result.device else ""
-    devices = devices or count(result.device_count, "device")
-    return f"{clean(result.workload)} on {clean(result.target)} ({devices})"
+    searched, devices = result.facts.searched, result.facts.devices
+    shown = f"{devices.count} x {clean(devices.kind)}" if devices.kind else ""
+    shown = shown or count(devices.count, "device")
+    return f"{clean(searched.workload)} on {clean(devices.target)} ({shown})"
 
 
 def best_of(result: SearchResult) -> Candidate | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.report.estimates import Estimates
 from automesh.report.progress import Progress
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.assemble import outcomes_of
 from automesh.tuner.study.metadata import Notebook
@@ -33,11 +34,14 @@ class SearchContext:
       workers: compiles side by side.
       start_worker: starts the workers that have the target's own devices.
       lender: of workers on other hosts, for compiles; None where there are none.
+      cache_dir: where jax keeps executables, so that the measure rung need not compile again; None
+        where none are kept, as for devices that are not here.
       started_s: when the budget began, on `clock`.
     """
 
     request: SearchRequest
     preparation: Preparation
+    legal: LegalPlans
     estimates: Estimates
     study: Study
     notebook: Notebook
@@ -47,6 +51,7 @@ class SearchContext:
     clock: Callable[[], float]
     start_worker: StartWorker = Process
     lender: Lender | None = None
+    cache_dir: Path | None = None
 
     @property
     def end_s(self) -> float:

@@ -16,7 +16,7 @@ from automesh.launch.cluster import workers_of
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
-from automesh.tuner.estimated import INTERRUPTED, NOT_BUILT, RankingKeeper, ranked_by_estimate
+from automesh.tuner.estimated import INTERRUPTED, NOT_BUILT, RankingKeeper
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import BUILD_SHARE, open_session
@@ -44,7 +44,9 @@ def estimate_only(
         if not answers:
             raise
         # While workers were ended, or the study was closed: all that was to be known is.
-        return replace(answers[-1], stop_reason=INTERRUPTED, interrupted=True)
+        answer = answers[-1]
+        footer = replace(answer.footer, stop_reason=INTERRUPTED, interrupted=True)
+        return replace(answer, footer=footer)
     return answers[-1]
 
 
@@ -70,17 +72,24 @@ def _estimate(
             source_hash=preparation.source_hash,
             versions=preparation.provenance,
         ) as study:
-            session = session.counting(
-                settled(request, target, preparation, study, progress, time.monotonic, start_worker)
+            preparation, legal = settled(
+                request,
+                target,
+                preparation,
+                session.legal,
+                study,
+                progress,
+                time.monotonic,
+                start_worker,
             )
-            preparation = session.preparation
-            again = request.again and request.again.without("dry-run")
-            whole = replace(request, again=again)
-            keep = RankingKeeper(request=whole, target=target, preparation=preparation, study=study)
+            session = session.counting(preparation, legal)
+            keep = RankingKeeper(
+                request=request, target=target, preparation=preparation, legal=legal, study=study
+            )
             estimates = session.estimate(share=1.0, pulse=study.heartbeat, may_stop=True, keep=keep)
             try:
                 if not estimates.is_interrupted:
-                    preparation, estimates = session.rule_out(
+                    legal, estimates = session.rule_out(
                         estimates, share=BUILD_SHARE, pulse=study.heartbeat
                     )
             except KeyboardInterrupt:
@@ -89,15 +98,7 @@ def _estimate(
                 estimates = replace(estimates, is_interrupted=True, notices=notices)
             # Somebody may press Ctrl-C while the answer is made; a second time ends it.
             with suppress(KeyboardInterrupt):
-                answer(
-                    ranked_by_estimate(
-                        whole, target, preparation, estimates, study, stop_reason=_DRY_RUN
-                    )
-                )
+                answer(keep.ranked(legal, estimates, stop_reason=_DRY_RUN))
                 return
             estimates = replace(estimates, is_interrupted=True)
-            answer(
-                ranked_by_estimate(
-                    whole, target, preparation, estimates, study, stop_reason=_DRY_RUN
-                )
-            )
+            answer(keep.ranked(legal, estimates, stop_reason=_DRY_RUN))

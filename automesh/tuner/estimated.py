@@ -13,11 +13,11 @@ from automesh.hardware import Target
 from automesh.jsonio import to_json
 from automesh.report.estimates import ESTIMATES, Estimates
 from automesh.report.files.csv import write_estimates
-from automesh.report.result import Candidate, SearchResult
+from automesh.report.result import Candidate, Footer, SearchResult
 from automesh.report.so_far import SoFar
 from automesh.report.words import count, is_ranked
 from automesh.tuner.choose.ranking import WIDE, estimated_candidates, hardly_fits
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.carried import with_starts
 from automesh.tuner.study.metadata import Header, Notebook, header_of, notebook_of
@@ -43,6 +43,7 @@ class RankingKeeper:
     request: SearchRequest
     target: Target
     preparation: Preparation
+    legal: LegalPlans
     study: Study
     clock: Callable[[], float] = time.monotonic
     _kept_s: float = field(init=False, default=-math.inf)
@@ -58,65 +59,59 @@ class RankingKeeper:
         if self._has_trials or now_s - self._kept_s < _EVERY_S:
             return
         self._kept_s = now_s
-        header = header_of(
-            self.request,
-            self.preparation,
-            Estimates(),
-            self.study,
-            is_ahead=self.target.absent is not None,
-        )
-        header = replace(header, estimated=so_far.estimated)
+        header = replace(self._header(self.legal, Estimates()), estimated=so_far.estimated)
         notebook = notebook_of(self.study, header)
         notebook.note_header(header)
         _note(notebook, so_far)
 
+    def ranked(self, legal: LegalPlans, estimates: Estimates, *, stop_reason: str) -> SearchResult:
+        """The result of a search that ends with its estimates; keeps it in the study.
 
-def ranked_by_estimate(
-    request: SearchRequest,
-    target: Target,
-    preparation: Preparation,
-    estimates: Estimates,
-    study: Study,
-    *,
-    stop_reason: str,
-) -> SearchResult:
-    """The result of a search that ends with its estimates; keeps it in the study.
+        Args:
+          legal: the plans that are left.
+          stop_reason: why it does; told only if nobody has stopped the estimates.
+        """
+        header = with_starts(self._header(legal, estimates), self.request.entry)
+        facts = header.facts
+        limit_bytes = facts.devices.memory_bytes
+        large = sum(hardly_fits(one, limit_bytes) for one in estimates.found.values())
+        reason = INTERRUPTED if estimates.is_interrupted else stop_reason
+        candidates = keep_ranking(header, estimates, self.study, stop_reason=reason)
+        write_estimates(estimates, self.preparation.folder / ESTIMATES)
+        # No memory is promised for what nobody has compiled.
+        unbounded = replace(facts, devices=replace(facts.devices, memory_bytes=0, reserve_bytes=0))
+        return replace(
+            result_of(header, candidates, nothing_tried(header)),
+            facts=unbounded,
+            footer=Footer(
+                stop_reason=reason,
+                rules_path="",
+                interrupted=estimates.is_interrupted,
+                made=datetime.now(UTC).isoformat(timespec="seconds"),
+            ),
+            notices=(*facts.notices, *_large_notice(large, limit_bytes)),
+            is_ahead=False,
+        )
 
-    Args:
-      stop_reason: why it does; told only if nobody has stopped the estimates.
-    """
-    header = header_of(request, preparation, estimates, study, is_ahead=target.absent is not None)
-    header = with_starts(header, request.entry)
-    limit_bytes = preparation.device_memory_bytes
-    large = sum(hardly_fits(one, limit_bytes) for one in estimates.found.values())
-    reason = INTERRUPTED if estimates.is_interrupted else stop_reason
-    candidates = keep_ranking(header, preparation, estimates, study, stop_reason=reason)
-    write_estimates(estimates, preparation.folder / ESTIMATES)
-    return replace(
-        result_of(header, candidates, nothing_tried(header)),
-        stop_reason=reason,
-        interrupted=estimates.is_interrupted,
-        notices=(*header.notices, *_large_notice(large, limit_bytes)),
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        is_ahead=False,
-        device_memory_bytes=0,
-        reserve_bytes=0,
-    )
+    def _header(self, legal: LegalPlans, estimates: Estimates) -> Header:
+        return header_of(
+            self.request,
+            self.preparation,
+            legal,
+            self.study,
+            estimates=estimates,
+            is_ahead=self.target.absent is not None,
+        )
 
 
 def keep_ranking(
-    header: Header,
-    preparation: Preparation,
-    estimates: Estimates,
-    study: Study,
-    *,
-    stop_reason: str = "",
+    header: Header, estimates: Estimates, study: Study, *, stop_reason: str = ""
 ) -> tuple[Candidate, ...]:
     """Ranks all estimates, and keeps the header and the first of them in the study."""
     candidates = estimated_candidates(
         estimates.found,
-        baseline=preparation.baseline,
-        device_memory_bytes=preparation.device_memory_bytes,
+        baseline=header.baseline,
+        device_memory_bytes=header.facts.devices.memory_bytes,
     )
     behind = (one for one in candidates[_ROWS:] if one.is_baseline)
     notebook = notebook_of(study, header)
@@ -124,7 +119,7 @@ def keep_ranking(
     so_far = SoFar(
         rows=(*candidates[:_ROWS], *behind),
         estimated=len(candidates),
-        plans=len(preparation.plans),
+        plans=header.plans,
         stop_reason=stop_reason,
     )
     _note(notebook, so_far)
@@ -133,7 +128,7 @@ def keep_ranking(
 
 def with_estimates(result: SearchResult, study: Study, header: Header) -> SearchResult:
     """A result with the ranking that its study has kept, if it has no ranked plan of its own."""
-    if any(map(is_ranked, result.candidates)) or header.template:
+    if any(map(is_ranked, result.candidates)) or header.facts.searched.template:
         return result
     so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)
     if so_far is None:
@@ -143,13 +138,15 @@ def with_estimates(result: SearchResult, study: Study, header: Header) -> Search
     rows = [row for row in so_far.rows if str(row.plan) not in outside]
     if not rows:
         return result
-    rows = [replace(row, is_scripts=not header.arguments) for row in rows]
-    has_ended = bool(so_far.stop_reason) and not result.made
+    rows = [replace(row, is_scripts=not header.facts.searched.arguments) for row in rows]
+    footer = result.footer
+    if so_far.stop_reason and not footer.made:
+        is_interrupted = so_far.stop_reason == INTERRUPTED
+        footer = replace(footer, stop_reason=so_far.stop_reason, interrupted=is_interrupted)
     return replace(
         result,
         candidates=(*rows, *result.candidates),
-        stop_reason=so_far.stop_reason if has_ended else result.stop_reason,
-        interrupted=so_far.stop_reason == INTERRUPTED if has_ended else result.interrupted,
+        footer=footer,
         is_ahead=result.is_ahead and bool(result.candidates),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, pars
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failure
-from automesh.program.infer.search.layout import NamedSplit
+from automesh.outcomes import Failure, RuledOut
 from automesh.program.nouns import Attachment, Entry, Inspection, StepRef
+from automesh.report.facts import Searched, Versions
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
@@ -24,13 +24,11 @@ from automesh.tuner.choose.baseline import baseline_text, parse_plan
 from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.study.identity import BUNDLE, study_name
+from automesh.tuner.study.identity import BUNDLE, study_name, workload_name
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import answer_to, fewer_workers, refuse_several_processes
 from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
-
-Versions = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,41 +47,71 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """Everything that the rungs need to know.
+class LegalPlans:
+    """The plans that a search may try.
 
     Attributes:
-      aim: the devices; those of the inspection stand in for them where they are not here.
       baseline: the script's own plan, or nothing.
-      axis_types: what the step asks for, a word for each axis.
-      batch_axes: of the search space.
-      name: of the study.
-      folder: of the study.
-      reserve: of these, what is kept free.
-      source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
-      provenance: versions and environment; trials made with others are stale.
-      cache_dir: where jax keeps executables, so that the measure rung need not compile again; None
-        where none are kept, as for devices that are not here.
       promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
     """
 
+    enumeration: Enumeration
+    baseline: tuple[Plan, ...]
+    promised: tuple[Plan, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans to try: the baseline, then the legal ones."""
+        return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
+
+    def with_notices(self, notices: tuple[str, ...]) -> LegalPlans:
+        """With more of what the user should know of them."""
+        enumeration = self.enumeration
+        said = (*enumeration.notices, *notices)
+        return replace(self, enumeration=replace(enumeration, notices=said))
+
+    def without(self, refused: Mapping[Plan, RuledOut]) -> LegalPlans:
+        """With plans ruled out that turned out not to be legal.
+
+        Raises:
+          NoFeasibleMesh: no other plan is left.
+        """
+        return replace(
+            self,
+            enumeration=self.enumeration.without(refused),
+            promised=tuple(plan for plan in self.promised if plan not in refused),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """The step, the devices and the study of a search: known before any plan is looked at.
+
+    Attributes:
+      searched: the step as the study's facts tell it.
+      selector: of the devices, which a rule is written for.
+      name: of the study.
+      folder: of the study.
+      inspection: what a worker has found out about the script; its devices stand in for those of
+        `aim` where they are not here.
+      aim: the devices.
+      provenance: versions and environment; trials made with others are stale.
+      source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
+      reserve: what is kept free of a device's memory.
+    """
+
     step: StepRef
+    searched: Searched
     selector: str
     name: str
     folder: Path
     inspection: Inspection
-    enumeration: Enumeration
-    baseline: tuple[Plan, ...]
     aim: Aim
     chip: Chip
     provenance: Versions
     timeout_s: float
-    axis_types: tuple[str, ...]
-    batch_axes: tuple[str, ...]
     source_hash: str
     reserve: Reserve = NO_RESERVE
-    cache_dir: Path | None = None
-    promised: tuple[Plan, ...] = ()
 
     @property
     def entry(self) -> Entry:
@@ -91,46 +119,10 @@ class Preparation:
         return self.step.entry
 
     @property
-    def device_memory_bytes(self) -> int:
-        """What one device can hold; 0 where nobody says (CPU)."""
-        return self.aim.memory_bytes
-
-    @property
     def device_memory(self) -> DeviceMemory:
         """What a plan may use of a device's memory."""
-        limit = self.device_memory_bytes
+        limit = self.aim.memory_bytes
         return DeviceMemory(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
-
-    def with_memory(self, limit_bytes: int) -> Preparation:
-        """With the limit that a compiler has stated; 0 leaves what is on record."""
-        if not limit_bytes:
-            return self
-        return replace(self, aim=replace(self.aim, memory_bytes=limit_bytes))
-
-    @property
-    def split(self) -> str:
-        """Which axes of a script's mesh are several here, in the words of `--split`."""
-        capture = self.entry.capture
-        return " ".join(map(str, capture.splits)) if capture is not None else ""
-
-    @property
-    def not_searched(self) -> str:
-        """What a script does besides its jitted step, in a sentence."""
-        capture = self.entry.capture
-        return capture.step.about_outside() if capture is not None else ""
-
-    @property
-    def arguments(self) -> tuple[NamedSplit, ...]:
-        """How logical axes split the arguments of a step whose shardings are inferred; nothing for
-        any other."""
-        capture = self.entry.capture
-        layout = capture.layout if capture is not None else None
-        return layout.arguments if layout is not None else ()
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """All plans to compile: the baseline, then the legal ones."""
-        return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
 
 
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
@@ -200,14 +192,60 @@ def prepare(
     space: SearchSpace,
     inspection: Inspection,
     progress: Progress,
-) -> Preparation:
+    *,
+    limit_bytes: int = 0,
+) -> tuple[Preparation, LegalPlans]:
     """Enumerates the plans and names the study.
+
+    Args:
+      limit_bytes: what a program can have of a device's memory, as its compiler has stated; 0
+        leaves what is on record.
 
     Raises:
       UsageError: the space or the baseline does not fit the script or the devices.
       NoFeasibleMesh: no plan is legal.
     """
     aim = aim_of(target, inspection)
+    if limit_bytes:
+        aim = replace(aim, memory_bytes=limit_bytes)
+    legal = _legal_plans(request, target, space, inspection, aim, progress)
+    selector = target.selector or selector_of(inspection.devices)
+    name = study_name(
+        request.entry,
+        selector=selector,
+        axes=space.names,
+        scope=request.results,
+        figures=target.figures,
+        bundle=os.environ.get(BUNDLE, ""),
+    )
+    folder = study_folder(request.results, name, new=request.new)
+    preparation = Preparation(
+        step=step_ref(request.entry, target, inspection),
+        searched=_searched(request.entry, space, inspection, legal.enumeration),
+        selector=selector,
+        name=folder.name,
+        folder=folder,
+        inspection=inspection,
+        aim=aim,
+        chip=chip_for(aim.device_kind, aim.platform)
+        if target.absent is None
+        else target.absent.fabric.chip,
+        provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
+        timeout_s=request.timeout_s,
+        source_hash=inspection.source_hash,
+        reserve=_reserve(request, target, aim),
+    )
+    return preparation, legal
+
+
+def _legal_plans(
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    inspection: Inspection,
+    aim: Aim,
+    progress: Progress,
+) -> LegalPlans:
     enumeration = find_legal(
         space,
         StepFacts(
@@ -226,40 +264,31 @@ def prepare(
     for notice in (*target.notices, *found):
         progress.notice(notice)
     enumeration = replace(enumeration, notices=(*request.notices, *found))
-    selector = target.selector or selector_of(inspection.devices)
     baseline = _baseline(request, inspection, enumeration, space, aim)
-    plans = len(dict.fromkeys([*baseline, *enumeration.legal]))
-    if request.workers > plans:
-        fewer = fewer_workers(request.workers, plans, "there are no more plans")
+    legal = LegalPlans(enumeration=enumeration, baseline=baseline)
+    if request.workers > len(legal.plans):
+        fewer = fewer_workers(request.workers, len(legal.plans), "there are no more plans")
         progress.notice(fewer)
-        enumeration = replace(enumeration, notices=(*enumeration.notices, fewer))
-    name = study_name(
-        request.entry,
-        selector=selector,
-        axes=space.names,
-        scope=request.results,
-        figures=target.figures,
-        bundle=os.environ.get(BUNDLE, ""),
-    )
-    folder = study_folder(request.results, name, new=request.new)
-    return Preparation(
-        step=step_ref(request.entry, target, inspection),
-        selector=selector,
-        name=folder.name,
-        folder=folder,
-        inspection=inspection,
-        enumeration=enumeration,
-        baseline=baseline,
-        aim=aim,
-        chip=chip_for(aim.device_kind, aim.platform)
-        if target.absent is None
-        else target.absent.fabric.chip,
-        provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
-        timeout_s=request.timeout_s,
-        axis_types=as_axis_types(inspection.axis_types, space.names),
+        legal = legal.with_notices((fewer,))
+    return legal
+
+
+def _searched(
+    entry: Entry, space: SearchSpace, inspection: Inspection, enumeration: Enumeration
+) -> Searched:
+    """The step as the study's facts tell it."""
+    capture = entry.capture
+    layout = capture.layout if capture is not None else None
+    return Searched(
+        workload=workload_name(entry),
+        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
         batch_axes=space.batch_axes,
-        source_hash=inspection.source_hash,
-        reserve=_reserve(request, target, aim),
+        axis_types=as_axis_types(inspection.axis_types, space.names),
+        tokens_per_step=inspection.tokens_per_step,
+        arguments=layout.arguments if layout is not None else (),
+        made_up=inspection.made_up,
+        split=" ".join(map(str, capture.splits)) if capture is not None else "",
+        not_searched=capture.step.about_outside() if capture is not None else "",
     )
 
 

@@ -28,11 +28,10 @@ from automesh.tuner.estimated import (
     NOT_BUILT,
     RankingKeeper,
     keep_ranking,
-    ranked_by_estimate,
     with_estimates,
 )
 from automesh.tuner.paths import check_places, make_study_folder
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.carried import check_winner, with_starts
 from automesh.tuner.session import BUILD_SHARE, open_session
@@ -43,7 +42,7 @@ from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import header_of, notebook_of, read_header, reading
 from automesh.tuner.study.scope import Scope
-from automesh.tuner.study.study import Study, open_study, parse_storage
+from automesh.tuner.study.study import open_study, parse_storage
 from automesh.tuner.workers import NEEDED_BYTES, count_workers, memory_share_bytes, surroundings_of
 from automesh.worker.executables import executables_folder
 
@@ -76,20 +75,26 @@ def run_search(
         # Hosts that are waited for cost no budget; runs of a script before this do.
         started_s = clock() - request.used_s
         session = workers.enter_context(
-            open_session(request, target, space, progress, clock=clock, start_worker=start_worker)
+            open_session(
+                request,
+                target,
+                space,
+                progress,
+                clock=clock,
+                start_worker=start_worker,
+                limit_bytes=0 if found is None else _limit_bytes(target, found),
+            )
         )
-        preparation = session.preparation
+        preparation, legal = session.preparation, session.legal
         if target.absent is None and request.entry.capture is None:
             took_s = clock() - started_s
             left_s = request.budget_s - took_s
             told = said_of_budget(request.entry, start_s=took_s, left_s=left_s, used_s=took_s)
             if told:
                 progress.notice(told)
-        if found is not None:
-            preparation = preparation.with_memory(_limit_bytes(target, found))
-        else:
-            promised, notices = promised_plans(request, preparation)
-            preparation = replace(preparation, promised=promised)
+        if target.absent is None:
+            promised, notices = promised_plans(request, preparation, legal)
+            legal = replace(legal, promised=promised)
             for notice in notices:
                 progress.notice(notice)
         make_study_folder(preparation.folder)
@@ -98,19 +103,18 @@ def run_search(
             preparation.name,
             source_hash=preparation.source_hash,
             versions=preparation.provenance,
-            scope=_scope_of(request, target, preparation),
+            scope=_scope_of(request, target, preparation, legal),
         ) as study:
-            session = session.counting(
-                settled(request, target, session.preparation, study, progress, clock, start_worker)
+            preparation, legal = settled(
+                request, target, preparation, legal, study, progress, clock, start_worker
             )
-            preparation = replace(preparation, source_hash=session.preparation.source_hash)
+            session = session.counting(preparation, legal)
             keep = RankingKeeper(
-                request=request, target=target, preparation=preparation, study=study
+                request=request, target=target, preparation=preparation, legal=legal, study=study
             )
             estimates = session.estimate(
                 share=ESTIMATE_SHARE, pulse=study.heartbeat, may_stop=True, keep=keep
             )
-            legal = preparation
             try:
                 if not estimates.is_interrupted:
                     legal, estimates = session.rule_out(
@@ -120,41 +124,42 @@ def run_search(
                 notices = (*estimates.notices, NOT_BUILT)
                 estimates = replace(estimates, is_interrupted=True, notices=notices)
             if estimates.is_interrupted:
-                return _stopped(request, target, preparation, estimates, study)
-            # What was added to the preparation since the session began stays.
-            preparation = replace(
-                preparation,
-                enumeration=legal.enumeration,
-                promised=tuple(one for one in preparation.promised if one not in estimates.refused),
-            )
+                return _stopped(keep, estimates)
             workers.close()  # The workers make room for those that compile.
+            cache_dir = None
             if target.absent is None:
                 cache_dir = stack.enter_context(
                     executables_folder(preparation.folder, os.environ, progress.notice)
                 )
-                preparation = replace(preparation, cache_dir=cache_dir)
             header = header_of(
-                request, preparation, estimates, study, is_ahead=target.absent is not None
+                request,
+                preparation,
+                legal,
+                study,
+                estimates=estimates,
+                is_ahead=target.absent is not None,
             )
             context = SearchContext(
                 request=request,
                 preparation=preparation,
+                legal=legal,
                 estimates=estimates,
                 study=study,
                 notebook=notebook_of(study, header),
                 progress=progress,
                 workers=min(
                     lender.room() if lender else count_workers(target, request.workers),
-                    len(preparation.plans),
+                    len(legal.plans),
                 ),
                 started_s=started_s,
                 clock=clock,
                 start_worker=start_worker,
                 lender=lender,
+                cache_dir=cache_dir,
             )
             strategy = strategy_for(context, target)
             write_estimates(estimates, preparation.folder / ESTIMATES)
-            keep_ranking(header, preparation, estimates, study)
+            keep_ranking(header, estimates, study)
             result = SearchRun(
                 study=study,
                 header=header,
@@ -169,21 +174,16 @@ def run_search(
             return with_estimates(result, study, header)
 
 
-def _stopped(
-    request: SearchRequest,
-    target: Target,
-    preparation: Preparation,
-    estimates: Estimates,
-    study: Study,
-) -> SearchResult:
+def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
     """The result of a search that somebody has stopped before it compiled anything: the ranking by
     estimates, unless the study knows better from a search before."""
-    answer = ranked_by_estimate(request, target, preparation, estimates, study, stop_reason="")
-    header = read_header(study)
-    held = None if header is None else assemble(study, header)
+    answer = keep.ranked(keep.legal, estimates, stop_reason="")
+    header = read_header(keep.study)
+    held = None if header is None else assemble(keep.study, header)
     if held is None or not any(map(is_ranked, held.candidates)):
         return answer
-    return replace(held, stop_reason=answer.stop_reason, interrupted=True)
+    reason = answer.footer.stop_reason
+    return replace(held, footer=replace(held.footer, stop_reason=reason, interrupted=True))
 
 
 def strategy_for(context: SearchContext, target: Target) -> Strategy:
@@ -205,11 +205,13 @@ def _limit_bytes(target: Target, found: Attachment) -> int:
     return min(limit, absent.device_memory_bytes) if limit else absent.device_memory_bytes
 
 
-def _scope_of(request: SearchRequest, target: Target, preparation: Preparation) -> Scope:
+def _scope_of(
+    request: SearchRequest, target: Target, preparation: Preparation, legal: LegalPlans
+) -> Scope:
     """What the search may take over from a study, and try."""
     workers = count_workers(target, request.workers)
     return Scope(
-        plans=frozenset(preparation.plans),
+        plans=frozenset(legal.plans),
         timeout_s=request.timeout_s,
         worker_bytes=request.memory_limit_bytes or memory_share_bytes(workers),
         speeds=_replay_speeds(target, preparation),

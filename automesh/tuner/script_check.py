@@ -30,7 +30,14 @@ from automesh.report.words import count
 from automesh.space.legal import Enumeration
 from automesh.space.space import SearchSpace
 from automesh.tuner.estimate.logical_knobs import with_knobs
-from automesh.tuner.preparation import Preparation, aim_of, inspect_job, prepare, step_ref
+from automesh.tuner.preparation import (
+    LegalPlans,
+    Preparation,
+    aim_of,
+    inspect_job,
+    prepare,
+    step_ref,
+)
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.start import read_aim
 from automesh.tuner.study.retrace import CURE
@@ -233,8 +240,9 @@ class _Check:
             self._blame("", inspected)
             return replace(found, problems=tuple(self.problems), notes=tuple(self.notes))
         aim = aim_of(self.target, inspected)
-        preparation = self._prepare(inspected)
-        legal = preparation.enumeration.legal if preparation else ()
+        prepared = self._prepare(inspected)
+        enumeration = prepared[1].enumeration if prepared else None
+        legal = enumeration.legal if enumeration else ()
         meshes, step = self._trace_meshes(inspected, legal)
         program = found.program
         if step is not None:
@@ -243,7 +251,7 @@ class _Check:
                 program = self._compare_programs(meshes[0], step, inspected)
         return replace(
             found,
-            target=preparation.selector if preparation else self.target.selector,
+            target=prepared[0].selector if prepared else self.target.selector,
             platform=aim.platform,
             device=aim.device_kind,
             device_count=aim.num_devices,
@@ -257,15 +265,15 @@ class _Check:
             facts=inspected.facts,
             tokens_per_step=inspected.tokens_per_step,
             knobs=_knobs_of(inspected, legal),
-            left_out=preparation.enumeration.notices if preparation else (),
+            left_out=enumeration.notices if enumeration else (),
             program=program,
-            plans=_counted(preparation.enumeration) if preparation else None,
+            plans=_counted(enumeration) if enumeration else None,
             notes=tuple(self.notes),
             problems=tuple(self.problems),
             versions=tuple(sorted((*inspected.versions, *inspected.environment))),
         )
 
-    def _prepare(self, inspected: Inspection) -> Preparation | None:
+    def _prepare(self, inspected: Inspection) -> tuple[Preparation, LegalPlans] | None:
         """The plans of a search, with the baseline if it fits; None if there is none."""
         try:
             if self.space.mapping:
@@ -280,7 +288,7 @@ class _Check:
             )
             request = replace(self.request, baseline="")
             alone = replace(inspected, baseline="")
-            preparation = prepare(request, self.target, self.space, alone, Silent())
+            prepared = prepare(request, self.target, self.space, alone, Silent())
         except NoFeasibleMesh as error:
             self._add(error if inspected.used_axes else self._nothing_split())
             return None
@@ -291,7 +299,7 @@ class _Check:
             return prepare(self.request, self.target, self.space, inspected, Silent())
         except UsageError as error:
             self._add(error)
-            return preparation
+            return prepared
 
     def _nothing_split(self) -> UsageError:
         names = ", ".join(f"`{name}`" for name in self.space.names)

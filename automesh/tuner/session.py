@@ -39,7 +39,7 @@ from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.standings import Standings
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
-from automesh.tuner.preparation import Preparation, inspect, prepare
+from automesh.tuner.preparation import LegalPlans, Preparation, inspect, prepare
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import BUNDLE, workload_name
 from automesh.tuner.workers import (
@@ -73,6 +73,7 @@ class Session:
     target: Target
     space: SearchSpace
     preparation: Preparation
+    legal: LegalPlans
     progress: Progress
     pool: Pool
     workers: int
@@ -84,9 +85,9 @@ class Session:
         """What all propagations of the step have in common."""
         return _step(self.preparation, self.target, self.space)
 
-    def counting(self, preparation: Preparation) -> Session:
-        """The same session with a preparation of which more is known."""
-        return replace(self, preparation=preparation)
+    def counting(self, preparation: Preparation, legal: LegalPlans) -> Session:
+        """The same session by what has turned out since it began; see `freshness.settled`."""
+        return replace(self, preparation=preparation, legal=legal)
 
     def estimate(
         self,
@@ -123,14 +124,14 @@ class Session:
             clock=self.clock,
             pulse=pulse,
         )
-        found = _estimate(preparation, self.target, propagator, choose, keep)
+        found = _estimate(preparation, self.legal, self.target, propagator, choose, keep)
         if found.is_interrupted and not may_stop:
             raise KeyboardInterrupt
         return found
 
     def rule_out(
         self, estimates: Estimates, *, share: float, pulse: Callable[[], object] = lambda: None
-    ) -> tuple[Preparation, Estimates]:
+    ) -> tuple[LegalPlans, Estimates]:
         """Builds the baseline and the plans that promise most, and rules out what cannot be built.
 
         Args:
@@ -138,13 +139,13 @@ class Session:
           pulse: as in `estimate`.
 
         Returns:
-          What was given and prepared, without the plans that cannot be built.
+          The legal plans and what was given, without the plans that cannot be built.
 
         Raises:
           UsageError: the baseline cannot be built.
           NoFeasibleMesh: no plan is left.
         """
-        preparation = self.preparation
+        preparation, legal = self.preparation, self.legal
         step = _step_on_virtual_devices(preparation, self.target)
         check = BuildCheck(
             entry=preparation.entry,
@@ -157,26 +158,26 @@ class Session:
             clock=self.clock,
             pulse=pulse,
         )
-        for plan in preparation.baseline:
+        for plan in legal.baseline:
             check.require(plan)
         ranked = [
             candidate.plan
             for candidate in estimated_candidates(
                 estimates.found,
-                baseline=preparation.baseline,
-                device_memory_bytes=preparation.device_memory_bytes,
+                baseline=legal.baseline,
+                device_memory_bytes=preparation.aim.memory_bytes,
             )
         ]
         check.build(ranked, wanted=self.request.top)
         doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(STEP_REFUSES)]
         check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
-        refused = check.refused(preparation.plans)
+        refused = check.refused(legal.plans)
         notices = refusal_notices(refused)
         listed = [plan for plan in ranked if plan not in refused][: self.request.top]
         if not all(check.is_done(plan) for plan in listed):
             notices += ("the time did not suffice to build the step on all meshes that are listed",)
         return (
-            replace(preparation, enumeration=preparation.enumeration.without(refused)),
+            legal.without(refused),
             replace(
                 estimates,
                 found={plan: one for plan, one in estimates.found.items() if plan not in refused},
@@ -199,12 +200,14 @@ def open_session(
     clock: Callable[[], float] = time.monotonic,
     start_worker: StartWorker = Process,
     meanwhile: Callable[[], object] = lambda: None,
+    limit_bytes: int = 0,
 ) -> Generator[Session]:
     """Inspects the script and the devices, and enumerates the plans.
 
     Args:
       start_worker: starts the workers that have the target's own devices.
       meanwhile: called while a worker inspects the script; see `inspect`.
+      limit_bytes: as of `prepare`.
 
     Raises:
       UsageError: the script, the space or the baseline cannot be used.
@@ -239,8 +242,10 @@ def open_session(
             warm_up=workers - 1 if shared else 0,
             meanwhile=meanwhile,
         )
-        preparation = prepare(request, target, space, inspection, progress)
-        enumeration = preparation.enumeration
+        preparation, legal = prepare(
+            request, target, space, inspection, progress, limit_bytes=limit_bytes
+        )
+        enumeration = legal.enumeration
         progress.phase(
             "enumerate",
             total=enumeration.num_plans,
@@ -256,17 +261,18 @@ def open_session(
             target=target,
             space=space,
             preparation=preparation,
+            legal=legal,
             progress=progress,
             pool=pool,
-            workers=min(workers, len(preparation.plans)),
+            workers=min(workers, len(legal.plans)),
             clock=clock,
             start_worker=start_worker,
         )
 
 
-def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...]:
+def notices_of(legal: LegalPlans, estimates: Estimates) -> tuple[str, ...]:
     """What the user should know of the plans and of their estimates."""
-    said = [*preparation.enumeration.notices, *estimates.notices]
+    said = [*legal.enumeration.notices, *estimates.notices]
     if estimates.missing:
         said.append(estimates.missing_notice)
     said.append(partly_counted_notice(len(partly_counted(estimates.found))))
@@ -338,6 +344,7 @@ def _beside(folder: Path, workload: str) -> list[Path]:
 
 def _estimate(
     preparation: Preparation,
+    plans: LegalPlans,
     target: Target,
     propagator: Propagator,
     choose: Choose | None,
@@ -346,7 +353,7 @@ def _estimate(
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
     except UsageError as error:
-        missing = dict.fromkeys(preparation.plans, error.message)
+        missing = dict.fromkeys(plans.plans, error.message)
         return Estimates(missing=missing)
     aim = preparation.aim
     speeds = find_speeds(
@@ -370,7 +377,7 @@ def _estimate(
             hardware=HardwareModel(fabric=fabric, layouts=layouts, speeds=speeds),
         )
 
-    legal = tuple(dict.fromkeys([*preparation.enumeration.legal, *preparation.baseline]))
+    legal = tuple(dict.fromkeys([*plans.enumeration.legal, *plans.baseline]))
     rung = EstimateRung(
         plans=choose(legal) if choose else legal,
         propagator=propagator,
@@ -378,11 +385,11 @@ def _estimate(
         price=price_on_fabric,
         price_pipeline=price_stages,
         origin=speeds.origin,
-        first=preparation.baseline,
+        first=plans.baseline,
         standings=Standings(
             progress=propagator.progress,
-            baseline=preparation.baseline,
-            device_memory_bytes=preparation.device_memory_bytes,
+            baseline=plans.baseline,
+            device_memory_bytes=aim.memory_bytes,
             keep=keep,
         ),
     )

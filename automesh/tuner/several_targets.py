@@ -60,9 +60,9 @@ def start_all(
             interrupted = True
             break
         searches.append(one)
-        if one.result is not None and one.result.results_dir:
-            folders.append(Path(one.result.results_dir).absolute() / TERMS)
-        if one.result is not None and one.result.interrupted:
+        if one.result is not None and one.result.facts.provenance.results_dir:
+            folders.append(Path(one.result.facts.provenance.results_dir).absolute() / TERMS)
+        if one.result is not None and one.result.footer.interrupted:
             interrupted = True
             break
     left = targets[len(searches) :]

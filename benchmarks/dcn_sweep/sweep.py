@@ -230,7 +230,7 @@ def sweep(
         ) as session:
             preparation = session.preparation
         table = Table.open(folder / f"{case.name}.json", _header(case, preparation, network))
-        legal = preparation.enumeration.legal
+        legal = session.legal.enumeration.legal
         plans = [plan for plan in legal if not meshes or plan.mesh in meshes]
         say(f"{case.name}: {len(plans)} of {len(legal)} plans, {len(table.rows)} are known")
         subject = Subject(

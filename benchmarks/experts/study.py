@@ -109,7 +109,7 @@ class Study:
     def order(self) -> tuple[Plan, ...]:
         """The legal plans, best first by estimates that replays have corrected; large ones last."""
         preparation, estimates = self.one.preparation, self.one.estimates
-        legal = [plan for plan in preparation.enumeration.legal if plan in estimates]
+        legal = [plan for plan in self.one.legal.enumeration.legal if plan in estimates]
         order = compile_order(
             legal,
             view_of(list(estimates), estimates, {}, self._outcomes),
@@ -124,7 +124,7 @@ class Study:
     def row(self) -> Row:
         """What is known now."""
         preparation, estimates = self.one.preparation, self.one.estimates
-        legal = preparation.enumeration.legal
+        legal = self.one.legal.enumeration.legal
         times = believed_s(estimates, self._outcomes, preparation.device_memory.free_bytes)
         found = [plan for plan in self._led() if plan in times] or list(self.order()[:1])
         best = min(found, key=lambda plan: times.get(plan, float("inf")))
@@ -135,7 +135,7 @@ class Study:
             legal=len(legal),
             excluded=tuple(
                 f"{one.rule} ({one.detail})"
-                for one in preparation.enumeration.reasons_against(self.plan)
+                for one in self.one.legal.enumeration.reasons_against(self.plan)
             ),
             rank=rank_of(self.plan, times),
             compiled=sum(isinstance(one, Compiled) for one in self._outcomes.values()),
@@ -196,7 +196,7 @@ def studied(
         baseline=expert.baseline,
     )
     with bench(case, folder, lambda legal: legal) as one:
-        plan = one.preparation.baseline[0]
+        plan = one.legal.baseline[0]
         if plan not in one.estimates:
             raise RuntimeError(f"the expert's {plan} has no estimate: {one.missing.get(plan, '')}")
         study = Study(expert=expert, one=one, plan=plan)

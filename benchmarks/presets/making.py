@@ -217,7 +217,7 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
                 break
             asked.add(plan)
             found = _search(book.model, target, settings, baseline=plan).found
-            if found.interrupted:
+            if found.footer.interrupted:
                 raise KeyboardInterrupt
     except AutomeshError as error:
         say(f"{book.model.preset} on {target}: {error.message}")
@@ -234,7 +234,7 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
         rule = None if found.funnel.out_of_memory else rule
     seen = found.funnel.compiled + found.funnel.duplicates
     # Beside the first published mesh the best; a search with time left goes on to challengers.
-    is_enough = seen > settings.top or _LATE not in found.stop_reason
+    is_enough = seen > settings.top or _LATE not in found.footer.stop_reason
     ours = side_of(_with_plan(found.candidates, rule)) if rule is not None else None
     made = _made(book, target, begun, reason=reason, is_final=is_enough)
     book.keep(
@@ -299,8 +299,13 @@ def _since(begun: float) -> float:
 
 def _versions(found: SearchResult) -> dict[str, str]:
     """Of what made the programs; of a compiler only where it is the target's."""
-    told = dict(found.versions)
-    others = {name for on, names in _COMPILERS.items() if on != found.platform for name in names}
+    told = dict(found.facts.provenance.versions)
+    others = {
+        name
+        for on, names in _COMPILERS.items()
+        if on != found.facts.devices.platform
+        for name in names
+    }
     known = {name: told[name] for name in MAKERS if name in told and name not in others}
     return known | {FRAMEWORK: installed_version(FRAMEWORK)}
 

@@ -170,10 +170,10 @@ def race(
 
 def count(tally: Tally, report: RaceReport, slow: Plan | None) -> None:
     """Adds a race to the tally; `slow` is the finalist with more work, if there is one."""
-    called = {one.finalist for one in report.standings if one.verdict == "slower"}
+    called = {one.finalist for one in report.standings if one.state == "slower"}
     tally.rounds.append(max(len(one.rounds_s) for one in report.standings))
     for one in report.standings:
-        if one.verdict == "open" and report.winner is not None:
+        if one.state == "open" and report.winner is not None:
             ratios = [a / b for a, b in zip(one.rounds_s, report.winner.rounds_s)]
             # Of a ratio of two: each has its share of the variance.
             tally.noise.append(1.4826 * stats.median_abs_deviation(ratios) / 2**0.5)

@@ -70,8 +70,8 @@ def sequential(logs: Floats, true: Floats) -> Ending:
         )
     covered: list[bool] = []
     for place, plan in enumerate(challengers, 1):
-        ratio = final.compare(plan, baseline).ratio
-        covered.append(ratio.low <= math.exp(float(true[place] - true[0])) <= ratio.high)
+        low, high = final.compare(plan, baseline).interval
+        covered.append(low <= math.exp(float(true[place] - true[0])) <= high)
     (exported,) = final.exported()
     return Ending(
         adopted=PLANS.index(exported),

@@ -131,7 +131,7 @@ def race(values: Floats) -> Finish:
     while (visit := found.next_visit()) is not None:
         found.record(visit.finalist, float(values[visit.finalist, visit.round_index]))
     lengths = [len(found.values_of(finalist)) for finalist in range(len(values))]
-    beaten = {one.finalist for one in found.standings() if one.verdict == "slower"}
+    beaten = {one.finalist for one in found.standings() if one.state == "slower"}
     return Finish(slower={one: lengths[one] for one in beaten}, visits=sum(lengths))
 
 

@@ -30,7 +30,7 @@ from automesh.report.progress import Silent
 from automesh.space.spec import read_space
 from automesh.tuner.compile.jobs import CompilingAhead
 from automesh.tuner.compile.replay import Player
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import open_session
 from automesh.worker.environment import surroundings_for
@@ -102,6 +102,7 @@ class Bench:
     case: Case
     folder: Path
     preparation: Preparation
+    legal: LegalPlans
     player: Player
     plans: tuple[Plan, ...]
     estimates: Mapping[Plan, Estimated]
@@ -238,7 +239,7 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
 
     space = read_space(_space_file(case, folder))
     with open_session(request, target, space, Silent()) as session:
-        say(f"{case.slug}: {len(session.preparation.plans)} legal plans")
+        say(f"{case.slug}: {len(session.legal.plans)} legal plans")
         estimates = session.estimate(
             share=1.0, choose=remember, terms_folder=folder / "terms" / case.slug
         )
@@ -248,6 +249,7 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
         case=case,
         folder=folder,
         preparation=session.preparation,
+        legal=session.legal,
         player=Player(
             store=ModuleStore(folder / "modules", STORE_BYTES),
             hardware=HardwareModel(

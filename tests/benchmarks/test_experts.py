@@ -362,6 +362,8 @@ class Compiler:
         self.compiled: list[Plan] = []
         self.preparation = SimpleNamespace(
             device_memory=NO_LIMIT,
+        )
+        self.legal = SimpleNamespace(
             enumeration=SimpleNamespace(legal=tuple(estimates), reasons_against=lambda _: ()),
         )
 

@@ -18,7 +18,8 @@ from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.rules.shipped import Made, find_presets, read_preset
 from automesh.outcomes import Compiled, Counts, Estimated, Memory, OutOfMemory, Replayed
-from automesh.report.result import Candidate, Standing
+from automesh.report.comparison import Comparison
+from automesh.report.result import Candidate
 from benchmarks.presets import command, making
 from benchmarks.presets.command import make
 from benchmarks.presets.index import page
@@ -138,7 +139,7 @@ def candidate(text: str, outcome: Any, *, memory: int = GIB, estimated_s: float 
     return Candidate(
         plan=plan,
         outcome=outcome,
-        standing=Standing(verdict="not_measured"),
+        standing=Comparison(verdict="not_measured"),
         peak_bytes=memory,
         estimated=estimate(estimated_s) if estimated_s else None,
     )

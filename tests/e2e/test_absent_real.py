@@ -70,7 +70,7 @@ def test_a_search_for_a_slice_ends_with_a_compiled_rule(
         assert 0 < low <= one.replay.step_s <= high
         assert sum(seconds for _, seconds in one.replay.causes) == pytest.approx(one.step_s)
         assert one.memory.peak_bytes > 0
-    assert found.found.device_memory_bytes == 63 * 2**30 // 4  # the compiler's own limit
+    assert found.found.facts.devices.memory_bytes == 63 * 2**30 // 4  # the compiler's own limit
     config = automesh.load(tmp_path / "mesh_rules.toml").select("v5e-2x2")
     assert config.evidence.kind == "compiled"
     assert "libtpu" in dict(config.evidence.versions)
@@ -158,7 +158,9 @@ def test_a_search_for_gpus_judges_their_memory_itself(
     assert outcomes.keys() == {"dp:2", "tp:2"}
     for one in outcomes.values():
         assert isinstance(one, Compiled) and one.replay is not None and one.effort == "default"
-    assert found.found.reserve_bytes == pytest.approx(found.found.device_memory_bytes / 4, abs=1)
+    assert found.found.facts.devices.reserve_bytes == pytest.approx(
+        found.found.facts.devices.memory_bytes / 4, abs=1
+    )
     config = automesh.load(tmp_path / "mesh_rules.toml").select("gpu-h100-2")
     assert config.evidence.kind == "compiled"
     assert any(name.startswith("jax-cuda") for name, _ in config.evidence.versions)

@@ -46,7 +46,7 @@ def test_a_search_that_is_stopped_at_its_first_table_ends_with_it(tmp_path: Path
     )
     assert found.interrupted
     ranked = [one for one in found.found.candidates if isinstance(one.outcome, Estimated)]
-    assert ranked and found.found.stop_reason == "interrupted"
+    assert ranked and found.found.footer.stop_reason == "interrupted"
     assert str(ranked[0].plan) in found.table() and "estimated" in found.table()
     assert "not estimated yet" in found.table()
     assert found.found.funnel.compiled == 0

@@ -110,7 +110,7 @@ def test_a_callable_is_searched_and_resumed(
         )
 
     first, again = once(), once()
-    assert again.found.study == first.found.study
+    assert again.found.facts.provenance.location == first.found.facts.provenance.location
     kept = {one.plan: one.outcome for one in again.found.candidates}
     for one in first.found.candidates:
         here = kept[one.plan]

@@ -21,8 +21,9 @@ from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.shape import HybridMeshShape
 from automesh.outcomes import TimedOut
 from automesh.report.columns import knob_cells
+from automesh.report.comparison import Comparison
 from automesh.report.files.csv import plan_cells
-from automesh.report.result import Candidate, Standing
+from automesh.report.result import Candidate
 from automesh.report.words import settings_shown
 from automesh.tuner.choose.baseline import parse_plan
 from automesh.tuner.study.optuna_records import extended, new_trial, read_trial
@@ -183,7 +184,7 @@ def test_tables_show_logical_axes():
     row = Candidate(
         plan=WHOLE,
         outcome=TimedOut(stage="build", limit_s=1.0),
-        standing=Standing(verdict="not_measured"),
+        standing=Comparison(verdict="not_measured"),
     )
     assert settings_shown(row)["mapping.mlp"] == "tp+fsdp"
     assert knob_cells(row, ("mapping.mlp", "remat")) == ["mlp:tp+fsdp", "remat=full"]

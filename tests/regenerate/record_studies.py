@@ -73,7 +73,9 @@ def record(name: str) -> Recorded:
             header = read_header(opened)
             assert header is not None
             notebook = Notebook(
-                study=opened, source_hash=header.source_hash, versions=header.versions
+                study=opened,
+                source_hash=header.facts.provenance.source_hash,
+                versions=header.facts.provenance.versions,
             )
             measured = outcomes_of(notebook, opened.measure)
             decision = notebook.decision()
@@ -81,8 +83,8 @@ def record(name: str) -> Recorded:
             trials = [one for one in opened.compile.trials() if notebook.is_current(one)]
             return Recorded(
                 name=name,
-                platform=header.platform,
-                device_kind=header.device_kind,
+                platform=header.facts.devices.platform,
+                device_kind=header.facts.devices.kind,
                 estimates=tuple((one.plan, one.estimated) for one in trials if one.estimated),
                 compiled=_without_logs(outcomes_of(notebook, opened.compile)),
                 measured=_without_logs(measured),

@@ -20,6 +20,7 @@ from automesh.report.files.csv import dataframe
 from automesh.report.files.rule import config_of, rule_of, save_rule
 from automesh.report.predicted import exposed_s, exposed_sentence
 from automesh.report.table import report_of
+from tests.support.samples.changed_results import changed
 from tests.support.samples.results_samples import GIB, measured_search, predicted_search, replayed
 
 
@@ -73,7 +74,7 @@ def test_a_rule_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_measured_rule_replaces_all_of_a_compiled_one(tmp_path: Path) -> None:
-    path = save_rule(replace(predicted_search(), target="cpu-8"), tmp_path / "rules.toml")
+    path = save_rule(changed(predicted_search(), target="cpu-8"), tmp_path / "rules.toml")
     save_rule(measured_search(), path)
     text = path.read_text()
     assert text.count("[[rule]]") == 1

@@ -14,11 +14,13 @@ from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
 from automesh.report.blocks.columns import wrapped
 from automesh.report.blocks.terminal import render
 from automesh.report.columns import varying_knobs
-from automesh.report.result import NOT_ENDED, Candidate, Funnel, Standing, Verdict, Verification
+from automesh.report.comparison import COMPARED, Comparison, Verdict, Verification
+from automesh.report.result import NOT_ENDED, Candidate, Funnel
 from automesh.report.table import report_of, summary
 from tests.support.cases import results_golden
 from tests.support.cases.results_golden import CASES, FOLDER
 from tests.support.samples import results_samples
+from tests.support.samples.changed_results import changed
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -201,7 +203,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             compiler_options=draw(st.sampled_from([(), (("xla_very_long_option_" * 4, 1),)])),
         ),
         outcome=draw(outcomes()),
-        standing=Standing(
+        standing=Comparison(
             verdict=draw(st.sampled_from(verdicts)),
             ratio=ratio,
             interval=(ratio * 0.9, ratio),
@@ -238,16 +240,18 @@ def results(draw: st.DrawFn) -> object:
     verification = Verification(
         processes=draw(st.integers(0, 9)),
         baseline=draw(TEXT),
-        speedup=speedup,
-        speedup_interval=(speedup * 0.9, speedup * 1.1),
-        is_tie=draw(st.booleans()),
+        gain=Comparison(
+            verdict=draw(st.sampled_from(COMPARED)),
+            ratio=speedup,
+            interval=(speedup * 0.9, speedup * 1.1),
+        ),
         most_faster=draw(st.sampled_from([(), (0.0,), (0.07,)])),
     )
-    return replace(
+    return changed(
         results_samples.measured_search(),
         workload=draw(TEXT),
-        device=draw(TEXT),
-        device_count=draw(NUMBER),
+        kind=draw(TEXT),
+        count=draw(NUMBER),
         candidates=tuple(draw(st.lists(candidates(), max_size=5))),
         funnel=Funnel(
             ruled_out=tuple(draw(st.lists(st.tuples(TEXT, NUMBER), max_size=6))), **counts
@@ -256,7 +260,7 @@ def results(draw: st.DrawFn) -> object:
         stop_reason=draw(TEXT),
         notices=tuple(draw(st.lists(TEXT, max_size=2))),
         tokens_per_step=draw(NUMBER),
-        study=draw(TEXT),
+        location=draw(TEXT),
         command=draw(TEXT),
         interrupted=draw(st.booleans()),
     )
@@ -274,7 +278,7 @@ def test_any_result_fits_any_width(result: object, width: int, top: int, colour:
 
 def test_details_wait_behind_verbose() -> None:
     result = results_samples.measured_search()
-    (detail,) = result.details
+    (detail,) = result.facts.details
     plain = render(report_of(result, top=5), width=200, colour=False)
     assert detail not in plain
     assert f"detail    {detail}" in render(
@@ -286,8 +290,8 @@ def test_the_file_of_estimates_is_named_once_it_is_there() -> None:
     """A dry run that was killed had named a file that it had not written."""
     base = results_samples.compiled_search()
     funnel = replace(base.funnel, estimated=3, waiting=base.funnel.legal)
-    ended = replace(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
+    ended = changed(base, funnel=funnel, results_dir="results/x", stop_reason="dry run")
     named = "results/x/estimates.csv (all 3 estimates)"
     assert named in render(report_of(ended, top=5), width=120, colour=False)
-    killed = replace(ended, stop_reason=NOT_ENDED)
+    killed = changed(ended, stop_reason=NOT_ENDED)
     assert named not in render(report_of(killed, top=5), width=120, colour=False)

@@ -6,8 +6,10 @@ import pytest
 
 from automesh.outcomes import Failed, Measured, OutOfMemory, RuledOut, TimedOut
 from automesh.report import words
-from automesh.report.result import Candidate, SearchResult, Standing
+from automesh.report.comparison import Comparison
+from automesh.report.result import Candidate, SearchResult
 from tests.support.samples import results_samples
+from tests.support.samples.changed_results import changed
 from tests.support.samples.results_samples import GIB, compiled, measured, plan
 
 RESULT = results_samples.measured_search()
@@ -15,7 +17,7 @@ RESULT = results_samples.measured_search()
 
 def standing(outcome: object, verdict: str, ratio: float = 1.0) -> Candidate:
     return Candidate(
-        plan=plan("dp:8"), outcome=outcome, standing=Standing(verdict=verdict, ratio=ratio)
+        plan=plan("dp:8"), outcome=outcome, standing=Comparison(verdict=verdict, ratio=ratio)
     )
 
 
@@ -133,7 +135,7 @@ def test_numerics() -> None:
     assert words.numerics_sentence(RESULT) == (
         "losses and first updates compared with those of the script's dp:8: 1 differs, 1 unverified"
     )
-    command = replace(RESULT, template="python train.py --dp {dp}")
+    command = changed(RESULT, template="python train.py --dp {dp}")
     assert words.numerics_sentence(command).startswith("losses compared with those of")
     agreeing = replace(RESULT, candidates=RESULT.candidates[:4])
     assert words.numerics_sentence(agreeing).endswith("the script's dp:8: all agree")
@@ -174,7 +176,8 @@ def test_best_is_confirmed_faster() -> None:
 
 def test_best_was_not_shown_to_be_faster() -> None:
     """Of an older version, which exported the fastest of a race."""
-    tie = verified(RESULT, speedup=1.004, speedup_interval=(0.99, 1.02), is_tie=True)
+    gain = Comparison(verdict="equal", ratio=1.004, interval=(0.99, 1.02))
+    tie = verified(RESULT, gain=gain)
     assert "not shown to be faster than the script's dp:8 (0.99x to 1.02x)" in (
         words.best_sentence(tie)
     )
@@ -225,7 +228,9 @@ def test_what_is_undecided_says_what_deciding_takes() -> None:
 
 
 def test_best_turns_out_slower_when_confirmed() -> None:
-    slower = verified(RESULT, speedup=0.8, speedup_interval=(0.75, 0.85))
+    """Of an older version, too."""
+    gain = Comparison(verdict="faster", ratio=0.8, interval=(0.75, 0.85))
+    slower = verified(RESULT, gain=gain)
     assert words.best_sentence(slower).endswith(
         "1.25x slower than the script's dp:8 (1.18x to 1.33x)"
     )

@@ -51,9 +51,10 @@ from automesh.tuner.explain.study import _plan_of, estimate_rows
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.freshness import Grounds
 from automesh.tuner.study.lease_tables import FileLeases
-from automesh.tuner.study.metadata import Footer, Header, _upgraded
+from automesh.tuner.study.metadata import Footer, Header
 from automesh.tuner.study.optuna_records import is_ours, new_trial, outcome_attributes, read_trial
 from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.stored.notes import upgraded_decision, upgraded_header
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import log_tail, read_ending
 from automesh.worker.wire import Decoder, WireError, encode
@@ -458,8 +459,10 @@ def test_any_values_in_what_a_study_keeps(name: str) -> None:
 @settings(max_examples=60)
 @given(values)
 def test_any_value_as_a_decision_of_a_former_version(tree: Any) -> None:
-    within_a_second(lambda: from_json(_upgraded(tree), Decision))
-    within_a_second(lambda: from_json(_upgraded({"race": tree}), Decision))
+    within_a_second(lambda: from_json(upgraded_decision(tree), Decision))
+    within_a_second(lambda: from_json(upgraded_decision({"race": tree}), Decision))
+    within_a_second(lambda: from_json(upgraded_header(tree), Header))
+    within_a_second(lambda: from_json(upgraded_header({"axes": tree, "room": tree}), Header))
 
 
 def _attributes() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from automesh.mesh.evidence import ProgramFacts
 from automesh.outcomes import Compiled
 from automesh.units import format_bytes, format_count, format_seconds
 
-Verdict = Literal["same", "changed", "regressed"]
+Drift = Literal["same", "changed", "regressed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Change:
     then: str
     now: str
     ratio: float
-    verdict: Verdict
+    verdict: Drift
 
 
 def facts_of(compiled: Compiled) -> ProgramFacts:
@@ -93,7 +93,7 @@ def compare(then: ProgramFacts, now: ProgramFacts, bounds: Bounds = BOUNDS) -> t
 def _figure(what: str, then: float, now: float, bound: float, form: _Form) -> Change:
     ratio = now / then if then and now else 0.0
     if now > then * (1 + bound):
-        verdict: Verdict = "regressed"
+        verdict: Drift = "regressed"
     else:
         verdict = "changed" if now < then * (1 - bound) else "same"
     return Change(what=what, then=form(then), now=form(now), ratio=ratio, verdict=verdict)
@@ -105,7 +105,7 @@ def _donation(then: ProgramFacts, now: ProgramFacts) -> Iterator[Change]:
     if min(old, new) < 0:
         return
     bound = max(_DONATION * then.peak_bytes, _SMALL_BYTES)
-    verdict: Verdict = "same" if abs(new - old) <= bound else "changed"
+    verdict: Drift = "same" if abs(new - old) <= bound else "changed"
     yield Change(
         what="outputs beside donated memory",
         then=format_bytes(old),
@@ -133,7 +133,7 @@ def _collectives(then: ProgramFacts, now: ProgramFacts, bound: float) -> Iterato
         was, (runs, size) = before.get(name), after.get(name, (0, 0))
         old = was[1] if was else 0
         if size > old * (1 + bound) and size - old >= _SMALL_BYTES:
-            verdict: Verdict = "regressed"
+            verdict: Drift = "regressed"
         elif size < old * (1 - bound) and old - size >= _SMALL_BYTES:
             verdict = "changed"
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.cost.breakdown import CollectiveCost, KernelCost
-from automesh.cost.comparison import Reason, Share, Verdict, judge, shares_of
+from automesh.cost.comparison import Reason, Share, WhyFaster, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
@@ -171,7 +171,7 @@ def _cause(cause: str) -> str:
             return clean(cause)
 
 
-def _because(sides: Sequence[Explained], verdict: Verdict, has_better: bool) -> str:
+def _because(sides: Sequence[Explained], verdict: WhyFaster, has_better: bool) -> str:
     """What the estimates say; `has_better` if stronger evidence has spoken before."""
     names = _names(sides)
     winner, loser = names[verdict.winner], names[1 - verdict.winner]

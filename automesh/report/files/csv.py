@@ -91,9 +91,12 @@ def dataframe(result: SearchResult) -> pd.DataFrame:
     rank = 0
     for candidate in result.candidates:
         rank += words.is_ranked(candidate)
-        rows.append(_row(candidate, rank, result.tokens_per_step))
+        rows.append(_row(candidate, rank, result.facts.searched.tokens_per_step))
     plan_columns = dict.fromkeys(
-        ["mesh", *(f"{part}.{name}" for part in ("axis", "dcn") for name in result.axes)]
+        [
+            "mesh",
+            *(f"{part}.{name}" for part in ("axis", "dcn") for name in result.facts.searched.axes),
+        ]
     )
     for prefix in ("axis.", "dcn.", MAPPING, "knob.", "option."):
         plan_columns |= dict.fromkeys(

@@ -42,9 +42,10 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.mapping import LogicalMapping
 from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.report import words
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.findings import RULES
 from automesh.report.predicted import exposed_s, replay_of
-from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.texts.storage_url import masked
 
 SCHEMA = 1
@@ -53,41 +54,40 @@ SCHEMA = 1
 def facts_of(result: SearchResult) -> dict[str, Any]:
     """The result as plain values; see the module."""
     baseline = words.baseline_of(result)
-    verifications: list[Any] = jsonio.to_json(list(result.verifications), list[Verification])
     return {
         "schema": SCHEMA,
-        "workload": result.workload,
-        "target": result.target,
-        "device": result.device,
-        "device_count": result.device_count,
-        "axes": list(result.axes),
-        "made": result.made,
-        "versions": dict(result.versions),
-        "interrupted": result.interrupted,
+        "workload": result.facts.searched.workload,
+        "target": result.facts.devices.target,
+        "device": result.facts.devices.kind,
+        "device_count": result.facts.devices.count,
+        "axes": list(result.facts.searched.axes),
+        "made": result.footer.made,
+        "versions": dict(result.facts.provenance.versions),
+        "interrupted": result.footer.interrupted,
         "best": _best(result),
         "baseline": str(baseline.plan) if baseline else None,
         "candidates": [_candidate(candidate) for candidate in result.candidates],
         "funnel": _funnel(result.funnel),
         "reference": result.reference,
-        "verifications": verifications,
-        "stop_reason": result.stop_reason,
+        "verifications": [_verification(one) for one in result.verifications],
+        "stop_reason": result.footer.stop_reason,
         "notices": list(result.notices),
-        "details": list(result.details),
-        "made_up": list(result.made_up),
-        "tokens_per_step": result.tokens_per_step or None,
-        "study": masked(result.study),
-        "results_dir": result.results_dir,
-        "rules_path": result.rules_path or None,
+        "details": list(result.facts.details),
+        "made_up": list(result.facts.searched.made_up),
+        "tokens_per_step": result.facts.searched.tokens_per_step or None,
+        "study": masked(result.facts.provenance.location),
+        "results_dir": result.facts.provenance.results_dir,
+        "rules_path": result.footer.rules_path or None,
         "command": masked(result.command),
-        "speeds": result.speeds or None,
-        "certificate": result.certificate or None,
-        "belief": result.belief or None,
+        "speeds": result.facts.provenance.speeds or None,
+        "certificate": result.footer.certificate or None,
+        "belief": result.footer.belief or None,
         "findings": _findings(result.candidates),
-        "device_memory_bytes": result.device_memory_bytes or None,
-        "reserve_bytes": result.reserve_bytes or None,
-        "split": result.split or None,
-        "not_searched": result.not_searched or None,
-        "template": result.template or None,
+        "device_memory_bytes": result.facts.devices.memory_bytes or None,
+        "reserve_bytes": result.facts.devices.reserve_bytes or None,
+        "split": result.facts.searched.split or None,
+        "not_searched": result.facts.searched.not_searched or None,
+        "template": result.facts.searched.template or None,
         "best_command": result.best_command or None,
     }
 
@@ -124,7 +124,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         **_plan(candidate.plan),
         "evidence": words.evidence(candidate),
         "is_baseline": candidate.is_baseline,
-        "standing": jsonio.to_json(candidate.standing, Standing),
+        "standing": _standing(candidate.standing),
         "outcome": jsonio.to_json(candidate.outcome, Outcome),
         "compiled": jsonio.to_json(compiled, Compiled) if compiled else None,
         "estimated": jsonio.to_json(candidate.estimated, Estimated)
@@ -134,6 +134,27 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "bound_by": candidate.bound_by or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,
+    }
+
+
+def _standing(one: Comparison) -> dict[str, Any]:
+    return {
+        "verdict": one.verdict,
+        "ratio": one.ratio,
+        "interval": list(one.interval),
+        "step_s": one.step_s,
+        "more_s": one.more_s,
+    }
+
+
+def _verification(one: Verification) -> dict[str, Any]:
+    return {
+        "processes": one.processes,
+        "baseline": one.baseline,
+        "speedup": one.speedup,
+        "speedup_interval": list(one.speedup_interval),
+        "is_tie": one.is_tie,
+        "most_faster": list(one.most_faster),
     }
 
 

@@ -25,8 +25,9 @@ from automesh.outcomes import (
 from automesh.platforms import COMPILED_ABSENT
 from automesh.program.infer.search.layout import shardings_of
 from automesh.report.check.facts import facts_of
+from automesh.report.comparison import COMPARED
 from automesh.report.predicted import exposed_s, stage_bytes
-from automesh.report.result import COMPARED, Candidate, SearchResult
+from automesh.report.result import Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
@@ -47,11 +48,13 @@ def rule_of(result: SearchResult) -> MeshRule:
         raise NoFeasibleMesh(_why_none(result), hint=_what_to_do(result))
     return rule_for(
         best.plan,
-        selector=result.target,
+        selector=result.facts.devices.target,
         evidence=evidence,
-        axis_types=result.axis_types,
-        batch_axes=result.batch_axes,
-        shardings=shardings_of(result.arguments, best.plan) if result.arguments else NO_SHARDINGS,
+        axis_types=result.facts.searched.axis_types,
+        batch_axes=result.facts.searched.batch_axes,
+        shardings=shardings_of(result.facts.searched.arguments, best.plan)
+        if result.facts.searched.arguments
+        else NO_SHARDINGS,
     )
 
 
@@ -80,7 +83,7 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
     (plan, outcome), *others = fitting
     return rule_for(
         plan,
-        selector=result.target,
+        selector=result.facts.devices.target,
         evidence=Evidence(
             kind="estimated",
             step_s=outcome.step_s,
@@ -95,15 +98,17 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
                 ("ruled_out", funnel.enumerated - funnel.legal),
                 ("estimated", funnel.estimated),
             ),
-            study=Path(result.results_dir).name,
-            not_searched=result.not_searched,
-            made=result.made,
+            study=Path(result.facts.provenance.results_dir).name,
+            not_searched=result.facts.searched.not_searched,
+            made=result.footer.made,
             versions=versions,
             environment=variables,
         ),
-        axis_types=result.axis_types,
-        batch_axes=result.batch_axes,
-        shardings=shardings_of(result.arguments, plan) if result.arguments else NO_SHARDINGS,
+        axis_types=result.facts.searched.axis_types,
+        batch_axes=result.facts.searched.batch_axes,
+        shardings=shardings_of(result.facts.searched.arguments, plan)
+        if result.facts.searched.arguments
+        else NO_SHARDINGS,
     )
 
 
@@ -128,7 +133,9 @@ def config_of(result: SearchResult) -> MeshConfig:
     Raises:
       NoFeasibleMesh: as `rule_of`.
     """
-    return Rules(axes=result.axes, rules=(rule_of(result),)).select(result.target)
+    return Rules(axes=result.facts.searched.axes, rules=(rule_of(result),)).select(
+        result.facts.devices.target
+    )
 
 
 def save_rule(
@@ -144,7 +151,7 @@ def save_rule(
       RuleEdited: as `merge_rule`.
       UsageError: the file is broken or cannot be written; it is left as it was.
     """
-    merge_rule(path, rule_of(result), selector=result.target, before=before)
+    merge_rule(path, rule_of(result), selector=result.facts.devices.target, before=before)
     return path
 
 
@@ -158,19 +165,21 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
         kind="none",
         hbm_bytes=best.peak_bytes,
         stage_bytes=stage_bytes(best),
-        split=result.split,
-        not_searched=result.not_searched,
+        split=result.facts.searched.split,
+        not_searched=result.facts.searched.not_searched,
         program=_program(best),
         findings=best.estimated.findings if best.estimated else (),
         runner_up=_runner_up(result, best),
-        study=Path(result.results_dir).name,
-        made=result.made,
+        study=Path(result.facts.provenance.results_dir).name,
+        made=result.footer.made,
         versions=versions,
         environment=variables,
     )
     match best.outcome:
         case Measured(confirmed=True) as measured if not is_unsteady(measured):
-            tried |= ({} if result.template else compiled) | {"measured": funnel.measured}
+            tried |= ({} if result.facts.searched.template else compiled) | {
+                "measured": funnel.measured
+            }
             return replace(
                 evidence,
                 kind="measured",
@@ -180,7 +189,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
                 tried=tuple(tried.items()),
                 values=measured.values,
                 reference=result.reference,
-                command=result.template,
+                command=result.facts.searched.template,
             )
         case Compiled(effort="default", replay=Replayed() as replay) if result.is_ahead:
             tried |= {"out_of_memory": funnel.out_of_memory} | compiled
@@ -190,7 +199,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
                 step_s=replay.step_s,
                 bracket_s=replay.bracket_s,
                 exposed_s=exposed_s(replay),
-                reserve_bytes=result.reserve_bytes,
+                reserve_bytes=result.facts.devices.reserve_bytes,
                 mfu=replay.mfu,
                 tried=tuple(tried.items()),
                 uncounted=_uncounted((*best.outcome.counts.uncounted, *replay.uncounted)),
@@ -216,12 +225,18 @@ def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
     Of the environment, what `Rules.select` compares: jax's settings are the script's own business,
     and the seed of hashes is that of the search's workers.
     """
-    variables = tuple(pair for pair in result.versions if pair[0].startswith(ENVIRONMENT_PREFIXES))
+    variables = tuple(
+        pair
+        for pair in result.facts.provenance.versions
+        if pair[0].startswith(ENVIRONMENT_PREFIXES)
+    )
     # Packages that compile for another platform are nothing that this rule depends on.
-    others = [one.package_prefix for one in COMPILED_ABSENT if one.name != result.platform]
+    others = [
+        one.package_prefix for one in COMPILED_ABSENT if one.name != result.facts.devices.platform
+    ]
     versions = tuple(
         pair
-        for pair in result.versions
+        for pair in result.facts.provenance.versions
         # Packages are written in small letters, variables in capitals.
         if pair not in variables and not pair[0].isupper() and not pair[0].startswith(tuple(others))
     )
@@ -230,7 +245,7 @@ def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
 
 def _mfu(result: SearchResult, best: Candidate, step_s: float) -> float:
     """FLOPs of the compiled step over the chip's peak; 0 where the peak is a stand-in."""
-    chip = chip_for(result.device, result.platform)
+    chip = chip_for(result.facts.devices.kind, result.facts.devices.platform)
     if chip.rough or best.compiled is None:
         return 0.0
     return best.compiled.counts.flops / (step_s * chip.flops_per_s)
@@ -296,12 +311,13 @@ def _least(result: SearchResult) -> str:
     refused = [
         outcome
         for outcome in outcomes
-        if isinstance(outcome, OutOfMemory) and outcome.limit_bytes == result.device_memory_bytes
+        if isinstance(outcome, OutOfMemory)
+        and outcome.limit_bytes == result.facts.devices.memory_bytes
     ]
     if not refused:
         return ""
     least = min(one.needed_bytes for one in refused)
-    limit = format_bytes(result.device_memory_bytes)
+    limit = format_bytes(result.facts.devices.memory_bytes)
     return f"; the smallest of these needs {format_bytes(least)} of {limit}"
 
 
@@ -316,6 +332,7 @@ def _what_to_do(result: SearchResult) -> str:
         return "leave the machine to the search and run the same command again: it goes on"
     is_begun = any(isinstance(one.outcome, Measured) for one in result.candidates)
     is_open = is_begun and best_of(result) is not None
-    if result.funnel.waiting or result.interrupted or is_open:
+    if result.funnel.waiting or result.footer.interrupted or is_open:
         return "run the same command again to go on, or give it more --budget"
-    return f"`automesh show {result.results_dir}` lists the reasons; the logs are beside it"
+    folder = result.facts.provenance.results_dir
+    return f"`automesh show {folder}` lists the reasons; the logs are beside it"

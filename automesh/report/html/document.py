@@ -39,11 +39,12 @@ from automesh.errors import NoFeasibleMesh
 from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory
 from automesh.report import words
 from automesh.report.blocks.json import finite
+from automesh.report.comparison import EXPORTED
 from automesh.report.explain.json import facts_of_one
 from automesh.report.files.rule import has_rule, rule_text
 from automesh.report.html.nouns import DrawnTimeline, EstimatedPlan, Placed, StudyPage, Wiring
 from automesh.report.predicted import exposed_s, memory_sentence, replay_of
-from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.report.result import Candidate, SearchResult
 from automesh.report.table import summary
 from automesh.texts.terminal import clean, clean_lines
 from automesh.units import format_seconds
@@ -71,19 +72,19 @@ def document_of(page: StudyPage) -> dict[str, Any]:
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "title": clean(words.title(result)),
-        "workload": result.workload,
-        "target": result.target,
-        "device": result.device,
-        "device_count": result.device_count,
-        "made": result.made or None,
-        "interrupted": result.interrupted,
+        "workload": result.facts.searched.workload,
+        "target": result.facts.devices.target,
+        "device": result.facts.devices.kind,
+        "device_count": result.facts.devices.count,
+        "made": result.footer.made or None,
+        "interrupted": result.footer.interrupted,
         "verdict": _verdict(result, rows),
         "rule": _rule(result),
         "summary": [list(line) for line in summary(result, verbose=True).lines],
-        "versions": dict(result.versions),
+        "versions": dict(result.facts.provenance.versions),
         "memory": {
-            "limit_bytes": result.device_memory_bytes or None,
-            "reserve_bytes": result.reserve_bytes or None,
+            "limit_bytes": result.facts.devices.memory_bytes or None,
+            "reserve_bytes": result.facts.devices.reserve_bytes or None,
         },
         "plans": {
             "columns": list(COLUMNS),
@@ -290,7 +291,7 @@ def _rule(result: SearchResult) -> dict[str, Any]:
     except NoFeasibleMesh as error:
         hint = f" ({error.hint})" if error.hint else ""
         return {"text": None, "path": None, "missing": f"{error.message}{hint}"}
-    return {"text": text, "path": result.rules_path or None, "missing": None}
+    return {"text": text, "path": result.footer.rules_path or None, "missing": None}
 
 
 def _causes(result: SearchResult, estimated: Sequence[EstimatedPlan]) -> Iterable[dict[str, Any]]:
@@ -336,7 +337,7 @@ def _funnel(result: SearchResult) -> dict[str, Any]:
     if funnel.estimated or has_estimates:
         told = sum(_estimate_of(one) is not None for one in result.candidates)
         steps.append(("estimated", min(max(funnel.estimated + told, 0), funnel.legal)))
-    if not result.template:
+    if not result.facts.searched.template:
         steps.append(("compiled", funnel.compiled + funnel.duplicates))
     if not result.is_ahead:
         steps.append(("measured", funnel.measured))
@@ -400,7 +401,7 @@ def _predictions(result: SearchResult) -> dict[str, Any] | None:
     return {
         "known": "replayed" if result.is_ahead else "measured",
         "factors": factors,
-        "belief": result.belief or None,
+        "belief": result.footer.belief or None,
         "rows": [
             {
                 "basis": basis,

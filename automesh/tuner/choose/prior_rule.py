@@ -9,13 +9,13 @@ from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.mesh.rules.rule import MeshRule, first_match
 from automesh.tuner.paths import as_seen
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.units import format_seconds
 
 
 def promised_plans(
-    request: SearchRequest, preparation: Preparation
+    request: SearchRequest, preparation: Preparation, legal: LegalPlans
 ) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
     """The plan of the rule for these devices, if that was only compiled so far.
 
@@ -33,7 +33,7 @@ def promised_plans(
     if index == len(rules.rules) or rules.rules[index].evidence.kind != "compiled":
         return (), ()
     rule = rules.rules[index]
-    plan = _plan_of(rule, rules, preparation)
+    plan = _plan_of(rule, rules, preparation, legal)
     text = _text(rule, rules)
     if plan is None:
         return (), (
@@ -60,7 +60,9 @@ def measured_rule(path: Path, selector: str) -> bool:
     return index < len(rules) and rules[index].evidence.kind == "measured"
 
 
-def _plan_of(rule: MeshRule, rules: Rules, preparation: Preparation) -> Plan | None:
+def _plan_of(
+    rule: MeshRule, rules: Rules, preparation: Preparation, legal: LegalPlans
+) -> Plan | None:
     """The legal plan that a rule means; None if there is none."""
     sizes = dict(zip(rules.axes_of(rule), _pairs(rule), strict=True))
     defaults = dict(preparation.inspection.knobs)
@@ -78,7 +80,7 @@ def _plan_of(rule: MeshRule, rules: Rules, preparation: Preparation) -> Plan | N
             rule.compiler_options
         )
 
-    return next((plan for plan in preparation.plans if is_meant(plan)), None)
+    return next((plan for plan in legal.plans if is_meant(plan)), None)
 
 
 def _pairs(rule: MeshRule) -> list[tuple[int, int]]:

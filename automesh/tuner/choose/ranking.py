@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import EXCLUDED, Compiled, Estimated, Measured, Outcome
-from automesh.report.result import Candidate, Standing, Verdict
+from automesh.report.comparison import Comparison, Verdict
+from automesh.report.result import Candidate
 from automesh.tuner.choose.partly_counted import partly_counted
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A measured plan against the exported one.
-
-    Attributes:
-      verdict: as of `Standing`.
-      ratio: its time over the exported plan's.
-      interval: of `ratio`, at 95 % however often the data were looked at.
-      more_s: seconds of measuring that should decide it; 0 where it is decided.
-      processes: fresh processes in which both ran; 0 if only a race compares them.
-    """
-
-    plan: Plan
-    verdict: Literal["faster", "slower", "equal", "no faster", "undecided"]
-    ratio: float
-    interval: tuple[float, float]
-    more_s: float = 0.0
-    processes: int = 0
 
 
 def may_be_exported(outcome: Outcome | None) -> bool:
@@ -125,7 +105,7 @@ def rank(
     *,
     compiled: Mapping[Plan, Outcome],
     measured: Mapping[Plan, Outcome],
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[tuple[Plan, Comparison]],
     baseline: Sequence[Plan],
     chip: Chip,
     winner: Sequence[Plan],
@@ -140,7 +120,7 @@ def rank(
       winner: the plan that is exported, or nothing; it comes first.
       estimates: of plans that went further.
     """
-    verdicts = {comparison.plan: comparison for comparison in comparisons}
+    verdicts = dict(comparisons)
     best_s = _best_seconds(measured, winner)
     mark: Verdict = "best"
     if baseline and winner:
@@ -207,10 +187,11 @@ def estimated_candidates(
         Candidate(
             plan=plan,
             outcome=estimated,
-            standing=Standing(
+            standing=Comparison(
                 verdict="not_measured" if place else "best",
                 ratio=estimated.step_s / best_s,
                 interval=(estimated.step_s / best_s, estimated.step_s / best_s),
+                basis="estimate",
             ),
             bound_by=estimated.causes[0][0] if estimated.causes else "",
             peak_bytes=estimated.memory_bytes,
@@ -237,32 +218,27 @@ def _standing(
     mark: Verdict,
     best_s: float,
     best_predicted_s: float,
-) -> Standing:
+) -> Comparison:
     if isinstance(outcome, Compiled):
         ratio = outcome.step_s / best_predicted_s if best_predicted_s else 1.0
-        return Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
+        return Comparison(
+            verdict="not_measured", ratio=ratio, interval=(ratio, ratio), basis="replay"
+        )
     if not isinstance(outcome, Measured):
-        return Standing(verdict="failed")
+        return Comparison(verdict="failed")
     ratio = outcome.step_s / best_s if best_s else 1.0
     low, high = (bound / best_s if best_s else 1.0 for bound in outcome.interval_s)
     if not may_be_exported(outcome):
-        return Standing(verdict="excluded", ratio=ratio, interval=(low, high))
+        return Comparison(verdict="excluded", ratio=ratio, interval=(low, high), basis="step times")
     if plan in winner:
-        return Standing(verdict=mark)
+        return Comparison(verdict=mark)
     if plan in verdicts and best_s:
-        known = verdicts[plan]
-        # Seconds of another race do not stand beside the exported plan's: the ratio does.
-        return Standing(
-            verdict=known.verdict,
-            ratio=known.ratio,
-            interval=known.interval,
-            step_s=best_s * known.ratio,
-            more_s=known.more_s,
-        )
+        # Seconds of another race do not compare with the exported plan's: the ratio does.
+        return replace(verdicts[plan], step_s=best_s * verdicts[plan].ratio)
     if not winner and outcome.step_s == best_s:
-        return Standing(verdict="best")
+        return Comparison(verdict="best")
     verdict = "slower" if low > 1.0 else "undecided"
-    return Standing(verdict=verdict, ratio=ratio, interval=(low, high))
+    return Comparison(verdict=verdict, ratio=ratio, interval=(low, high), basis="step times")
 
 
 def _peak(outcome: Outcome, prediction: Outcome | None) -> int:
@@ -313,7 +289,7 @@ def rank_ahead(
             Candidate(
                 plan=plan,
                 outcome=estimated if is_low and estimated else outcome,
-                standing=Standing(verdict="not_measured"),
+                standing=Comparison(verdict="not_measured"),
                 bound_by=_bound_by(outcome, estimated),
                 peak_bytes=outcome.memory.peak_bytes if isinstance(outcome, Compiled) else 0,
                 is_baseline=plan in baseline,
@@ -340,15 +316,15 @@ def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
     """The candidate with its ratio to the best: replay over replay, estimate over estimate."""
     outcome, first = candidate.outcome, best.outcome
     if not isinstance(outcome, Compiled | Estimated):
-        return replace(candidate, standing=Standing(verdict="failed"))
+        return replace(candidate, standing=Comparison(verdict="failed"))
     if candidate is best and isinstance(outcome, Compiled):
-        return replace(candidate, standing=Standing(verdict="best"))
+        return replace(candidate, standing=Comparison(verdict="best"))
     if isinstance(outcome, Compiled) and isinstance(first, Compiled):
         ratio = outcome.step_s / first.step_s
     else:
         base = first if isinstance(first, Estimated) else best.estimated
         ratio = outcome.step_s / base.step_s if base is not None else 1.0
-    standing = Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
+    standing = Comparison(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
     return replace(candidate, standing=standing)
 
 

@@ -19,7 +19,7 @@ from automesh.tuner.choose.certificate import (
 )
 from automesh.tuner.choose.partly_counted import partly_counted, wholly_counted
 from automesh.tuner.choose.ranking import may_be_exported
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +157,7 @@ class SearchState:
 
 def state_of(
     preparation: Preparation,
+    legal: LegalPlans,
     estimates: Mapping[Plan, Estimated],
     *,
     plans: Sequence[Plan] | None = None,
@@ -168,14 +169,14 @@ def state_of(
       plans: by default all that are legal, and the baseline.
     """
     return SearchState(
-        plans=preparation.plans if plans is None else plans,
+        plans=legal.plans if plans is None else plans,
         estimates=wholly_counted(estimates),
         programs={},
         results={},
-        baseline=preparation.baseline,
-        usual=preparation.enumeration.legal[0],
+        baseline=legal.baseline,
+        usual=legal.enumeration.legal[0],
         chip=preparation.chip,
         top=top,
-        device_memory_bytes=preparation.device_memory_bytes,
-        promised=preparation.promised,
+        device_memory_bytes=preparation.aim.memory_bytes,
+        promised=legal.promised,
     )

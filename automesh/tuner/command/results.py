@@ -266,7 +266,7 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
         measured=outcomes,
         comparisons=() if decision is None else decision.comparisons,
         baseline=header.baseline,
-        chip=chip_for(header.device_kind, header.platform),
+        chip=chip_for(header.facts.devices.kind, header.facts.devices.platform),
         winner=() if decision is None else (decision.winner,),
     )
     result = replace(
@@ -281,7 +281,7 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
 def _command(header: Header, plan: Plan) -> str:
     """What runs a plan; empty if the template, which others may have written, is none for it."""
     try:
-        words = parse_template(header.template).for_plan(plan, run_dir="RUN_DIR")
+        words = parse_template(header.facts.searched.template).for_plan(plan, run_dir="RUN_DIR")
     except (UsageError, KeyError):
         return ""
     text = shlex.join(words)
@@ -312,7 +312,7 @@ def _notices(notebook: Notebook, header: Header, judged: Judged) -> tuple[str, .
     return tuple(
         notice
         for notice in (
-            *header.notices,
+            *header.facts.notices,
             judged.notice,
             f"{count(stale, 'run')} of an older script or other versions kept, not ranked"
             if stale

@@ -374,7 +374,7 @@ class CommandStrategy(Strategy):
         if decision is None or decision.winner not in seconds:
             others = [plan for plan in likely if plan not in own]
             return [*own, *others[: self.request.top]]
-        settled = {decision.winner, *(comparison.plan for comparison in decision.comparisons)}
+        settled = {decision.winner, *(plan for plan, _ in decision.comparisons)}
         limit_s = NEAR * seconds[decision.winner]
         newcomers = [plan for plan in likely if plan not in settled and seconds[plan] <= limit_s]
         newcomers = [plan for plan in newcomers if plan not in own]
@@ -487,8 +487,8 @@ class CommandStrategy(Strategy):
         own = [plan for plan in final.baseline if plan not in final.failed]
         reference = [*final.exported(at_look=True), *own, *left][:1]
         raced = raced_against(self._records().races, final, reference[0]) if reference else ()
-        known = {one.plan for one in raced}
-        undecided = [one.plan for one in raced if one.verdict == "undecided"]
+        known = {plan for plan, _ in raced}
+        undecided = [plan for plan, one in raced if one.verdict == "undecided"]
         unknown = [plan for plan in left if plan not in known]
         return list(dict.fromkeys([*reference, *undecided, *unknown]))
 
@@ -556,7 +556,9 @@ class CommandStrategy(Strategy):
         """See `Strategy`: what was noticed of the runs is told, too."""
         if not self._notices:
             return header
-        return replace(header, notices=(*header.notices, *self._notices))
+        facts = header.facts
+        facts = replace(facts, notices=(*facts.notices, *self._notices))
+        return replace(header, facts=facts)
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
         """See `Strategy`."""

@@ -27,6 +27,7 @@ from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
 from automesh.program.script.sources import hash_of_file
 from automesh.reading import Unreadable, open_regular
+from automesh.report.facts import Searched, Versions
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
@@ -39,14 +40,15 @@ from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
 from automesh.tuner.command.template import masked_template
-from automesh.tuner.paths import as_seen, check_places, make_folder, make_study_folder
-from automesh.tuner.preparation import Aim, aim_of, known_devices, study_folder
+from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
+from automesh.tuner.paths import check_places, make_folder, make_study_folder
+from automesh.tuner.preparation import Aim, LegalPlans, aim_of, known_devices, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
-from automesh.tuner.study.metadata import Header, notebook_of, shown_location
+from automesh.tuner.study.metadata import header_of, notebook_of
 from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.scope import Scope
-from automesh.tuner.study.study import Study, open_study, parse_storage
+from automesh.tuner.study.study import open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_gang, refuse_launcher
 from automesh.worker.executables import executables_folder
@@ -54,36 +56,30 @@ from automesh.worker.messages import DevicesJob, Surroundings
 
 _SHOWN = 8  # commands that a dry run shows
 _LOOK_LIMIT_S = 120.0
-Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    """Everything that is known before the first run.
+class PreparedCommand:
+    """The command, the devices and the study of a search: known before the first run.
 
     Attributes:
-      plans: the baseline, then the legal ones.
+      name: of the study.
+      folder: of the study.
+      provenance: versions and environment; runs made with others are stale.
       rules_before: the rules that the rules file had when the search began.
     """
 
     request: SearchRequest
     target: Target
+    searched: Searched
     aim: Aim
     selector: str
     name: str
     folder: Path
-    command_space: CommandSpace
-    enumeration: Enumeration
-    baseline: tuple[Plan, ...]
-    plans: tuple[Plan, ...]
     source_hash: str
-    versions: Pairs
+    provenance: Versions
     rules_before: tuple[MeshRule, ...]
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        said = [*self.target.notices, *self.command_space.notices, *self.enumeration.notices]
-        return tuple(dict.fromkeys(said))
+    device_memory: DeviceMemory = NO_LIMIT  # What does not fit is found out by running it.
 
 
 def search_command(
@@ -104,17 +100,18 @@ def search_command(
     )
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=False, is_command=True))
-    ready = _prepare(request, progress)
-    for notice in ready.notices:
+    ready, legal = _prepare(request, progress)
+    enumeration = legal.enumeration
+    for notice in enumeration.notices:
         progress.notice(notice)
     progress.phase(
         "enumerate",
-        total=ready.enumeration.num_plans,
-        done=ready.enumeration.num_plans,
-        note=f"{len(ready.enumeration.legal)} legal",
+        total=enumeration.num_plans,
+        done=enumeration.num_plans,
+        note=f"{len(enumeration.legal)} legal",
     )
     if request.dry_run:
-        return _dry_run(ready)
+        return _dry_run(ready, legal)
     make_study_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
@@ -125,13 +122,13 @@ def search_command(
             parse_storage(request.storage, ready.folder),
             ready.name,
             source_hash=ready.source_hash,
-            versions=ready.versions,
+            versions=ready.provenance,
             scope=Scope(
-                plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
+                plans=frozenset(legal.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
             ),
         ) as study,
     ):
-        header = _header(ready, study)
+        header = header_of(request, ready, legal, study)
         notebook = notebook_of(study, header)
         strategy = CommandStrategy(
             request=request,
@@ -145,8 +142,8 @@ def search_command(
                 memory_limit_bytes=limit_bytes,
                 cache_dir=cache_dir,
             ),
-            plans=ready.plans,
-            baseline=ready.baseline,
+            plans=legal.plans,
+            baseline=legal.baseline,
             study=study,
             notebook=notebook,
             logs=logs,
@@ -165,7 +162,7 @@ def search_command(
         ).run(strategy)
 
 
-def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
+def _prepare(request: SearchRequest, progress: Progress) -> tuple[PreparedCommand, LegalPlans]:
     target = parse_target(request.target, os.environ)
     if target.absent is not None:
         raise UsageError(
@@ -190,24 +187,30 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
         num_granules=aim.num_granules,
         platform=aim.platform,
     )
+    said = (*target.notices, *command_space.notices, *enumeration.notices)
+    enumeration = replace(enumeration, notices=tuple(dict.fromkeys(said)))
     baseline = _baseline(request, command_space, enumeration, aim)
-    name = study_name(request, selector=selector, axes=command_space.space.names)
+    space = command_space.space
+    name = study_name(request, selector=selector, axes=space.names)
     folder = study_folder(request.results, name, new=request.new)
-    return _Ready(
+    prepared = PreparedCommand(
         request=request,
         target=target,
+        searched=Searched(
+            workload=request.command.workload,
+            axes=space.names,
+            batch_axes=space.batch_axes,
+            template=masked_template(str(template)),
+        ),
         aim=aim,
         selector=selector,
         name=folder.name,
         folder=folder,
-        command_space=command_space,
-        enumeration=enumeration,
-        baseline=baseline,
-        plans=tuple(dict.fromkeys([*baseline, *enumeration.legal])),
         source_hash=source_hash(request),
-        versions=provenance(request, os.environ),
+        provenance=provenance(request, os.environ),
         rules_before=rules_before,
     )
+    return prepared, LegalPlans(enumeration=enumeration, baseline=baseline)
 
 
 def _surroundings(target: Target) -> Surroundings:
@@ -270,53 +273,23 @@ def _baseline(
     return (next(same, plan),)
 
 
-def _header(ready: _Ready, study: Study | None) -> Header:
-    """What is known before the first run; without a study for a dry run."""
-    request, enumeration = ready.request, ready.enumeration
-    extra = len(ready.plans) - len(enumeration.legal)  # a baseline outside of the space
-    mine = (ready.source_hash, ready.versions)
-    trials = study.measure.trials() if study else []
-    known = dict.fromkeys(trial.plan for trial in trials if trial.matches(*mine))
-    return Header(
-        workload=request.command.workload,
-        target=ready.selector,
-        platform=ready.aim.platform,
-        device_kind=ready.aim.device_kind,
-        device_count=ready.aim.num_devices,
-        axes=ready.command_space.space.names,
-        batch_axes=ready.command_space.space.batch_axes,
-        enumerated=enumeration.num_plans + extra,
-        plans=len(ready.plans),
-        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
-        baseline=ready.baseline,
-        notices=ready.notices,
-        tokens_per_step=0,
-        location=shown_location(study) if study else "",
-        results_dir=as_seen(ready.folder) if study else "",
-        again=request.again and request.again.without("dry-run"),
-        source_hash=ready.source_hash,
-        versions=ready.versions,
-        outside=tuple(str(plan) for plan in known if plan not in ready.plans),
-        template=masked_template(str(request.command.template)),
-    )
-
-
-def _dry_run(ready: _Ready) -> SearchResult:
+def _dry_run(ready: PreparedCommand, legal: LegalPlans) -> SearchResult:
     """What would be run, in the order in which it would be as long as all take the same time."""
-    template, order = ready.request.command.template, Order(ready.plans, ready.baseline)
+    template, order = ready.request.command.template, Order(legal.plans, legal.baseline)
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
         seconds[plan] = 1.0
     commands = [template.for_plan(plan, run_dir="RUN_DIR") for plan in seconds]
     shown = [f"would run: {shlex.join(map(masked_word, words))}" for words in commands]
-    more = len(ready.plans) - len(seconds)
+    more = len(legal.plans) - len(seconds)
     if more:
         shown.append(f"and {more} more, as far as the budget goes")
-    header = _header(ready, None)
+    header = header_of(ready.request, ready, legal, None)
+    result = result_of(header, (), nothing_tried(header))
     return replace(
-        result_of(header, (), nothing_tried(header)),
-        stop_reason="dry run: nothing was run",
-        notices=(*ready.notices, *shown),
+        result,
+        footer=replace(result.footer, stop_reason="dry run: nothing was run"),
+        notices=(*result.notices, *shown),
     )
 
 
@@ -382,7 +355,7 @@ def _named_files(request: SearchRequest) -> list[Path]:
     return [path for path in dict.fromkeys(found) if path != written and path.is_file()]
 
 
-def provenance(request: SearchRequest, environ: Mapping[str, str]) -> Pairs:
+def provenance(request: SearchRequest, environ: Mapping[str, str]) -> Versions:
     """Versions of what runs the command, as far as they can be asked, and the environment."""
     versions = {"automesh": version("jax-automesh")} | _versions(request.command.program)
     return tuple(sorted((*versions.items(), *relevant_environment(environ).items())))

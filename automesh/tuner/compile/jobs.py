@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from automesh.cost.roofline import predict
@@ -44,14 +45,16 @@ class CompilingHere:
 
     Attributes:
       player: gives a step's time from the schedule; None: it comes from what the program counts.
+      cache_dir: as of `SearchContext`.
     """
 
     preparation: Preparation
     player: Player | None = None
+    cache_dir: Path | None = None
 
     def job(self, plan: Plan) -> CompileJob:
         """See `Compiling`."""
-        job = compile_job(self.preparation, plan)
+        job = compile_job(self.preparation, plan, self.cache_dir)
         return replace(job, store_dir=str(self.player.store.folder)) if self.player else job
 
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
@@ -110,12 +113,13 @@ def predicted(compiled: Compiled, chip: Chip) -> Compiled:
     return replace(compiled, step_s=predict(compiled.counts, chip).step_s)
 
 
-def compile_job(preparation: Preparation, plan: Plan) -> CompileJob:
-    """A compile for the devices that the worker has."""
+def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) -> CompileJob:
+    """A compile for the devices that the worker has; `cache_dir` as of `SearchContext`."""
+    step = preparation.step
     return CompileJob(
-        step=replace(preparation.step, absent=None),
+        step=replace(step, absent=None),
         plan=plan,
-        cache_dir=str(preparation.cache_dir or ""),
+        cache_dir=str(cache_dir or ""),
     )
 
 
@@ -142,7 +146,7 @@ class CompilingAhead:
     def job(self, plan: Plan) -> CompileJob:
         """See `Compiling`."""
         return replace(
-            compile_job(self.preparation, plan),
+            compile_job(self.preparation, plan, None),
             step=self.preparation.step,
             effort=self.effort,
             store_dir=str(self.store.folder),

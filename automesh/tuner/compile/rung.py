@@ -173,9 +173,7 @@ class CompileRung:
         """Whether nothing is compiled yet, or the baseline is about to be: without it nobody could
         say how much faster the others are."""
         running = (trial.plan for trial, _ in self._running.values())
-        return not self._recorded or any(
-            plan in self.search.preparation.baseline for plan in running
-        )
+        return not self._recorded or any(plan in self.search.legal.baseline for plan in running)
 
     def _reload(self) -> None:
         """Takes over what other searches on this storage, or earlier runs, have finished."""

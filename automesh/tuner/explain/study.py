@@ -25,7 +25,6 @@ from automesh.report.explain.nouns import Explanation
 from automesh.report.files.csv import write_text
 from automesh.report.progress import Progress
 from automesh.report.result import Candidate, SearchResult
-from automesh.report.search_command import text_of
 from automesh.skipped import Skipped
 from automesh.space.options import value_of
 from automesh.tuner.compile.replay import Player
@@ -59,13 +58,15 @@ def explain_study(
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
         damage = opened.skipped.notices()
-    if header.template:
+    if header.facts.searched.template:
         raise UsageError(
             f"the study in `{folder}` is of a command: its runs were timed, its programs not seen",
             hint="only a step that a `build` makes can be explained",
         )
     cache = TermsCache(
-        folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
+        folder=folder / TERMS,
+        source_hash=header.facts.provenance.source_hash,
+        versions=header.facts.provenance.versions,
     )
     kept = cache.all()
     if not kept and cache.skipped.named:
@@ -73,11 +74,12 @@ def explain_study(
             f"the study in `{folder}` keeps no terms: {cache.skipped.notices()[0]}",
             hint="run its search again, which makes them anew",
         )
-    if header.fabric is None or not kept:
+    if header.facts.devices.fabric is None or not kept:
         raise UsageError(
             f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script "
             "or automesh has changed since",
-            hint=f"run its search again: {text_of(header.again) or 'automesh search SCRIPT'}",
+            hint="run its search again: "
+            f"{header.facts.provenance.command or 'automesh search SCRIPT'}",
         )
     plans = known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
     if not plans:
@@ -86,17 +88,23 @@ def explain_study(
             f"the study in `{folder}` names no plan{f': {said}' if said else ''}",
             hint="run its search again: it writes its table of estimates anew",
         )
-    chosen, notices = _chosen(mesh, against, plans, header.device_count)
+    chosen, notices = _chosen(mesh, against, plans, header.facts.devices.count)
     ground = Ground(
         kept=kept,
         hardware=hardware_for(
-            header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
+            header.facts.devices.fabric,
+            chosen,
+            platform=header.facts.devices.platform,
+            device_kind=header.facts.devices.kind,
         ),
-        command=text_of(header.again),
+        command=header.facts.provenance.command,
     )
     notices += _propagation_notes(chosen, kept) + damage + cache.skipped.notices()
-    if header.speeds and header.speeds != ground.hardware.speeds.origin:
-        notices += (f"its search estimated by other speeds: {header.speeds}",)
+    if (
+        header.facts.provenance.speeds
+        and header.facts.provenance.speeds != ground.hardware.speeds.origin
+    ):
+        notices += (f"its search estimated by other speeds: {header.facts.provenance.speeds}",)
     return _explanation(result, chosen, ground, notices)
 
 
@@ -161,15 +169,15 @@ def _explanation(
     candidates = {candidate.plan: candidate for candidate in result.candidates}
     sides = [explained(plan, ground, candidates.get(plan)) for plan in chosen]
     return Explanation(
-        workload=result.workload,
-        target=result.target,
-        device=result.device,
-        device_count=result.device_count,
+        workload=result.facts.searched.workload,
+        target=result.facts.devices.target,
+        device=result.facts.devices.kind,
+        device_count=result.facts.devices.count,
         speeds=ground.hardware.speeds.origin,
         one=sides[0],
         against=sides[1] if len(sides) > 1 else None,
         notices=tuple(notices),
-        study=result.study,
+        study=result.facts.provenance.location,
     )
 
 
@@ -208,7 +216,7 @@ def known_plans(
     calls = {_as_text(call): call for call in map(_call_of, kept)}
     for number, row in estimate_rows(table, skipped):
         try:
-            plans.setdefault(_plan_of(row, calls, header.axes))
+            plans.setdefault(_plan_of(row, calls, header.facts.searched.axes))
         except (AutomeshError, KeyError) as error:
             skipped.note(f"row {number} of `{table.name}`", error)
     return tuple(plans)
@@ -321,15 +329,18 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
         for candidate in result.candidates
         if isinstance(candidate.outcome, Compiled) and candidate.outcome.replay is not None
     }
-    if header.fabric is None or not compiled:
+    if header.facts.devices.fabric is None or not compiled:
         raise UsageError(
             f"nothing in the study in `{folder}` was replayed, so there is no trace to write",
             hint="a search for devices that are not here replays what it compiles: `automesh "
             "search SCRIPT --target v5e:4x4`",
         )
-    plan, _ = find_plan(mesh, list(compiled), num_devices=header.device_count)
+    plan, _ = find_plan(mesh, list(compiled), num_devices=header.facts.devices.count)
     hardware = hardware_for(
-        header.fabric, [plan], platform=header.platform, device_kind=header.device_kind
+        header.facts.devices.fabric,
+        [plan],
+        platform=header.facts.devices.platform,
+        device_kind=header.facts.devices.kind,
     )
     played = Player(store=default_store(os.environ), hardware=hardware).play(plan, compiled[plan])
     if isinstance(played, Failed):
@@ -337,9 +348,9 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
     replayed, timeline = played
     notes = [
         ("plan", str(plan)),
-        ("target", header.target),
+        ("target", header.facts.devices.target),
         ("speeds", hardware.speeds.origin),
     ]
     notes += [("not counted", what) for what in replayed.uncounted]
-    text = trace_json(timeline, name=f"{plan} on {header.target}", notes=notes)
+    text = trace_json(timeline, name=f"{plan} on {header.facts.devices.target}", notes=notes)
     write_text(text, path, hint="name a file in a folder that you may write to")

@@ -140,10 +140,10 @@ def _choice(
     session: Session, mesh: str, *, every: bool
 ) -> tuple[Callable[[Sequence[Plan]], Sequence[Plan]], tuple[str, ...]]:
     """Which of the legal plans are looked at, and what is to be said about that."""
-    baseline = session.preparation.baseline
+    baseline = session.legal.baseline
     if mesh.strip():
         devices = session.preparation.aim.num_devices
-        plans = tuple(dict.fromkeys([*session.preparation.enumeration.legal, *baseline]))
+        plans = tuple(dict.fromkeys([*session.legal.enumeration.legal, *baseline]))
         plan, notice = find_plan(mesh, plans, num_devices=devices)
         return (lambda _: (plan,)), ((notice,) if notice else ())
     if not every and baseline:

@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Numerics, Outcome
-from automesh.report.result import Verification
-from automesh.tuner.choose.ranking import Comparison
-from automesh.tuner.measure.final import FEWEST, LOOKS, Call, Final, FinalRules, call_of
+from automesh.report.comparison import Comparison, Verdict, Verification
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules, verdict_of
 from automesh.tuner.measure.fresh_processes import MOST_PASSES
 from automesh.tuner.measure.race import Standing
 from automesh.tuner.measure.schedule import Calibration
 from automesh.tuner.measure.statistics import Ratio, paired_ratio
 
 _NARROW = 0.9  # confidence of two one-sided tests at 5 %
-_KNOWN: tuple[Call, ...] = ("slower", "equal", "no faster")
+_KNOWN: tuple[Verdict, ...] = ("slower", "equal", "no faster")
+Compared = tuple[tuple[Plan, Comparison], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,18 +122,16 @@ class Decision:
 
     winner: Plan
     verification: Verification
-    comparisons: tuple[Comparison, ...]
+    comparisons: Compared
     confirmed: tuple[tuple[Plan, Measured], ...]
     sentence: str
     made: str
     failed: tuple[tuple[Plan, Failure], ...] = ()
 
     @property
-    def undecided(self) -> tuple[Comparison, ...]:
+    def undecided(self) -> Compared:
         """Plans of which it is open whether they are faster, the likeliest first."""
-        return tuple(
-            comparison for comparison in self.comparisons if comparison.verdict == "undecided"
-        )
+        return tuple(pair for pair in self.comparisons if pair[1].verdict == "undecided")
 
 
 def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: str) -> RaceRecord:
@@ -141,15 +139,15 @@ def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: st
     return RaceRecord(
         machine=machine,
         rounds=tuple((standing.finalist, standing.rounds_s) for standing in standings),
-        beaten=tuple(standing.finalist for standing in standings if standing.verdict == "slower"),
-        left=tuple(standing.finalist for standing in standings if standing.verdict == "left"),
+        beaten=tuple(standing.finalist for standing in standings if standing.state == "slower"),
+        left=tuple(standing.finalist for standing in standings if standing.state == "left"),
         sentence=sentence,
     )
 
 
 def raced_against(
     races: Sequence[RaceRecord], final: Final, reference: Plan, *, out: Collection[Plan] = ()
-) -> tuple[Comparison, ...]:
+) -> Compared:
     """What races alone say of plans against `reference`, the likeliest to be faster first.
 
     Args:
@@ -168,8 +166,12 @@ def raced_against(
                 # Perhaps by one that has failed since, or is not searched any more.
                 is_whole = not any(one in final.failed for one in rounds)
                 is_beaten = is_whole and plan in race.beaten
-                found[plan] = _comparison(plan, *ratios, is_beaten=is_beaten, rules=final.rules)
-    return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
+                found[plan] = _comparison(*ratios, is_beaten=is_beaten, rules=final.rules)
+    return _fastest_first(found)
+
+
+def _fastest_first(found: Mapping[Plan, Comparison]) -> Compared:
+    return tuple(sorted(found.items(), key=lambda pair: (pair[1].ratio, str(pair[0]))))
 
 
 def _ratios(
@@ -184,11 +186,12 @@ def _ratios(
         return paired_ratio(values, own), paired_ratio(values, own, confidence=_NARROW)
     for between in final.baseline:
         known = final.compare(between, reference)
-        if rounds.get(between) and known.count >= FEWEST:
-            own = rounds[between]
+        if rounds.get(between) and known.processes >= FEWEST:
+            own, (low, high) = rounds[between], known.interval
+            link = Ratio(value=known.ratio, low=low, high=high)
             return (
-                _chained(paired_ratio(values, own), known.ratio),
-                _chained(paired_ratio(values, own, confidence=_NARROW), known.ratio),
+                _chained(paired_ratio(values, own), link),
+                _chained(paired_ratio(values, own, confidence=_NARROW), link),
             )
     return None
 
@@ -205,16 +208,20 @@ def _log(over: float, under: float) -> float:
     return math.log(over / under) if under > 0.0 and math.isfinite(over) else math.inf
 
 
-def _comparison(
-    plan: Plan, ratio: Ratio, narrow: Ratio, *, is_beaten: bool, rules: FinalRules
-) -> Comparison:
-    call = call_of(_logs(ratio), _logs(narrow), rules.margin)
-    if is_beaten and call not in _KNOWN:
-        call = "no faster"
-    # That a race finds a plan faster is no evidence yet: fresh processes have to say so.
-    verdict = "undecided" if call == "faster" else call
+def _comparison(ratio: Ratio, narrow: Ratio, *, is_beaten: bool, rules: FinalRules) -> Comparison:
+    verdict = verdict_of(_logs(ratio), _logs(narrow), rules.margin)
+    if is_beaten and verdict not in _KNOWN:
+        verdict = "no faster"
+    if verdict == "faster":
+        verdict = "undecided"  # A race is no evidence of that: fresh processes have to say so.
     high = ratio.high if math.isfinite(ratio.high) else ratio.value
-    return Comparison(plan=plan, verdict=verdict, ratio=ratio.value, interval=(ratio.low, high))
+    return Comparison(
+        verdict=verdict,
+        ratio=ratio.value,
+        interval=(ratio.low, high),
+        basis="race",
+        more_processes=LOOKS[0] if verdict == "undecided" else 0,
+    )
 
 
 def _logs(ratio: Ratio) -> tuple[float, float]:
@@ -222,37 +229,21 @@ def _logs(ratio: Ratio) -> tuple[float, float]:
     return low, math.log(ratio.high) if math.isfinite(ratio.high) else math.inf
 
 
-def comparisons_of(
-    records: Records, final: Final, exported: Plan, *, process_s: float
-) -> tuple[Comparison, ...]:
+def comparisons_of(records: Records, final: Final, exported: Plan, *, process_s: float) -> Compared:
     """Every plan that was measured against the exported one, the fastest first.
 
     Args:
       process_s: what a process takes, to say what deciding would.
     """
-    found: dict[Plan, Comparison] = {}
-    for one in raced_against(records.races, final, exported):
-        more = LOOKS[0] if one.verdict == "undecided" else 0
-        found[one.plan] = Comparison(
-            plan=one.plan,
-            verdict=one.verdict,
-            ratio=one.ratio,
-            interval=one.interval,
-            more_s=more * process_s,
-        )
+    found = dict(raced_against(records.races, final, exported))
     for plan in dict.fromkeys(plan for row in final.rows for plan in row):
-        effect = final.compare(plan, exported)
-        if plan == exported or plan in final.failed or effect.count < FEWEST:
+        comparison = final.compare(plan, exported)
+        if plan == exported or plan in final.failed or comparison.processes < FEWEST:
             continue
-        found[plan] = Comparison(
-            plan=plan,
-            verdict=effect.verdict,
-            ratio=effect.ratio.value,
-            interval=(effect.ratio.low, effect.ratio.high),
-            more_s=(effect.needed - effect.count) * process_s,
-            processes=effect.count,
-        )
-    return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
+        found[plan] = comparison
+    return _fastest_first(
+        {plan: replace(one, more_s=one.more_processes * process_s) for plan, one in found.items()}
+    )
 
 
 def _ending_of(decision: Decision, unraced: int) -> str:
@@ -265,37 +256,26 @@ def _ending_of(decision: Decision, unraced: int) -> str:
     )
 
 
-def verification_of(
-    final: Final, exported: Plan, comparisons: Sequence[Comparison]
-) -> Verification:
+def verification_of(final: Final, exported: Plan, comparisons: Compared) -> Verification:
     """The exported plan against the script's own."""
-    own = [
-        comparison
-        for comparison in comparisons
-        if comparison.plan in final.baseline and comparison.processes
-    ]
     kept = exported in final.baseline
-    lows = [comparison.interval[0] for comparison in comparisons]
+    own = [] if kept else [(plan, one) for plan, one in comparisons if plan in final.baseline]
+    lows = [one.interval[0] for _, one in comparisons]
     is_bounded = all(low > 0.0 for low in lows)
     most = max((1 / low - 1 for low in lows if low > 0.0), default=0.0)
-    verification = Verification(
+    most_faster = (max(most, 0.0),) if is_bounded else ()
+    for plan, gain in own:
+        if gain.processes:
+            return Verification(
+                processes=final.count(exported, plan),
+                baseline=str(plan),
+                gain=gain,
+                most_faster=most_faster,
+            )
+    return Verification(
         processes=final.count(exported),
         baseline=str(exported) if kept else "",
-        speedup=1.0,
-        speedup_interval=(1.0, 1.0),
-        is_tie=False,
-        most_faster=(max(most, 0.0),) if is_bounded else (),
-    )
-    if kept or not own:
-        return verification
-    low, high = own[0].interval
-    return Verification(
-        processes=final.count(exported, own[0].plan),
-        baseline=str(own[0].plan),
-        speedup=own[0].ratio,
-        speedup_interval=(low, high),
-        is_tie=own[0].verdict != "slower",
-        most_faster=verification.most_faster,
+        most_faster=most_faster,
     )
 
 

@@ -16,20 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import processes_disagree
-from automesh.tuner.measure.statistics import Floats, Ratio, median_interval, trimmed_mean
+from automesh.report.comparison import Comparison, Verdict
+from automesh.tuner.measure.statistics import Floats, median_interval, trimmed_mean
 
 FEWEST = 3  # below this many processes nothing is exported
 LOOKS = (5, 7, 10, 14, 20, 28, 40)
 _HALF = 0.5
 _EQUAL_ERROR = 0.05
 
-Call = Literal["faster", "slower", "equal", "no faster", "undecided"]
 Row = Mapping[Plan, float]
 
 
@@ -53,43 +52,42 @@ class FinalRules:
         return self.error * _HALF ** max(passed, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """How one plan compares with another.
+def comparison_of(logs: Floats, rules: FinalRules) -> Comparison:
+    """Compares by the logarithms of ratios, one per process, in order of time.
 
-    Attributes:
-      ratio: its seconds over the other's, with the interval that decides.
-      count: processes in which both ran.
-      verdict: `no faster` if it is not faster by more than the margin, and may be slower;
-        `undecided` if more processes are needed to say.
-      needed: processes in all after which this should be decided; `count` where it is.
+    The verdict is one of `COMPARED`: `no faster` if it is not faster by more than the margin, and
+    may be slower; `undecided` if more processes are needed to say.
     """
-
-    ratio: Ratio
-    count: int
-    verdict: Call
-    needed: int
-
-
-def effect_of(logs: Floats, rules: FinalRules) -> Effect:
-    """Compares by the logarithms of ratios, one per process, in order of time."""
     count = len(logs)
     if count < FEWEST:
-        middle = float(np.exp(np.mean(logs))) if count else 1.0
-        unknown = Ratio(value=middle, low=0.0, high=math.inf)
-        return Effect(ratio=unknown, count=count, verdict="undecided", needed=LOOKS[0])
+        return Comparison(
+            verdict="undecided",
+            ratio=float(np.exp(np.mean(logs))) if count else 1.0,
+            interval=(0.0, math.inf),
+            basis="fresh processes",
+            processes=count,
+            more_processes=LOOKS[0] - count,
+        )
     mean = trimmed_mean(logs)
     low, high = mean.interval(1 - rules.level(count))
-    ratio = Ratio(value=math.exp(mean.mean), low=math.exp(low), high=math.exp(high))
-    verdict = call_of((low, high), mean.interval(1 - 2 * _EQUAL_ERROR), rules.margin)
+    verdict = verdict_of((low, high), mean.interval(1 - 2 * _EQUAL_ERROR), rules.margin)
     needed = count
     if verdict == "undecided":
         spread = mean.error * math.sqrt(count)
         needed = _needed(mean.mean, spread, count, rules)
-    return Effect(ratio=ratio, count=count, verdict=verdict, needed=needed)
+    return Comparison(
+        verdict=verdict,
+        ratio=math.exp(mean.mean),
+        interval=(math.exp(low), math.exp(high)),
+        basis="fresh processes",
+        processes=count,
+        more_processes=needed - count,
+    )
 
 
-def call_of(interval: tuple[float, float], narrow: tuple[float, float], margin: float) -> Call:
+def verdict_of(
+    interval: tuple[float, float], narrow: tuple[float, float], margin: float
+) -> Verdict:
     """The verdict that two intervals of the logarithm of a ratio allow.
 
     Args:
@@ -145,7 +143,7 @@ class Final:
         """Seconds per step of a plan, one per process that it ran in."""
         return tuple(row[plan] for row in self.rows if plan in row)
 
-    def compare(self, plan: Plan, other: Plan, *, at_look: bool = False) -> Effect:
+    def compare(self, plan: Plan, other: Plan, *, at_look: bool = False) -> Comparison:
         """A plan against another one, over the processes in which both ran.
 
         Args:
@@ -156,7 +154,7 @@ class Final:
         if at_look:
             rows = rows[: max((look for look in LOOKS if look <= len(rows)), default=0)]
         logs = np.log(np.asarray([row[plan] / row[other] for row in rows], dtype=np.float64))
-        return effect_of(logs, self.rules)
+        return comparison_of(logs, self.rules)
 
     def exported(self, *, at_look: bool = False) -> tuple[Plan, ...]:
         """The plan that the rows are for, or nothing where no plan ran in three processes.
@@ -169,14 +167,14 @@ class Final:
         own = [plan for plan in self.baseline if plan in known]
         others = [plan for plan in known if plan not in own]
         if own:
-            calls = {other: self.compare(other, own[0], at_look=at_look) for other in others}
-            others = [one for one, effect in calls.items() if effect.verdict == "faster"]
+            found = {other: self.compare(other, own[0], at_look=at_look) for other in others}
+            others = [plan for plan, one in found.items() if one.verdict == "faster"]
             if not others:
                 return (own[0],)
         if not others:
             return ()
         yardstick = own[0] if own else max(others, key=self.count)
-        best = min(others, key=lambda other: self.compare(other, yardstick).ratio.value)
+        best = min(others, key=lambda other: self.compare(other, yardstick).ratio)
         kept = [plan for plan in self.incumbent if plan in others]
         if kept and self.compare(best, kept[0], at_look=at_look).verdict != "faster":
             return (kept[0],)

@@ -146,7 +146,7 @@ class FirstVisits:
             self._bounded(),
             self.subject,
             baseline=ran,
-            plans=known.search.preparation.plans,
+            plans=known.search.legal.plans,
             rules=self.rules,
         )
 
@@ -157,7 +157,7 @@ class FirstVisits:
         capture = preparation.step.entry.capture
         if capture is None or capture.layout is None:
             return None
-        single = on_one_device(preparation.plans[0])
+        single = on_one_device(self.known.search.legal.plans[0])
         self.known.search.progress.now("running the step on one device, as the script does")
         found = calibrate(
             self._bounded(),
@@ -185,7 +185,7 @@ class FirstVisits:
         inspection = preparation.inspection
         return Subject(
             step=preparation.step,
-            cache_dir=str(preparation.cache_dir or ""),
+            cache_dir=str(self.known.search.cache_dir or ""),
             sources=(*inspection.sources, *inspection.reads.files),
             fits=self._fit_together,
         )

@@ -62,7 +62,7 @@ class Known:
 
     @property
     def baseline(self) -> tuple[Plan, ...]:
-        return self.search.preparation.baseline
+        return self.search.legal.baseline
 
     @property
     def machine(self) -> str:
@@ -89,7 +89,7 @@ class Known:
         self.incumbent = () if self.decision is None else (self.decision.winner,)
 
     def _take_over(self, stored: StoredVisits) -> None:
-        plans = frozenset(self.search.preparation.plans)
+        plans = frozenset(self.search.legal.plans)
         for calibration in stored.calibrations:
             compiled = self.compiled.get(calibration.plan)
             is_same = isinstance(compiled, Compiled) and (
@@ -114,7 +114,7 @@ class Known:
 
     def begun(self) -> list[Plan]:
         """Plans of which a trial is open: an earlier search has begun with them, or this one."""
-        plans = frozenset(self.search.preparation.plans)
+        plans = frozenset(self.search.legal.plans)
         trials = [trial for trial in self.search.study.measure.trials() if trial.plan in plans]
         return [
             trial.plan
@@ -256,7 +256,7 @@ class Known:
 
     def final(self) -> Final:
         """The final in fresh processes, as far as it was run."""
-        legal = frozenset(self.search.preparation.plans)
+        legal = frozenset(self.search.legal.plans)
         excluded = {plan for plan, one in self.done.items() if not may_be_exported(one)}
         # Another search space than now had these, too.
         excluded |= {plan for plan in self.records.plans if plan not in legal}

@@ -23,9 +23,9 @@ def contenders(known: Known, final: Final) -> list[Plan]:
     if not known.raced():
         return list(dict.fromkeys([*reference, *by_first_visit(known, final)]))
     raced = raced_against(known.records.races, final, reference[0])
-    undecided = [one.plan for one in raced if one.verdict == "undecided"]
+    undecided = [plan for plan, one in raced if one.verdict == "undecided"]
     # Races without a plan in common with the others say nothing beside them.
-    compared = {one.plan for one in raced}
+    compared = {plan for plan, _ in raced}
     open_plans = known.raced() - compared - _beaten(known)
     apart = [plan for plan in by_first_visit(known, final) if plan in open_plans]
     return list(dict.fromkeys([reference[0], *undecided, *apart]))

@@ -87,7 +87,7 @@ class NextVisit(Generic[K]):
     round_index: int
 
 
-Verdict = Literal["winner", "open", "slower", "left"]
+RaceState = Literal["winner", "open", "slower", "left"]
 Ending = Literal["", "few left", "equivalent", "all rounds", "none left"]
 
 
@@ -96,17 +96,17 @@ class Standing(Generic[K]):
     """How one finalist stands.
 
     Attributes:
-      verdict: `slower` is backed by the sequential test, `left` failed on the way, `open` is the
+      state: `slower` is backed by the sequential test, `left` failed on the way, `open` is the
         rest: not shown to be slower than the winner, which says nothing of whether it is.
       rounds_s: seconds per step, one per round.
       step_s: median of `rounds_s`; 0 if it was never visited.
       interval_s: 95 % interval of `step_s`; (0, inf) below two rounds.
       to_winner: ratio to the winner over the rounds that both ran, with its own 95 % interval (only
-        the verdict pays for all the other comparisons). None without a common round.
+        `state` pays for all the other comparisons). None without a common round.
     """
 
     finalist: K
-    verdict: Verdict
+    state: RaceState
     rounds_s: tuple[float, ...]
     step_s: float
     interval_s: tuple[float, float]
@@ -234,14 +234,14 @@ class Race(Generic[K]):
     def _standing(self, finalist: K, winner: K | None) -> Standing[K]:
         values = tuple(self._values[finalist])
         if finalist in self._left:
-            verdict: Verdict = "left"
+            state: RaceState = "left"
         elif finalist in self._beaten_by and self._victor(finalist) not in self._left:
-            verdict = "slower"
+            state = "slower"
         else:
-            verdict = "winner" if finalist == winner else "open"
+            state = "winner" if finalist == winner else "open"
         return Standing(
             finalist=finalist,
-            verdict=verdict,
+            state=state,
             rounds_s=values,
             step_s=float(np.median(values)) if values else 0.0,
             interval_s=median_interval(values) if values else (0.0, float("inf")),

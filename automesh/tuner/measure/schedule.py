@@ -430,7 +430,7 @@ class RaceReport:
     @property
     def winner(self) -> Standing[Plan] | None:
         """The fastest; None if everybody left or not a single round was completed."""
-        return next((standing for standing in self.standings if standing.verdict == "winner"), None)
+        return next((standing for standing in self.standings if standing.state == "winner"), None)
 
     @property
     def sentence(self) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured, Numerics, Outcome
-from automesh.tuner.choose.ranking import Comparison, may_be_exported
-from automesh.tuner.measure.decision import measured_outcome
+from automesh.report.comparison import Comparison
+from automesh.tuner.choose.ranking import may_be_exported
+from automesh.tuner.measure.decision import Compared, measured_outcome
 from automesh.tuner.measure.final import LOOKS
 from automesh.tuner.measure.fresh_processes import process_s_of
 from automesh.tuner.measure.numerics import Reference, check
@@ -29,7 +30,7 @@ class StoredVisits:
 
 def seen_once(
     visits: StoredVisits, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
-) -> tuple[dict[Plan, Outcome], tuple[Comparison, ...]]:
+) -> tuple[dict[Plan, Outcome], Compared]:
     """First visits as outcomes, the best evidence that there is of their plans.
 
     Args:
@@ -56,12 +57,16 @@ def seen_once(
         return found, ()
     best = min(times, key=lambda plan: (times[plan], str(plan)))
     return found, tuple(
-        Comparison(
-            plan=plan,
-            verdict="undecided",
-            ratio=times[plan] / times[best],
-            interval=(0.0, times[plan] / times[best]),
-            more_s=LOOKS[0] * process_s_of([once[one] for one in (best, plan) if one in once]),
+        (
+            plan,
+            Comparison(
+                verdict="undecided",
+                ratio=times[plan] / times[best],
+                interval=(0.0, times[plan] / times[best]),
+                basis="first visits",
+                more_processes=LOOKS[0],
+                more_s=LOOKS[0] * process_s_of([once[one] for one in (best, plan) if one in once]),
+            ),
         )
         for plan in times
         if plan != best and plan in once

@@ -74,14 +74,14 @@ def page_of(folder: Path, study: Study, header: Header) -> StudyPage:
     if not rounds:
         left_out["rounds"] = (
             "these devices are not here, so nothing was raced"
-            if header.is_ahead
+            if header.facts.devices.are_absent
             else "no race was run yet"
         )
     estimated = tuple(_estimated(result, folder / ESTIMATES))
     broken_down = _broken_down(folder, header, result, left_out)
     hardware = broken_down.hardware
     timelines = timelines_of(result, hardware, left_out)
-    placements = placed(broken_down.plans, header.fabric, hardware, left_out)
+    placements = placed(broken_down.plans, header.facts.devices.fabric, hardware, left_out)
     return StudyPage(
         result=result,
         estimated=estimated,
@@ -90,7 +90,9 @@ def page_of(folder: Path, study: Study, header: Header) -> StudyPage:
         points=broken_down.points,
         rounds=rounds,
         timelines=timelines,
-        wiring=wiring_of(header.fabric) if header.fabric is not None else None,
+        wiring=wiring_of(header.facts.devices.fabric)
+        if header.facts.devices.fabric is not None
+        else None,
         placements=placements,
         left_out=left_out,
     )
@@ -182,18 +184,23 @@ def _broken_down(
     folder: Path, header: Header, result: SearchResult, left_out: dict[Section, str]
 ) -> _BrokenDown:
     kept: Sequence[Kept] = ()
-    if not header.template:
+    if not header.facts.searched.template:
         cache = TermsCache(
-            folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
+            folder=folder / TERMS,
+            source_hash=header.facts.provenance.source_hash,
+            versions=header.facts.provenance.versions,
         )
         kept = cache.all()
     plans = _looked_at(folder, header, result, kept)
-    if header.fabric is None or not plans:
+    if header.facts.devices.fabric is None or not plans:
         left_out["explained"] = "the study does not say how its devices are linked"
         return _BrokenDown(plans=plans, hardware=None)
     try:
         hardware = hardware_for(
-            header.fabric, plans, platform=header.platform, device_kind=header.device_kind
+            header.facts.devices.fabric,
+            plans,
+            platform=header.facts.devices.platform,
+            device_kind=header.facts.devices.kind,
         )
     except AutomeshError as error:
         left_out["explained"] = str(error)
@@ -201,7 +208,7 @@ def _broken_down(
     if not kept:
         left_out["explained"] = (
             "a command was run and timed, its programs were not seen"
-            if header.template
+            if header.facts.searched.template
             else "the study keeps no terms: nothing was estimated, or automesh has changed since"
         )
         return _BrokenDown(plans=plans, hardware=hardware)
@@ -253,11 +260,11 @@ def _verdicts(
 ) -> Iterator[tuple[tuple[int, int], str]]:
     for first, second in combinations(range(len(sides)), 2):
         pair = Explanation(
-            workload=result.workload,
-            target=result.target,
-            device=result.device,
-            device_count=result.device_count,
-            speeds=result.speeds,
+            workload=result.facts.searched.workload,
+            target=result.facts.devices.target,
+            device=result.facts.devices.kind,
+            device_count=result.facts.devices.count,
+            speeds=result.facts.provenance.speeds,
             one=sides[first],
             against=sides[second],
         )

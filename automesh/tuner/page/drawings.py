@@ -93,7 +93,7 @@ def _timeline(
         return _drawn(plan, "replay", played[1], held)
     if pipeline is None:
         return None
-    chip = chip_for(result.device, result.platform)
+    chip = chip_for(result.facts.devices.kind, result.facts.devices.platform)
     timeline, simulated = predicted_timeline(pipeline, chip)
     return _drawn(plan, "schedule", timeline, _held(simulated, pipeline))
 

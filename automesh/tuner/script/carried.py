@@ -155,7 +155,8 @@ def with_starts(header: Header, entry: Entry) -> Header:
     if capture is None or not (why := starts(capture.folder)):
         return header
     said = f"the script was started {count(len(why), 'time')}: {', '.join(why)}"
-    header = replace(header, details=(*header.details, said))
+    facts = replace(header.facts, details=(*header.facts.details, said))
+    header = replace(header, facts=facts)
     if not (reasons := lost(capture.folder)):
         return header
     notice = (
@@ -163,4 +164,4 @@ def with_starts(header: Header, entry: Entry) -> Header:
         f"({'; '.join(reasons)}): from then on the script was run up to its step again for each "
         "mesh"
     )
-    return replace(header, notices=(*header.notices, notice))
+    return replace(header, facts=replace(facts, notices=(*facts.notices, notice)))

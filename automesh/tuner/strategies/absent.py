@@ -99,7 +99,7 @@ class AbsentStrategy(Strategy):
         refused = dict(layouts.refused)
         plans = [
             plan
-            for plan in preparation.plans
+            for plan in self.search.legal.plans
             if tuple(axis.ici for axis in plan.axes) not in refused
         ]
         if not plans:
@@ -108,7 +108,13 @@ class AbsentStrategy(Strategy):
                 f"no legal plan can be laid out on {preparation.selector}: {reason}",
                 hint="let the space have other sizes, or name another target",
             )
-        state = state_of(preparation, estimates.found, plans=plans, top=self.search.request.top)
+        state = state_of(
+            preparation,
+            self.search.legal,
+            estimates.found,
+            plans=plans,
+            top=self.search.request.top,
+        )
         self._start = replace(
             state, is_replayed=True, device_memory_bytes=preparation.device_memory.free_bytes
         )
@@ -288,7 +294,7 @@ class AbsentStrategy(Strategy):
 
     def _extent(self) -> str:
         if not self._state().left():
-            all_legal = len(self._start.plans) == len(self.search.preparation.plans)
+            all_legal = len(self._start.plans) == len(self.search.legal.plans)
             which = "every legal plan" if all_legal else "every legal plan that jax can lay out"
             return f"{which} was compiled, and nothing was run"
         if self._was_late:

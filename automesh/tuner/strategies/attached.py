@@ -54,7 +54,9 @@ class AttachedStrategy(Strategy):
     def __post_init__(self) -> None:
         search = self.search
         self._player = player_for(search)
-        self._start = state_of(search.preparation, search.estimates.found, top=search.request.top)
+        self._start = state_of(
+            search.preparation, search.legal, search.estimates.found, top=search.request.top
+        )
 
     def climb(self) -> str:
         """See `Strategy`."""
@@ -131,7 +133,11 @@ class AttachedStrategy(Strategy):
             done = CompileRung(
                 search=search,
                 rung=search.study.compile,
-                compiling=CompilingHere(preparation=search.preparation, player=self._player),
+                compiling=CompilingHere(
+                    preparation=search.preparation,
+                    player=self._player,
+                    cache_dir=search.cache_dir,
+                ),
                 pool=pool,
                 choose=choose,
                 order=lambda plans, done: state.knowing(done, {}).order(plans, view),

@@ -32,7 +32,7 @@ from automesh.tuner.study.study import Study, Trial
 
 def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
-    if header.template:
+    if header.facts.searched.template:
         return assemble_command(study, header)
     notebook = notebook_of(study, header)
     judged = header.device_memory.judged
@@ -42,7 +42,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
     decision, footer = notebook.decision(), notebook.footer()
     if decision is not None:
         measured |= {**dict(decision.confirmed), **dict(decision.failed)}
-    if header.is_ahead:
+    if header.facts.devices.are_absent:
         screened |= {plan: judged(one) for plan, one in outcomes_of(notebook, study.screen).items()}
         candidates = rank_ahead(
             compiled=compiled,
@@ -61,7 +61,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
             measured=measured,
             comparisons=comparisons,
             baseline=header.baseline,
-            chip=chip_for(header.device_kind, header.platform),
+            chip=chip_for(header.facts.devices.kind, header.facts.devices.platform),
             winner=() if decision is None else (decision.winner,),
             estimates=_estimates(notebook, study.compile),
         )
@@ -71,7 +71,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
     return replace(
         with_ending(found, decision, footer),
         reference=notebook.reference(),
-        notices=(*header.notices, *_notices_of_stale(notebook), *study.skipped.notices()),
+        notices=(*header.facts.notices, *_notices_of_stale(notebook), *study.skipped.notices()),
     )
 
 

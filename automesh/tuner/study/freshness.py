@@ -22,7 +22,7 @@ from automesh.program.nouns import Inspection, Traced
 from automesh.program.script.sources import Sources
 from automesh.report.progress import Progress
 from automesh.tuner.paths import as_seen
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.study import Study
 from automesh.tuner.workers import memory_share_bytes, surroundings_of
@@ -237,14 +237,16 @@ def settled(
     request: SearchRequest,
     target: Target,
     preparation: Preparation,
+    legal: LegalPlans,
     study: Study,
     progress: Progress,
     clock: Callable[[], float],
     start_worker: StartWorker = Process,
-) -> Preparation:
-    """The preparation with the hash of the trials that count for it, and with what is said of it.
+) -> tuple[Preparation, LegalPlans]:
+    """The preparation with the hash of the trials that count for it; the plans, with what the user
+    should know of that.
 
-    The study counts by it, too, from then on.
+    The study counts by the hash, too, from then on.
     """
     with temporary_folder("lower") as folder:
         lowering = _Lowering(
@@ -269,11 +271,9 @@ def settled(
     study.count_for(found.source_hash)
     for notice in found.notices:
         progress.notice(notice)
-    enumeration = preparation.enumeration
-    return replace(
-        preparation,
-        source_hash=found.source_hash,
-        enumeration=replace(enumeration, notices=(*enumeration.notices, *found.notices)),
+    return (
+        replace(preparation, source_hash=found.source_hash),
+        legal.with_notices(tuple(found.notices)),
     )
 
 

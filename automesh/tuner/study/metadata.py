@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from automesh.errors import UsageError
-from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import to_json
-from automesh.mesh.axes import Plan, usual_batch_axes
-from automesh.program.infer.search.layout import NamedSplit
+from automesh.mesh.axes import Plan
 from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
-from automesh.report.search_command import SearchCommand, read_text
+from automesh.report.facts import Devices, Provenance, Searched, StudyFacts, Versions
+from automesh.report.result import Footer
 from automesh.skipped import name_of_note
 from automesh.texts.storage_url import masked, masked_url
 from automesh.tuner.command.template import masked_template
-from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
+from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.paths import as_seen, newest_study
-from automesh.tuner.preparation import Preparation
+from automesh.tuner.preparation import Aim, LegalPlans
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import notices_of
-from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.stored.notes import SCHEMA, upgraded_decision, upgraded_header
 from automesh.tuner.study.study import Study, Trial, open_study
 from automesh.units import format_wait
 
-Pairs = tuple[tuple[str, str], ...]
+NO_ESTIMATES = Estimates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,72 +37,31 @@ class Header:
     """What a search knew when it started; with the trials it is all that `show` needs.
 
     Attributes:
-      plans: how many plans are legal, the baseline included.
+      facts: what is searched, for which devices, by what.
+      baseline: the script's own plan, or nothing.
+      enumerated: how many plans there are, the illegal ones included.
+      plans: how many are legal, the baseline included.
       ruled_out: how many plans each rule rejected.
-      location: where the trials are, for people.
-      speeds: where the speeds of the estimates come from, in words.
       estimated: how many of `plans` have an estimate.
       refused: how many of them have none because the step refuses them.
-      fabric: how the devices are wired; None if that could not be told.
-      is_ahead: True if the devices are not here: nothing can be measured.
-      device_memory: what a plan may use of a device's memory.
-      axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
-      batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
-      again: the command that goes on with the search; None for a search from Python, and where a
-        former version has kept none that can be read.
       outside: plans, as text, that the study knows from other search spaces and that are not legal
         in this one.
-      split: the axes of a script's mesh that are several in the search, in the words of `--split`.
-      template: of the command that is run for each plan; empty where a script's step is.
-      details: how the estimates were made, for those who ask.
-      made_up: arguments of the step that nobody gives values for, by name.
-      arguments: of a step whose shardings are inferred, how logical axes split them.
     """
 
-    workload: str
-    target: str
-    platform: str
-    device_kind: str
-    device_count: int
-    axes: tuple[str, ...]
+    facts: StudyFacts
+    baseline: tuple[Plan, ...]
     enumerated: int
     plans: int
     ruled_out: tuple[tuple[str, int], ...]
-    baseline: tuple[Plan, ...]
-    notices: tuple[str, ...]
-    tokens_per_step: int
-    location: str
-    results_dir: str
-    source_hash: str
-    versions: Pairs
-    speeds: str = ""
     estimated: int = 0
-    fabric: Fabric | None = None
-    is_ahead: bool = False
-    device_memory: DeviceMemory = NO_LIMIT
-    outside: tuple[str, ...] = ()
-    template: str = ""
-    split: str = ""
-    not_searched: str = ""
-    axis_types: tuple[str, ...] = ()
-    batch_axes: tuple[str, ...] | None = None
-    details: tuple[str, ...] = ()
-    made_up: tuple[str, ...] = ()
     refused: int = 0
-    again: SearchCommand | None = None
-    arguments: tuple[NamedSplit, ...] = ()
+    outside: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
-    """How the last run ended; `certificate`, `belief` and `made` as in `SearchResult`."""
-
-    stop_reason: str
-    rules_path: str
-    interrupted: bool
-    certificate: str = ""
-    belief: str = ""
-    made: str = ""
+    @property
+    def device_memory(self) -> DeviceMemory:
+        """What a plan may use of a device's memory."""
+        devices = self.facts.devices
+        return DeviceMemory(limit_bytes=devices.memory_bytes, reserve_bytes=devices.reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +74,7 @@ class Notebook:
 
     study: Study
     source_hash: str
-    versions: Pairs
+    versions: Versions
     outside: frozenset[str] = frozenset()
 
     def is_current(self, trial: Trial) -> bool:
@@ -130,7 +88,7 @@ class Notebook:
         return self.study.scope.covers(plan) and str(plan) not in self.outside
 
     def note_header(self, header: Header) -> None:
-        self.study.note("header", to_json(header, Header))
+        self.study.note("header", {"schema": SCHEMA, **to_json(header, Header)})
 
     def note_footer(self, footer: Footer) -> None:
         self.note("footer", to_json(footer, Footer))
@@ -145,19 +103,17 @@ class Notebook:
         return self.read("reference", str) or ""
 
     def note_decision(self, decision: Decision) -> None:
-        self.note("decision", to_json(decision, Decision))
+        self.note("decision", {"schema": SCHEMA, **to_json(decision, Decision)})
 
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
-        found = _upgraded(self.noted("decision"))
+        found = upgraded_decision(self.noted("decision"))
         decision: Decision | None = self.study.read_note("decision", found, Decision)
         if decision is None or not self.tells_of(decision.winner):
             return None
         return replace(
             decision,
-            comparisons=tuple(
-                comparison for comparison in decision.comparisons if self.tells_of(comparison.plan)
-            ),
+            comparisons=tuple(pair for pair in decision.comparisons if self.tells_of(pair[0])),
             confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
         )
 
@@ -187,121 +143,132 @@ class Notebook:
         return self.study.read_note(key, self.noted(key), kind)
 
 
-def _upgraded(found: Any) -> Any:
-    """A decision of a version that compared with the winner of a race, as one of now.
-
-    Its comparisons are left out: they were made with another plan than the exported one.
-    """
-    if not isinstance(found, dict) or "race" not in found:
-        return found
-    race, kept = found["race"], {key: one for key, one in found.items() if key != "race"}
-    sentence = race.get("sentence") if isinstance(race, dict) else None
-    return {**kept, "comparisons": [], "sentence": sentence}
-
-
 def notebook_of(study: Study, header: Header) -> Notebook:
     """The notes of a study for the script and the versions of a header."""
+    provenance = header.facts.provenance
     return Notebook(
         study=study,
-        source_hash=header.source_hash,
-        versions=header.versions,
+        source_hash=provenance.source_hash,
+        versions=provenance.versions,
         outside=frozenset(header.outside),
     )
-
-
-def batch_axes_of(header: Header) -> tuple[str, ...]:
-    """Axes that split the rows of a batch; by their names where nobody noted them."""
-    return usual_batch_axes(header.axes) if header.batch_axes is None else header.batch_axes
 
 
 def read_header(study: Study) -> Header | None:
     """The header that the last search left in a study; None if none got that far, or it is
     damaged."""
-    found = study.noted("header")
-    if isinstance(found, dict) and "room" in found:  # Its name in studies of former versions.
-        found = {**found, "device_memory": found["room"]}
-        del found["room"]
-    header = study.read_note("header", _with_parts(found), Header)
+    found = upgraded_header(study.noted("header"))
+    header = study.read_note("header", found, Header)
     return None if header is None else _without_secrets(header)
-
-
-def _with_parts(found: Any) -> Any:
-    """A header of a version that kept its command as a text: only the parts of it that are known
-    ones are read."""
-    if not isinstance(found, dict) or "command" not in found:
-        return found
-    kept = {key: one for key, one in found.items() if key != "command"}
-    command = read_text(str(found["command"]))
-    return {**kept, "again": None if command is None else to_json(command, SearchCommand)}
 
 
 def _without_secrets(header: Header) -> Header:
     """The header as it may be shown: former versions have masked only simple passwords."""
-    return replace(
-        header,
-        location=masked_url(header.location),
-        template=masked_template(header.template),
-        notices=tuple(masked(notice) for notice in header.notices),
-    )
+    facts = header.facts
+    provenance = replace(facts.provenance, location=masked_url(facts.provenance.location))
+    searched = replace(facts.searched, template=masked_template(facts.searched.template))
+    notices = tuple(masked(notice) for notice in facts.notices)
+    facts = replace(facts, searched=searched, provenance=provenance, notices=notices)
+    return replace(header, facts=facts)
 
 
 # What a search notes at its start, and how it says that its time is over.
 
 
-def header_of(
+class Prepared(Protocol):
+    """What the facts of a study are made of: a prepared step, or a prepared command."""
+
+    @property
+    def searched(self) -> Searched: ...
+    @property
+    def aim(self) -> Aim: ...
+    @property
+    def selector(self) -> str: ...
+    @property
+    def device_memory(self) -> DeviceMemory: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def source_hash(self) -> str: ...
+    @property
+    def provenance(self) -> Versions: ...
+
+
+def facts_of(
     request: SearchRequest,
-    preparation: Preparation,
-    estimates: Estimates,
-    study: Study,
+    prepared: Prepared,
+    legal: LegalPlans,
+    study: Study | None,
     *,
+    estimates: Estimates = NO_ESTIMATES,
     is_ahead: bool = False,
-) -> Header:
-    """What a search knows before anything is compiled.
+) -> StudyFacts:
+    """What a study is about, known before anything is compiled or run.
 
     Args:
+      study: None for a dry run that leaves none.
+      estimates: nothing for a command, which has none.
       is_ahead: the devices are not here.
     """
-    enumeration, inspection = preparation.enumeration, preparation.inspection
-    extra = len(preparation.plans) - len(enumeration.legal)  # a baseline outside of the space
-    return Header(
-        workload=workload_name(request.entry),
-        target=preparation.selector,
-        platform=preparation.aim.platform,
-        device_kind=preparation.aim.device_kind,
-        device_count=preparation.aim.num_devices,
-        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
-        enumerated=enumeration.num_plans + extra,
-        plans=len(preparation.plans),
-        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
-        baseline=preparation.baseline,
-        notices=notices_of(preparation, estimates),
+    aim, memory = prepared.aim, prepared.device_memory
+    return StudyFacts(
+        searched=prepared.searched,
+        devices=Devices(
+            target=prepared.selector,
+            platform=aim.platform,
+            kind=aim.device_kind,
+            count=aim.num_devices,
+            are_absent=is_ahead,
+            fabric=estimates.fabric,
+            memory_bytes=memory.limit_bytes,
+            reserve_bytes=memory.reserve_bytes,
+        ),
+        provenance=Provenance(
+            source_hash=prepared.source_hash,
+            versions=prepared.provenance,
+            speeds=estimates.origin,
+            again=request.again and request.again.without("dry-run"),
+            location=shown_location(study) if study else "",
+            results_dir=as_seen(prepared.folder) if study else "",
+        ),
+        notices=notices_of(legal, estimates),
         details=estimates.details,
-        made_up=inspection.made_up,
-        tokens_per_step=inspection.tokens_per_step,
-        location=shown_location(study),
-        results_dir=as_seen(preparation.folder),
-        again=request.again,
-        source_hash=preparation.source_hash,
-        versions=preparation.provenance,
-        speeds=estimates.origin,
-        estimated=len(estimates.found),
-        refused=estimates.refusals,
-        fabric=estimates.fabric,
-        is_ahead=is_ahead,
-        device_memory=preparation.device_memory,
-        axis_types=preparation.axis_types,
-        batch_axes=preparation.batch_axes,
-        split=preparation.split,
-        not_searched=preparation.not_searched,
-        arguments=preparation.arguments,
-        outside=_outside(preparation, study, is_ahead=is_ahead),
     )
 
 
-def _outside(preparation: Preparation, study: Study, *, is_ahead: bool) -> tuple[str, ...]:
+def header_of(
+    request: SearchRequest,
+    prepared: Prepared,
+    legal: LegalPlans,
+    study: Study | None,
+    *,
+    estimates: Estimates = NO_ESTIMATES,
+    is_ahead: bool = False,
+) -> Header:
+    """The header of a study: its facts, and how many plans there are.
+
+    Arguments as of `facts_of`.
+    """
+    enumeration, plans = legal.enumeration, legal.plans
+    extra = len(plans) - len(enumeration.legal)  # a baseline outside of the space
+    return Header(
+        facts=facts_of(request, prepared, legal, study, estimates=estimates, is_ahead=is_ahead),
+        baseline=legal.baseline,
+        enumerated=enumeration.num_plans + extra,
+        plans=len(plans),
+        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
+        estimated=len(estimates.found),
+        refused=estimates.refusals,
+        outside=_outside(prepared, plans, study, is_ahead=is_ahead) if study else (),
+    )
+
+
+def _outside(
+    prepared: Prepared, plans: Collection[Plan], study: Study, *, is_ahead: bool
+) -> tuple[str, ...]:
     """Plans that were searched here before, for this script, and are not legal now."""
-    mine = (preparation.source_hash, preparation.provenance)
-    legal = frozenset(preparation.plans)
+    mine = (prepared.source_hash, prepared.provenance)
+    legal = frozenset(plans)
     rungs = [study.compile, study.measure, *([study.screen] if is_ahead else [])]
     known = dict.fromkeys(
         trial.plan for rung in rungs for trial in rung.trials() if trial.matches(*mine)

@@ -15,6 +15,7 @@ from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Failed, Measured, OutOfMemory, TimedOut
 from automesh.pipeline import make_schedule, simulate
+from automesh.report.comparison import Comparison, Verification
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import verdict_sentence
 from automesh.report.html.nouns import (
@@ -25,7 +26,7 @@ from automesh.report.html.nouns import (
     MemoryPoint,
     StudyPage,
 )
-from automesh.report.result import Candidate, SearchResult, Standing, Verification
+from automesh.report.result import Candidate
 from automesh.tuner.choose.ranking import rank
 from automesh.tuner.page.drawings import placed, wiring_of
 from tests.regenerate import record_pages
@@ -33,6 +34,7 @@ from tests.regenerate.record_studies import FOLDER, read
 from tests.support.cases.explain_golden import decoder
 from tests.support.cases.replay_golden import ALL as MODULES
 from tests.support.samples import explain_samples, results_samples
+from tests.support.samples.changed_results import changed
 from tests.support.samples.replay_samples import layouts_of
 
 GIB = 2**30
@@ -58,9 +60,7 @@ def recorded(name: str) -> StudyPage:
     confirmed = Verification(
         processes=4,
         baseline=str(fastest[-1]),
-        speedup=speedup,
-        speedup_interval=(0.95 * speedup, 1.05 * speedup),
-        is_tie=False,
+        gain=Comparison(verdict="slower", ratio=speedup, interval=(0.95 * speedup, 1.05 * speedup)),
     )
     ranked = rank(
         compiled=dict(study.compiled),
@@ -89,7 +89,7 @@ def recorded(name: str) -> StudyPage:
     ]
     base = results_samples.measured_search()
     funnel = replace(base.funnel, compiled=len(study.compiled), measured=len(fastest))
-    result = replace(
+    result = changed(
         base, workload=name, candidates=ranked, funnel=funnel, verifications=(confirmed,)
     )
     explained = tuple(
@@ -167,7 +167,7 @@ def replayed() -> StudyPage:
             Candidate(
                 plan=plan,
                 outcome=compiled,
-                standing=Standing(
+                standing=Comparison(
                     verdict="not_measured", ratio=found.step_s / timelines[0].timeline.step_s
                 ),
                 bound_by=found.causes[0][0],
@@ -182,7 +182,7 @@ def replayed() -> StudyPage:
     ranked = tuple(
         replace(
             one,
-            standing=Standing(
+            standing=Comparison(
                 verdict="not_measured" if place else "best",
                 ratio=getattr(one.outcome, "step_s", 1.0) / first_s,
                 interval=(getattr(one.outcome, "step_s", 1.0) / first_s,) * 2,
@@ -204,15 +204,15 @@ def replayed() -> StudyPage:
     base = results_samples.predicted_search()
     absent = parse_target("v5e:4x4*2", {}).absent
     assert absent is not None
-    result = replace(
+    result = changed(
         base,
         target="v5e-4x4-2",
-        device="TPU v5 lite",
-        device_count=32,
+        kind="TPU v5 lite",
+        count=32,
         axes=("dp", "fsdp", "tp"),
         axis_types=("auto",) * 3,
         candidates=(*ranked, refused),
-        device_memory_bytes=63 * GIB // 4,
+        memory_bytes=63 * GIB // 4,
     )
     return StudyPage(
         result=result,
@@ -293,7 +293,7 @@ def failed() -> StudyPage:
         waiting=117,
     )
     return StudyPage(
-        result=replace(
+        result=changed(
             base, candidates=candidates, funnel=funnel, verifications=(), rules_path="", made=""
         ),
         left_out={
@@ -330,7 +330,7 @@ def large(count: int = 5000) -> StudyPage:
 def hostile() -> StudyPage:
     """Texts that would do something if anything read them as HTML or JavaScript."""
     page = pipelined()
-    result: SearchResult = replace(
+    result = changed(
         page.result,
         workload=HOSTILE,
         notices=(HOSTILE,),

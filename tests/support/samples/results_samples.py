@@ -15,7 +15,10 @@ from automesh.outcomes import (
     Replayed,
     TimedOut,
 )
-from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.report.comparison import Comparison, Verification
+from automesh.report.facts import Devices, Provenance, Searched, StudyFacts
+from automesh.report.result import Candidate, Footer, Funnel, SearchResult
+from tests.support.samples.changed_results import changed
 
 GIB = 2**30
 
@@ -77,7 +80,7 @@ def candidate(
 ) -> Candidate:
     half = 0.02 if isinstance(outcome, Measured) else 0.0
     span = (ratio * (1 - half), ratio * (1 + half))
-    standing = Standing(verdict=verdict, ratio=ratio, interval=span)
+    standing = Comparison(verdict=verdict, ratio=ratio, interval=span)
     return replace(Candidate(plan=made, outcome=outcome, standing=standing), **changes)
 
 
@@ -168,14 +171,24 @@ def measured_search() -> SearchResult:
         measured=6,
     )
     return SearchResult(
-        workload="dense_lm",
-        target="cpu-8",
-        platform="cpu",
-        device="cpu device",
-        device_count=8,
-        axes=DEFAULT_AXES,
-        axis_types=("auto",) * 5,
-        batch_axes=("dp", "fsdp"),
+        facts=StudyFacts(
+            searched=Searched(
+                workload="dense_lm",
+                axes=DEFAULT_AXES,
+                batch_axes=("dp", "fsdp"),
+                axis_types=("auto",) * 5,
+                tokens_per_step=2048,
+                made_up=("params", "opt_state", "batch"),
+            ),
+            devices=Devices(target="cpu-8", platform="cpu", kind="cpu device", count=8),
+            provenance=Provenance(
+                source_hash="abc",
+                versions=(("automesh", "0.1.0"), ("jax", "0.10.2")),
+                location="results/dense_lm-cpu-8-3fa9c1/study.db",
+                results_dir="results/dense_lm-cpu-8-3fa9c1",
+            ),
+            details=("the program depends on the size of `tp` in a way that has no formula",),
+        ),
         candidates=(*ranked, *fallen),
         funnel=funnel,
         reference="the script's dp:8",
@@ -183,22 +196,23 @@ def measured_search() -> SearchResult:
             Verification(
                 processes=3,
                 baseline="dp:8 remat=full",
-                speedup=1.309,
-                speedup_interval=(1.271, 1.353),
-                is_tie=False,
+                gain=Comparison(
+                    verdict="slower",
+                    ratio=1.309,
+                    interval=(1.271, 1.353),
+                    basis="fresh processes",
+                    processes=3,
+                ),
             ),
         ),
-        stop_reason="The budget of 5 min is spent. The next best compiled plan is 17 % behind.",
+        footer=Footer(
+            stop_reason="The budget of 5 min is spent. The next best compiled plan is 17 % behind.",
+            rules_path="mesh_rules.toml",
+            interrupted=False,
+            made="2026-11-21T08:07:00Z",
+        ),
         notices=("the knob `microbatches` of the space is not taken by `build` and was dropped",),
-        made_up=("params", "opt_state", "batch"),
-        details=("the program depends on the size of `tp` in a way that has no formula",),
-        tokens_per_step=2048,
-        study="results/dense_lm-cpu-8-3fa9c1/study.db",
-        results_dir="results/dense_lm-cpu-8-3fa9c1",
-        rules_path="mesh_rules.toml",
         command="automesh show results/dense_lm-cpu-8-3fa9c1",
-        made="2026-11-21T08:07:00Z",
-        versions=(("automesh", "0.1.0"), ("jax", "0.10.2")),
     )
 
 
@@ -236,13 +250,13 @@ def compiled_search() -> SearchResult:
         waiting=146,
         measured=0,
     )
-    return replace(
+    return changed(
         base,
         workload="moe_lm",
         target="tpu-v5p-1024-4",
         platform="tpu",
-        device="TPU v5p",
-        device_count=512,
+        kind="TPU v5p",
+        count=512,
         candidates=rows,
         funnel=funnel,
         reference="",
@@ -252,7 +266,7 @@ def compiled_search() -> SearchResult:
         tokens_per_step=2_097_152,
         rules_path="",
         interrupted=True,
-        study="postgresql+psycopg://me:secret@host/automesh",
+        location="postgresql+psycopg://me:secret@host/automesh",
         command="automesh search moe_lm.py --target tpu-v5p-1024-4",
     )
 
@@ -315,7 +329,7 @@ def predicted_search() -> SearchResult:
     funnel = replace(
         base.funnel, compiled=4, out_of_memory=1, screened=1, waiting=145, estimated=140
     )
-    return replace(
+    return changed(
         base,
         candidates=(*ranked, low, refused),
         funnel=funnel,
@@ -328,7 +342,7 @@ def predicted_search() -> SearchResult:
         interrupted=False,
         rules_path="mesh_rules.toml",
         is_ahead=True,
-        device_memory_bytes=383 * GIB // 4,
+        memory_bytes=383 * GIB // 4,
         reserve_bytes=GIB // 4,
         versions=(
             ("automesh", "0.1.0"),
@@ -337,7 +351,7 @@ def predicted_search() -> SearchResult:
             ("libtpu", "0.0.42.1"),
             ("LIBTPU_INIT_ARGS", "--xla_x=1"),
         ),
-        study="results/moe_lm-tpu-v5p-1024-4-77aa01/study.db",
+        location="results/moe_lm-tpu-v5p-1024-4-77aa01/study.db",
         results_dir="results/moe_lm-tpu-v5p-1024-4-77aa01",
     )
 
@@ -349,7 +363,7 @@ def empty_search() -> SearchResult:
     funnel = replace(
         base.funnel, legal=3, compiled=0, duplicates=0, waiting=0, measured=0, enumerated=198
     )
-    return replace(
+    return changed(
         base,
         candidates=fallen,
         funnel=funnel,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from automesh.hardware import chip_for
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Measured, Memory
-from automesh.tuner.choose.ranking import Comparison, best_first, promising, rank
+from automesh.report.comparison import Comparison
+from automesh.tuner.choose.ranking import best_first, promising, rank
 
 MEMORY = Memory(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=1, peak_bytes=3)
 COUNTS = Counts(flops=10, hbm_bytes=10, collectives=())
@@ -77,9 +78,7 @@ def test_what_may_not_be_exported_is_never_the_best() -> None:
     ranked = rank(
         compiled={},
         measured=outcomes,
-        comparisons=[
-            Comparison(plan=plan("dp:4"), verdict="slower", ratio=1.5, interval=(1.4, 1.6))
-        ],
+        comparisons=[(plan("dp:4"), Comparison(verdict="slower", ratio=1.5, interval=(1.4, 1.6)))],
         baseline=[],
         chip=CPU,
         winner=[plan("dp:2,tp:2")],

@@ -124,7 +124,7 @@ def test_the_fastest_of_many_wins_though_runs_are_noisy(scene: Callable[[World],
     assert mesh_of(result) == "fsdp:8"
     (verification,) = result.verifications
     assert verification.speedup == pytest.approx(1.5, rel=0.05) and not verification.is_tie
-    assert "all that came near are decided" in result.stop_reason
+    assert "all that came near are decided" in result.footer.stop_reason
     # Whoever is shown to be slower is not run to the end of the race.
     rounds = Counter(world.ran)
     assert rounds["2", "4"] < rounds["8", "1"]
@@ -160,11 +160,11 @@ def test_a_race_without_time_goes_on_with_the_next_search(scene: Callable[[World
     world = World(step_s=by_tp(1.00, 1.02, 1.04, 1.3), noise=0.005)
     here = scene(world)
     first = here.search(200.0)
-    assert "the time was used up before" in first.stop_reason
+    assert "the time was used up before" in first.footer.stop_reason
     raced = here.labels()["race"]
     assert raced > 0
     second = here.search(3600.0)
-    assert "the time was used up" not in second.stop_reason
+    assert "the time was used up" not in second.footer.stop_reason
     assert here.labels()["race"] > raced
     assert mesh_of(second) == "fsdp:8"
     # Each plan was explored once, in both searches together.

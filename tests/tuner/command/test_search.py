@@ -255,12 +255,12 @@ def test_a_budget_that_is_too_small_says_how_many_were_not_tried(place: Place) -
     space = place.folder / "space.toml"
     space.write_text('[axes]\nfsdp = {}\ntp = {}\n[knobs]\nremat = ["none", "full", "dots"]\n')
     small = place.search("--remat {remat}", space="space.toml", budget="2s", baseline="tp:8")
-    assert "plans were tried" in small.found.stop_reason
+    assert "plans were tried" in small.found.footer.stop_reason
     assert 0 < small.found.funnel.waiting < 12
     assert "not reached" in small.table(width=200)
     before = place.runs()  # What is known stays.
     after = place.search("--remat {remat}", space="space.toml", budget="5m", baseline="tp:8")
-    assert after.found.stop_reason.startswith("every plan was tried")
+    assert after.found.footer.stop_reason.startswith("every plan was tried")
     assert not after.found.funnel.waiting
     assert str(after.found.candidates[0].plan) == "fsdp:8 remat=full"
     assert all(place.runs()[mesh] >= count for mesh, count in before.items())
@@ -303,7 +303,7 @@ def test_attached_devices_are_counted(place: Place, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     result = place.search(target="local", budget="1s")
-    assert (result.found.target, result.found.device_count) == ("cpu-2", 2)
+    assert (result.found.facts.devices.target, result.found.facts.devices.count) == ("cpu-2", 2)
     assert {one.plan.mesh for one in result.found.candidates} == {"fsdp:2", "tp:2"}
     assert living() == []
 

@@ -211,5 +211,5 @@ def test_what_the_program_says_itself_is_searched_as_well(
     ran = [one for one in result.found.candidates if isinstance(one.outcome, Measured)]
     assert len(ran) == 2 and result.found.funnel.waiting == 2
     assert {one.outcome.numerics for one in ran} == {"agree", "reference"}
-    assert result.found.axes == ("fsdp", "tp")
+    assert result.found.facts.searched.axes == ("fsdp", "tp")
     assert living() == []

@@ -148,9 +148,8 @@ def here(folder: Path) -> CompilingHere:
         device_memory=DeviceMemory(limit_bytes=3 * GIB, reserve_bytes=0),
         chip=CHIP,
         step=StepRef(entry=Entry(kind="script", location="train.py")),
-        cache_dir=folder / "cache",
     )
-    return CompilingHere(preparation=preparation, player=player(folder))
+    return CompilingHere(preparation=preparation, player=player(folder), cache_dir=folder / "cache")
 
 
 def test_the_schedule_of_an_attached_accelerator_gives_the_time(

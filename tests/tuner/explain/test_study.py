@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
 from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import Estimates
+from automesh.report.facts import Devices, Provenance, Searched, StudyFacts
 from automesh.report.files.csv import write_estimates
 from automesh.report.search_command import SearchCommand
 from automesh.tuner.estimate.terms_cache import TermsCache
@@ -32,31 +34,29 @@ MESHES = ("fsdp:16", "fsdp:4,tp:4", "tp:16")
 UNREACHED = samples.plan("dp:4,fsdp:4", remat="full")
 
 
-def header(folder: Path, **changes: object) -> Header:
-    fields: dict[str, object] = {
-        "workload": "train",
-        "target": "gpu-h100-16",
-        "platform": "gpu",
-        "device_kind": "NVIDIA H100 80GB HBM3",
-        "device_count": 16,
-        "axes": AXES,
-        "enumerated": 9,
-        "plans": 7,
-        "ruled_out": (),
-        "baseline": (),
-        "notices": (),
-        "tokens_per_step": 0,
-        "location": str(folder / "study.db"),
-        "results_dir": str(folder),
-        "again": SearchCommand(script="train.py"),
-        "source_hash": "abc",
-        "versions": VERSIONS,
-        "fabric": samples.fabric(),
-    }
-    return Header(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+def header(folder: Path, **changes: Any) -> Header:
+    """A header; `changes` of its own fields, or of its facts'."""
+    again = SearchCommand(script="train.py")
+    counts: dict[str, Any] = {"baseline": (), "enumerated": 9, "plans": 7, "ruled_out": ()}
+    parts: list[dict[str, Any]] = [
+        {"workload": "train", "axes": AXES, "batch_axes": (), "template": ""},
+        {"target": "gpu-h100-16", "platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "count": 16}
+        | {"fabric": samples.fabric()},
+        {"source_hash": "abc", "versions": VERSIONS, "again": again, "speeds": ""}
+        | {"location": str(folder / "study.db"), "results_dir": str(folder)},
+    ]
+    for part in parts:
+        part |= {name: changes.pop(name) for name in part if name in changes}
+    searched, devices, provenance = parts
+    facts = StudyFacts(
+        searched=Searched(**searched),
+        devices=Devices(**devices),
+        provenance=Provenance(**provenance),
+    )
+    return Header(facts=facts, **(counts | changes))
 
 
-def make_study(folder: Path, **changes: object) -> Path:
+def make_study(folder: Path, **changes: Any) -> Path:
     """A study of three meshes, each with two values of a knob, and one that was not estimated."""
     folder.mkdir()
     place = parse_storage("", folder)

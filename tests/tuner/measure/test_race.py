@@ -65,7 +65,7 @@ def races(machine: Machine, true_s: Sequence[float], count: int) -> list[Race[in
 
 
 def verdicts(race: Race[int]) -> list[str]:
-    return [standing.verdict for standing in race.standings()]
+    return [standing.state for standing in race.standings()]
 
 
 @pytest.mark.slow_after(2)
@@ -112,8 +112,8 @@ def test_drift_is_shared_within_a_round() -> None:
     """The machine slows down tenfold during the race; rounds are compared with themselves."""
     values = QUIET.rounds(np.random.default_rng(4), [1.0, 1.1, 1.0])
     race = run(values * np.geomspace(1, 10, RULES.max_rounds))
-    assert race.standings()[1].verdict == "slower"
-    assert {race.standings()[0].verdict, race.standings()[2].verdict} == {"winner", "open"}
+    assert race.standings()[1].state == "slower"
+    assert {race.standings()[0].state, race.standings()[2].state} == {"winner", "open"}
 
 
 def test_equally_fast_finalists_end_the_race_early_and_stay_open() -> None:
@@ -157,7 +157,7 @@ def test_a_finalist_alone_still_gets_an_interval() -> None:
     race = run(QUIET.rounds(np.random.default_rng(6), [1.0]))
     assert race.ending == "few left"
     (standing,) = race.standings()
-    assert standing.verdict == "winner"
+    assert standing.state == "winner"
     assert 0 < standing.interval_s[0] <= standing.step_s <= standing.interval_s[1] < math.inf
 
 
@@ -205,7 +205,7 @@ def test_who_fails_leaves_and_the_round_goes_on() -> None:
     assert race.next_visit() is not None
     assert visit.finalist not in race.survivors
     standing = race.standings()["abc".index(visit.finalist)]
-    assert standing.verdict == "left"
+    assert standing.state == "left"
     assert len(standing.rounds_s) == 1
 
 
@@ -215,7 +215,7 @@ def test_nobody_left() -> None:
     race.leave("b")
     assert race.ending == "none left"
     assert race.next_visit() is None
-    assert [standing.verdict for standing in race.standings()] == ["left", "left"]
+    assert [standing.state for standing in race.standings()] == ["left", "left"]
 
 
 def test_the_beaten_are_open_again_once_their_victor_has_failed() -> None:
@@ -263,7 +263,7 @@ def test_a_resumed_race_goes_on_as_if_never_stopped(
         rules=RULES,
         seed=seed,
         rounds={key: cut.values_of(key) for key in range(len(true_s))},
-        left={one.finalist for one in cut.standings() if one.verdict == "left"},
+        left={one.finalist for one in cut.standings() if one.state == "left"},
     )
     assert resumed.next_visit() == cut.next_visit()
     assert resumed.survivors == cut.survivors
@@ -300,13 +300,13 @@ def test_values_are_taken_only_from_those_who_are_due() -> None:
 
 def test_standings_before_and_after_the_first_round() -> None:
     race = Race("ab", rules=RULES, seed=0)
-    assert [(one.verdict, one.step_s) for one in race.standings()] == [("open", 0.0)] * 2
+    assert [(one.state, one.step_s) for one in race.standings()] == [("open", 0.0)] * 2
     assert race.leader is None
     race.record("a", 1.0)
     assert [one.to_winner for one in race.standings()] == [None, None]
     race.record("b", 2.0)
     winner, other = race.standings()
-    assert (winner.verdict, other.verdict) == ("winner", "open")
+    assert (winner.state, other.state) == ("winner", "open")
     assert race.leader == "a"
     assert str(other.to_winner) == "+100.0 %, from a single round"
 

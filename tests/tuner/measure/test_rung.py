@@ -96,9 +96,6 @@ class Scene:
         with self.open() as study:
             notebook = self.notebook(study)
             preparation = SimpleNamespace(
-                baseline=self.baseline,
-                plans=plans,
-                cache_dir="/cache",
                 step=self.step,
                 inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
                 device_memory=DeviceMemory(limit_bytes=self.room_bytes, reserve_bytes=0),
@@ -107,6 +104,8 @@ class Scene:
                 SearchContext(
                     request=cast(Any, SimpleNamespace(budget_s=budget_s)),
                     preparation=cast(Any, preparation),
+                    legal=cast(Any, SimpleNamespace(baseline=self.baseline, plans=plans)),
+                    cache_dir=Path("/cache"),
                     estimates=Estimates(),
                     study=study,
                     notebook=notebook,
@@ -164,7 +163,7 @@ def test_the_fastest_is_adopted_and_everything_is_decided(scene: Callable[..., S
     found = here.search(600.0)
     assert found is not None and found.winner == A
     assert not found.undecided
-    assert {one.plan: one.verdict for one in found.comparisons} == dict.fromkeys(
+    assert {plan: one.verdict for plan, one in found.comparisons} == dict.fromkeys(
         (BASE, B, C, D), "slower"
     )
     assert found.verification.speedup == pytest.approx(1.3, rel=0.03)
@@ -205,10 +204,10 @@ def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
     here = scene({BASE: 0.1, A: 0.095, B: 0.13, C: 0.14, D: 0.2}, spread=0.03)
     first = here.search(60.0)
     assert first is not None and first.undecided
-    assert all(one.more_s > 0 for one in first.undecided)
+    assert all(one.more_s > 0 for _, one in first.undecided)
     assert "the time was used up before" in here.endings[0]
     seen = [here.records()]
-    raced = {one.plan for one in first.comparisons} | {first.winner}
+    raced = dict(first.comparisons).keys() | {first.winner}
     for _ in range(2):
         before = len(here.pool.jobs)
         found = here.search(300.0)
@@ -221,7 +220,7 @@ def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
     assert len(seen[2].processes) > len(seen[0].processes)
     assert found.winner == A
     assert not found.undecided
-    assert {one.plan for one in found.comparisons} | {found.winner} == raced
+    assert dict(found.comparisons).keys() | {found.winner} == raced
 
 
 @pytest.mark.slow_after(3)
@@ -284,7 +283,7 @@ def test_another_baseline_that_hangs_takes_nothing_from_what_is_known(
     assert {plan: here.outcomes()[plan] for plan in before} == before
     found = here.search(600.0)
     assert found is not None and found.winner == A
-    assert {one.plan: one.verdict for one in found.comparisons}[C] == "slower"
+    assert {plan: one.verdict for plan, one in found.comparisons}[C] == "slower"
 
 
 def test_who_dies_and_has_no_time_for_another_try_has_died(scene: Callable[..., Scene]) -> None:
@@ -313,7 +312,7 @@ def test_challengers_are_raced_with_the_time_that_is_left(scene: Callable[..., S
     here.finalists = (BASE, A, B)
     found = here.search(900.0, challengers=[C, D])
     assert found is not None and found.winner == C
-    assert {one.plan for one in found.comparisons} == {BASE, A, B, D}
+    assert dict(found.comparisons).keys() == {BASE, A, B, D}
     assert not found.undecided
 
 
@@ -344,7 +343,7 @@ def test_without_a_baseline_the_best_is_measured_afresh(scene: Callable[..., Sce
     here.baseline = ()
     found = here.search(600.0)
     assert found is not None and found.winner == A
-    assert {one.verdict for one in found.comparisons} == {"slower"}
+    assert {one.verdict for _, one in found.comparisons} == {"slower"}
 
 
 def test_one_plan_alone_is_measured_in_five_processes(scene: Callable[..., Scene]) -> None:
@@ -469,7 +468,7 @@ def test_without_time_for_a_race_what_the_first_visits_saw_fastest_is_measured(
     assert found is not None and found.winner == A
     assert here.endings == [UNRACED]
     assert not here.records().races
-    assert {one.plan for one in found.comparisons} == {*baseline}
+    assert dict(found.comparisons).keys() == {*baseline}
     assert here.pool.now_s <= budget_s + 12.0
     # The same command races all of them, and repeats no process.
     processes = here.records().processes
@@ -477,7 +476,7 @@ def test_without_time_for_a_race_what_the_first_visits_saw_fastest_is_measured(
     found = here.search(900.0)
     assert found is not None and found.winner == A
     assert not found.undecided
-    assert {one.plan for one in found.comparisons} == {*REMATS} - {A}
+    assert dict(found.comparisons).keys() == {*REMATS} - {A}
     assert here.records().processes[: len(processes)] == processes
     assert all(here.pool.visits_to(plan) > seen for plan, seen in visits.items())
     assert all(isinstance(one, Measured) for one in here.outcomes().values())
@@ -522,7 +521,7 @@ def test_whatever_is_cut_short_the_same_command_finds_the_fastest_of_all(
         assert "all of them are decided" not in here.endings[-1]
     found = here.search(3000.0)
     assert found is not None and found.winner == A
-    assert {one.plan for one in found.comparisons} == {*REMATS} - {A}
+    assert dict(found.comparisons).keys() == {*REMATS} - {A}
     assert here.endings[-1] == "all of them are decided"
 
 
@@ -601,7 +600,7 @@ def test_first_visits_are_ranked_with_what_would_decide(scene: Callable[..., Sce
     programs = {one: compiled(1.0, "f") for one in (BASE, A)}
     found, comparisons = seen_once(visits, programs, {})
     assert set(found) == {BASE, A}
-    (other,) = comparisons
-    assert (other.plan, other.verdict) == (BASE, "undecided")
+    ((plan, other),) = comparisons
+    assert (plan, other.verdict) == (BASE, "undecided")
     assert other.ratio == pytest.approx(1.25, rel=0.1) and other.more_s > 0.0
     assert seen_once(visits, programs, found)[0] == {}

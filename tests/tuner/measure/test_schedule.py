@@ -179,7 +179,7 @@ def race_of(
 
 
 def verdicts(report: RaceReport) -> list[str]:
-    return [standing.verdict for standing in report.standings]
+    return [standing.state for standing in report.standings]
 
 
 @pytest.mark.parametrize(

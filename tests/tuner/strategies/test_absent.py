@@ -90,7 +90,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_from_the_command_to_the_rule(place: Place) -> None:
     result = place.search()
     found = result.found
-    assert found.is_ahead and found.target == "v5e-2x4" and found.device == "TPU v5 lite"
+    assert (
+        found.is_ahead
+        and found.facts.devices.target == "v5e-2x4"
+        and found.facts.devices.kind == "TPU v5 lite"
+    )
     kinds = {str(one.plan): type(one.outcome) for one in found.candidates}
     assert kinds == {
         "dp:4,tp:2": Compiled,
@@ -222,7 +226,7 @@ def test_another_reserve_is_judged_without_a_compile(place: Place) -> None:
     assert config.evidence.reserve_bytes == 4096 * MIB
     back = place.search(reserve_hbm="0").found
     assert str(back.candidates[0].plan) == "dp:4,tp:2"
-    assert back.reserve_bytes == 0
+    assert back.facts.devices.reserve_bytes == 0
 
 
 @pytest.mark.long
@@ -233,8 +237,8 @@ def test_a_measured_rule_is_not_replaced_by_a_prediction(place: Place) -> None:
     before = path.read_text()
     result = place.search()
     assert path.read_text() == before
-    assert not result.found.rules_path
-    assert "was measured, and stays" in result.found.stop_reason
+    assert not result.found.footer.rules_path
+    assert "was measured, and stays" in result.found.footer.stop_reason
     assert result.best.evidence.kind == "compiled"
 
 
@@ -278,7 +282,7 @@ def test_several_targets_give_a_rule_each_and_share_their_terms(place: Place) ->
     rules = automesh.load(place.folder / "mesh_rules.toml")
     for selector in ("v5e-2x4", "v6e-2x4"):
         assert rules.select(selector).evidence.kind == "compiled"
-    assert found["v6e:2x4"].found.target == "v6e-2x4"
+    assert found["v6e:2x4"].found.facts.devices.target == "v6e-2x4"
     text = found.table(width=90)
     assert "2 targets, all found" in text
     assert [one["target"] for one in found.to_json()["searches"]] == ["v5e-2x4", "v6e-2x4"]
@@ -298,7 +302,7 @@ def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(
     space.write_text(SPACE.replace("tp = {}", "tp = { min = 4 }"))
     found = place.search().found
     assert [str(one.plan) for one in found.candidates] == ["tp:8"]
-    assert found.stop_reason.startswith("every legal plan that jax can lay out was compiled")
+    assert found.footer.stop_reason.startswith("every legal plan that jax can lay out was compiled")
     space.write_text(SPACE.replace("tp = {}", "tp = { size = 4 }"))
     with pytest.raises(NoFeasibleMesh, match=r"no legal plan .* `2x4` out") as caught:
         place.search()
@@ -341,7 +345,7 @@ def test_explain_shows_the_replay_beside_the_estimate_and_writes_a_trace(place: 
 def test_plans_at_low_effort_alone_stand_with_their_estimates(place: Place) -> None:
     place.search(progress=Interrupting())
     found = api.show(place.study).found
-    assert found.interrupted and not found.rules_path
+    assert found.footer.interrupted and not found.footer.rules_path
     outcomes = {str(one.plan): one.outcome for one in found.candidates}
     assert isinstance(outcomes["tp:8"], Estimated)
     assert isinstance(outcomes["dp:8"], OutOfMemory)

@@ -85,7 +85,7 @@ def test_other_speeds_replay_again_what_is_compiled(
 
     monkeypatch.setattr(DataSheet, "origin", property(lambda _: "calibrated here"))
     again = place.search().found
-    assert again.speeds == "calibrated here"
+    assert again.facts.provenance.speeds == "calibrated here"
     replays = [one.outcome.replay for one in again.candidates if hasattr(one.outcome, "replay")]
     assert {one.speeds for one in replays if one} == {"calibrated here"}
     assert [one.plan for one in again.candidates] == [one.plan for one in first.candidates]
@@ -98,7 +98,7 @@ def test_other_speeds_replay_again_what_is_compiled(
 def test_the_memory_that_a_file_states_is_the_limit(place: Place) -> None:
     (place.folder / "own.toml").write_text(OWN)
     found = place.search(target="lab", hardware=place.folder / "own.toml", reserve_hbm="0").found
-    assert found.device_memory_bytes == 10_000_000_000
+    assert found.facts.devices.memory_bytes == 10_000_000_000
     assert str(found.candidates[0].plan) == "dp:2,tp:4"
     refused = {
         str(one.plan): one.outcome.needed_bytes

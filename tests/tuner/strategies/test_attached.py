@@ -93,6 +93,8 @@ def climbed(
         monkeypatch.setattr(attached, name, stand_in)
     search: Any = SimpleNamespace(
         preparation=SimpleNamespace(device_memory=NO_LIMIT),
+        legal=None,
+        cache_dir=None,
         estimates=SimpleNamespace(found={}),
         request=SimpleNamespace(top=1, budget_s=BUDGET_S, timeout_s=300.0),
         study=SimpleNamespace(compile=None, measure=None),

@@ -42,7 +42,7 @@ def test_an_edit_of_other_rules_survives_with_the_rule_of_the_search(saving: Pla
     other = BY_HAND.replace("cpu-8", "cpu-4").replace("tp = 8", "tp = 4")
     (saving.folder / "to_save").write_text(other)
     result = saving.search()
-    assert result.found.rules_path == "mesh_rules.toml"
+    assert result.found.footer.rules_path == "mesh_rules.toml"
     assert "# I know better" in rules.read_text()
     assert [rule.match for rule in read_rules(rules).rules] == ["cpu-4", "cpu-8"]
 
@@ -52,14 +52,14 @@ def test_an_edit_of_the_rule_itself_stays_and_is_told(saving: Place) -> None:
     (saving.folder / "to_save").write_text(BY_HAND)
     result = saving.search()
     assert rules.read_text() == BY_HAND
-    assert result.found.rules_path == ""
-    assert "the rule for cpu-8" in result.found.stop_reason
-    assert "was edited while the search ran, and stays" in result.found.stop_reason
+    assert result.found.footer.rules_path == ""
+    assert "the rule for cpu-8" in result.found.footer.stop_reason
+    assert "was edited while the search ran, and stays" in result.found.footer.stop_reason
     assert result.best.mesh_shape.ici_mesh_shape == (8, 1), "nothing that was measured is lost"
     before = saving.runs()
     again = saving.search()
     assert saving.runs() == before
-    assert again.found.rules_path == "mesh_rules.toml"
+    assert again.found.footer.rules_path == "mesh_rules.toml"
     assert automesh.load(rules).select("cpu-8").mesh_shape.ici_mesh_shape == (8, 1)
 
 
@@ -74,7 +74,7 @@ def test_an_edit_that_breaks_the_file_stays_and_nothing_found_is_lost(saving: Pl
     assert (saving.study / "trials.csv").read_text().count("measured") == 4
     before = saving.runs()
     rules.write_text(HEAD)
-    assert saving.search().found.rules_path == "mesh_rules.toml"
+    assert saving.search().found.footer.rules_path == "mesh_rules.toml"
     assert saving.runs() == before
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_at_each_step_of_a_search(
     before = place.runs()
     result = place.search()
     assert place.runs() == before, "nothing is run again"
-    assert result.found.rules_path == "mesh_rules.toml"
+    assert result.found.footer.rules_path == "mesh_rules.toml"
     assert result.best.mesh_shape.ici_mesh_shape == (8, 1)
 
 

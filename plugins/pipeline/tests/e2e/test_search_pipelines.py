@@ -61,7 +61,7 @@ def test_a_search_over_pipelines_ends_with_a_measured_rule(tmp_path: Path) -> No
     assert dict(config.create_device_mesh(devices=jax.devices()[:8]).shape) == best.sizes
     assert dict(config.knobs) == dict(best.knobs)
     assert config.evidence.stage_bytes == stage_bytes(measured[0])
-    study = tmp_path / "results" / Path(result.found.results_dir).name
+    study = tmp_path / "results" / Path(result.found.facts.provenance.results_dir).name
     assert "bubble" in api.explain(study, str(best)).text(width=100)
     said = render(report_of(api.show(study).found, top=5), width=200, colour=False)
     assert f"{len(stage_bytes(measured[0]))} stages of" in said
@@ -137,7 +137,7 @@ def test_a_search_for_slices_ends_with_a_compiled_rule_and_the_memory_of_each_st
     causes = dict(best.outcome.replay.causes)
     assert causes["bubble"] > 0 and causes["dcn pp"] > 0
     assert sum(causes.values()) == pytest.approx(best.outcome.step_s)
-    config = automesh.load(tmp_path / "mesh_rules.toml").select(result.found.target)
+    config = automesh.load(tmp_path / "mesh_rules.toml").select(result.found.facts.devices.target)
     assert config.evidence.kind == "compiled"
     assert config.evidence.stage_bytes == stage_bytes(best)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from automesh import limits
 from automesh.outcomes import Measured
-from automesh.report.result import Verification
+from automesh.report.comparison import Verification
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.metadata import Footer, Notebook
 from automesh.tuner.study.study import open_study, parse_storage
@@ -193,9 +193,7 @@ def decision(step_s: float) -> Decision:
         confirmed=True,
         peak_bytes=10,
     )
-    verification = Verification(
-        processes=3, baseline="", speedup=1.0, speedup_interval=(1.0, 1.0), is_tie=False
-    )
+    verification = Verification(processes=3, baseline="")
     return Decision(
         winner=BEST,
         verification=verification,

@@ -47,12 +47,12 @@ def _read(folder: Path, storage: str) -> SearchResult:
 
 def _diff(found: SearchResult, mine: str) -> str:
     source = Path("mesh_rules.toml")
-    merged = merged_rules(mine, rule_of(found), selector=found.target, source=source)
+    merged = merged_rules(mine, rule_of(found), selector=found.facts.devices.target, source=source)
     lines = difflib.unified_diff(
         mine.splitlines(keepends=True),
         merged.splitlines(keepends=True),
         "mesh_rules.toml",
-        f"mesh_rules.toml with the rule of {found.target}",
+        f"mesh_rules.toml with the rule of {found.facts.devices.target}",
     )
     return "".join(_ended(lines))
 

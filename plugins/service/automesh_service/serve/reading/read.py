@@ -136,15 +136,15 @@ def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySum
     """What a list shows of a study that was read."""
     best, funnel = words.best_of(result), result.funnel
     last = result.verifications[-1] if result.verifications else None
-    state: State = "interrupted" if result.interrupted else "ended"
-    if result.stop_reason == NOT_ENDED:
+    state: State = "interrupted" if result.footer.interrupted else "ended"
+    if result.footer.stop_reason == NOT_ENDED:
         state = "stopped"
     return StudySummary(
         name=name,
-        workload=clean(result.workload),
-        target=clean(result.target),
-        device=clean(result.device),
-        device_count=result.device_count,
+        workload=clean(result.facts.searched.workload),
+        target=clean(result.facts.devices.target),
+        device=clean(result.facts.devices.kind),
+        device_count=result.facts.devices.count,
         state="running" if is_running else state,
         sentence=clean(words.best_sentence(result) or ""),
         evidence=words.evidence(best) if best is not None else "none",
@@ -157,8 +157,8 @@ def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySum
         failed=funnel.failed + funnel.out_of_memory + funnel.timed_out,
         waiting=funnel.waiting,
         has_rule=_has_rule(result),
-        made=result.made,
-        stop_reason=clean(result.stop_reason),
+        made=result.footer.made,
+        stop_reason=clean(result.footer.stop_reason),
     )
 
 
