@@ -1,8 +1,9 @@
-"""Why a gang failed: of all that its processes report within a second, the one that began it.
+"""Finds why a gang failed: which of the failures that its processes report came first.
 
-When one process of a jax program is lost, the others fail as well, each in its own words: gloo says
-that a connection was closed, the coordination service aborts the process. The first word to arrive
-is often an echo. So reports are collected for a moment, and the likeliest origin is named.
+When one process of a jax program is lost, the others fail as well, each with another error: gloo
+reports a closed connection, the coordination service aborts the process. The first report to arrive
+is often such an echo. So the gang collects reports for a second, and this module names the
+likeliest origin.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.worker.process import Ending
 
-# What jax, gloo, NCCL and XLA's coordination service say when a peer is gone.
+# Errors of jax, gloo, NCCL and XLA's coordination service when a peer is gone.
 _ECHO = re.compile(
     r"gloo|connection (?:closed|reset|refused)|coordination service|heartbeat|broken pipe"
     r"|barrier|socket closed|nccl|peer|DEADLINE_EXCEEDED|UNAVAILABLE",
@@ -25,14 +26,14 @@ _ECHO = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one process of a gang says, or what is said of it.
+    """The failure of one process of a gang, reported by the process or by its agent.
 
     Attributes:
-      host: on which it runs.
-      failure: what it means for the job.
+      host: the host that it runs on.
+      failure: the outcome of the job for this process.
       ending: how the process ended; None if it lives, and has only failed in its job.
-      retire: it asks for a new process before the next job.
-      at_s: when it was received, on one clock.
+      retire: whether it asks for a new process before the next job.
+      at_s: when the search received it, by the monotonic clock.
     """
 
     rank: int
@@ -49,12 +50,12 @@ class Report:
 
     @property
     def named(self) -> Failure:
-        """The failure with the rank that failed."""
+        """The failure with the name of the rank added."""
         return replace(self.failure, where=self.where)
 
 
 def cause_of(reports: Sequence[Report]) -> Report:
-    """The report of the process that failed first, as far as can be told.
+    """The report of the process that most likely failed first.
 
     Args:
       reports: at least one.
@@ -63,13 +64,13 @@ def cause_of(reports: Sequence[Report]) -> Report:
 
 
 def common_failure(reports: Sequence[Report], count: int) -> Failure | None:
-    """The failure of a job that all processes refuse alike, as a script that raises does.
+    """The failure that all processes report alike, as when the script raises an exception.
 
     Args:
       count: processes of the gang.
 
     Returns:
-      None if they differ, if one has ended, or has not said anything.
+      None if they differ, if a process has ended, or if one has reported nothing.
     """
     if len(reports) < count or any(one.ending is not None for one in reports):
         return None
@@ -79,12 +80,12 @@ def common_failure(reports: Sequence[Report], count: int) -> Failure | None:
 
 
 def _said(failure: Failure) -> tuple[str, str, str]:
-    # The traceback behind it has other addresses and line ends on every host.
+    # Without the traceback, whose addresses and line ends differ between hosts.
     return failure.kind, failure.stage, failure.reason if isinstance(failure, Failed) else ""
 
 
 def _echo_rank(report: Report) -> int:
-    """0 for what no other process can be to blame for, 3 for what mostly is an echo."""
+    """How likely a report follows from another process's failure: 0 never, 3 mostly."""
     if isinstance(report.failure, OutOfMemory):
         return 0
     if report.ending is not None:

@@ -346,7 +346,7 @@ class Propagation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class ProbeTimes:
     """What single pieces of work take on the attached devices, in the order of the job's probes."""
 
     points: tuple[Point, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from automesh.outcomes import Failure
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """Carries the finished `Failure`; the layer above hands it to the parent."""
 
     def __init__(self, outcome: Failure) -> None:

@@ -37,7 +37,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class CarriedArgument:
     """An argument of so many arrays that an output replaces in the next step, or that the step
     changes in place: then `output` is empty."""
 
@@ -65,7 +65,7 @@ class StepSummary:
 
     arguments: tuple[Argument, ...]
     static: tuple[tuple[str, str], ...]
-    carried: tuple[Carried, ...]
+    carried: tuple[CarriedArgument, ...]
     lost: tuple[str, ...]
     losses: tuple[str, ...]
     has_init: bool

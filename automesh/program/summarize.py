@@ -29,7 +29,7 @@ from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, 
 from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
 from automesh.program.script.workload import NamedWorkload, leaf_names_of
-from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
+from automesh.program.step_summary import Argument, CarriedArgument, Origin, StepSummary
 
 _STATIC_CHARS = 60
 
@@ -155,7 +155,7 @@ def _in_words(value: Any) -> str:
 
 def _carried(
     program: StepProgram,
-) -> tuple[tuple[Carried, ...], tuple[int, ...]]:
+) -> tuple[tuple[CarriedArgument, ...], tuple[int, ...]]:
     """What is carried to the next step, and the positions of the arrays that are lost."""
     workload = program.built.workload
     if isinstance(workload, NamedWorkload) and workload.leaf_names:
@@ -166,7 +166,7 @@ def _carried(
     is_whole = type(program.told) not in (tuple, list)
     places = program.split.places(len(program.args))
     carried = tuple(
-        Carried(
+        CarriedArgument(
             argument=f"args[{places[position]}]",
             output=""
             if output < in_place
@@ -180,7 +180,7 @@ def _carried(
     return carried, carry.lost
 
 
-def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
+def _by_name(workload: NamedWorkload) -> tuple[CarriedArgument, ...]:
     """What a script gives back to its step, by the user's names of the arguments."""
     outputs: dict[str, list[int]] = {}
     for argument, output in workload.carried:
@@ -189,7 +189,7 @@ def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
             head = name[: min(place for mark in ".[" if (place := f"{name}{mark}".find(mark)) > 0)]
             outputs.setdefault(head, []).append(output)
     return tuple(
-        Carried(
+        CarriedArgument(
             argument=name,
             output=f"outputs[{min(places)}]" + (f"..[{max(places)}]" if len(places) > 1 else ""),
             arrays=len(places),

@@ -27,7 +27,7 @@ from automesh.serve.events import EVENTS, Watched, Watching, stream, view_of, wa
 from automesh.serve.problems import RESPONSES, Problem
 from automesh.serve.service import Service, ServiceHere
 from automesh.serve.studies import log_part, tagged
-from automesh.submissions.audit import Entry
+from automesh.submissions.audit import AuditEntry
 from automesh.submissions.bundle import BadBundle, Bundle, check
 from automesh.submissions.database import RUNNERS
 from automesh.submissions.order import Order, checked
@@ -433,7 +433,7 @@ def list_audit(
     holder: Admin,
     before: Annotated[int | None, Query(ge=1, le=limits.LARGEST_INTEGER)] = None,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 100,
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """The latest entries first; `before` is the number of the last one that one has."""
     del holder
     return service.audit.entries(before=before, count=size)

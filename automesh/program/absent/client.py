@@ -28,7 +28,7 @@ from automesh.outcomes import Failed
 from automesh.package import installed_version
 from automesh.platforms import platform_named
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.surroundings import other_libtpu
 
 Versions = tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ def devices_of(one: AbsentDevices) -> list[Any]:
     """The devices of a topology, in jax's order; the same objects at every call.
 
     Raises:
-      Refused: the compile-only client is not installed, does not fit this jax, or does not know
+      StepRefused: the compile-only client is not installed, does not fit this jax, or does not know
         the devices.
     """
     return list(_devices(one))
@@ -72,7 +72,7 @@ def usable_bytes(one: AbsentDevices) -> int:
     nothing.
 
     Raises:
-      Refused: as `devices_of`; or the compiler does not state its limit.
+      StepRefused: as `devices_of`; or the compiler does not state its limit.
     """
     if one.platform == "gpu":
         _check_configured(one)
@@ -139,7 +139,7 @@ def check_compiled_for(one: AbsentDevices, compiled: jax.stages.Compiled) -> Non
     """Refuses an executable that jax has made for the devices that are here instead.
 
     Raises:
-      Refused: it is one.
+      StepRefused: it is one.
     """
     executable: Any = compiled.runtime_executable()
     # What can run has devices of its own; what was compiled for others has none.
@@ -233,7 +233,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _not_given(one: AbsentDevices, error: Exception) -> Refused:
+def _not_given(one: AbsentDevices, error: Exception) -> StepRefused:
     """One sentence for what a plugin raised instead of giving devices."""
     text = str(error)
     client = _client(one.platform)
@@ -271,5 +271,5 @@ def _first_line(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _refused(reason: str, hint: str) -> Refused:
-    return Refused(Failed(stage="start", reason=reason, hint=hint))
+def _refused(reason: str, hint: str) -> StepRefused:
+    return StepRefused(Failed(stage="start", reason=reason, hint=hint))

@@ -33,12 +33,12 @@ from automesh.program.lower.compiled import (
 from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import SETTLING_TRIES, SingleProgram, after_one_step
 from automesh.program.notes import note
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CompileOrder:
     """How a program is to be compiled.
 
     Attributes:
@@ -61,7 +61,7 @@ class Order:
     dcn: tuple[int, ...]
     began_s: float
 
-    def at_known_effort(self) -> Order:
+    def at_known_effort(self) -> CompileOrder:
         """At default effort, where the compiler knows no other."""
         return (
             self
@@ -89,15 +89,15 @@ class Module:
     effort: Effort
 
 
-def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
+def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> Module:
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
       fingerprint: of the program with its devices and the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`; or with `Failed` for an option that this compiler does not take,
-        or a store that cannot be written.
+      StepRefused: `OutOfMemory`; or `Failed` for an option that this compiler does not take, or a
+        store that cannot be written.
     """
     order = order.at_known_effort()
     key = _key(order, fingerprint, order.effort)
@@ -108,18 +108,18 @@ def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
     is_settled = _is_settled(order, fingerprint)
     try:
         stored = _compiled(program, order, is_settled)
-    except Refused as refused:
+    except StepRefused as refused:
         if isinstance(verdict := refused.outcome, OutOfMemory):
             if not verdict.limit_bytes:
                 verdict = replace(verdict, limit_bytes=usable_bytes(order.one))
             _keep(order, key, _blank(order, verdict))
-            raise Refused(verdict) from refused
+            raise StepRefused(verdict) from refused
         raise
     _keep(order, key, stored)
     return _module(stored, order, key)
 
 
-def find_part(order: Order, *, fingerprint: str) -> Module | None:
+def find_part(order: CompileOrder, *, fingerprint: str) -> Module | None:
     """One of several programs that make up a step, if it is kept; see `keep_part`."""
     key = _key(order, fingerprint, order.effort)
     stored = order.store.find(key) if order.store is not None else None
@@ -127,7 +127,11 @@ def find_part(order: Order, *, fingerprint: str) -> Module | None:
 
 
 def keep_part(
-    lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order, *, fingerprint: str
+    lowered: jax.stages.Lowered,
+    compiled: jax.stages.Compiled,
+    order: CompileOrder,
+    *,
+    fingerprint: str,
 ) -> Module:
     """Keeps one of several programs that make up a step.
 
@@ -137,7 +141,7 @@ def keep_part(
       fingerprint: of this program.
 
     Raises:
-      Refused: it cannot be read, or the store cannot be written.
+      StepRefused: it cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
     stored = _read(lowered, compiled, order)
@@ -146,7 +150,7 @@ def keep_part(
     return _module(stored, order, key)
 
 
-def _key(order: Order, fingerprint: str, effort: Effort) -> str:
+def _key(order: CompileOrder, fingerprint: str, effort: Effort) -> str:
     platform = platform_named(order.one.platform)
     options = platform.low_effort_options if effort == "low" else ()
     return key_of(
@@ -158,9 +162,9 @@ def _key(order: Order, fingerprint: str, effort: Effort) -> str:
     )
 
 
-def _module(stored: Stored, order: Order, key: str) -> Module:
+def _module(stored: Stored, order: CompileOrder, key: str) -> Module:
     if stored.out_of_memory is not None:
-        raise Refused(stored.out_of_memory)
+        raise StepRefused(stored.out_of_memory)
     assert stored.memory is not None
     return Module(
         key=key if order.store is not None else "",
@@ -173,7 +177,7 @@ def _module(stored: Stored, order: Order, key: str) -> Module:
     )
 
 
-def _within_limit(memory: Memory, order: Order) -> Memory:
+def _within_limit(memory: Memory, order: CompileOrder) -> Memory:
     """The memory of a program that a compiler for TPUs has accepted: it has looked whether it fits.
 
     Of a program that keeps temporaries on the host too, it states no peak of the device, and what
@@ -185,14 +189,14 @@ def _within_limit(memory: Memory, order: Order) -> Memory:
     return replace(memory, peak_bytes=min(memory.peak_bytes, usable_bytes(order.one)))
 
 
-def _keep(order: Order, key: str, stored: Stored) -> None:
+def _keep(order: CompileOrder, key: str, stored: Stored) -> None:
     if order.store is None:
         return
     try:
         order.store.keep(key, stored)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise Refused(
+        raise StepRefused(
             Failed(
                 stage="start",
                 reason=f"compiled programs cannot be kept in `{order.store.folder}`: "
@@ -202,7 +206,7 @@ def _keep(order: Order, key: str, stored: Stored) -> None:
         ) from error
 
 
-def _blank(order: Order, verdict: OutOfMemory | None) -> Stored:
+def _blank(order: CompileOrder, verdict: OutOfMemory | None) -> Stored:
     """What is kept where the compiler gave no program."""
     return Stored(
         module=b"",
@@ -224,7 +228,7 @@ def _in_words(one: AbsentDevices) -> str:
     return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")
 
 
-def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
+def _compiled(program: SingleProgram, order: CompileOrder, is_settled: bool | None) -> Stored:
     compiled, settled_at_once, first = _settle(program, order, is_settled)
     stored = replace(_read(program.lowered, compiled, order), is_settled=settled_at_once)
     assert stored.memory is not None
@@ -232,7 +236,9 @@ def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> 
     return replace(stored, memory=memory, out_of_memory=_verdict(memory, order))
 
 
-def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order) -> Stored:
+def _read(
+    lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: CompileOrder
+) -> Stored:
     memory = read_memory(compiled, platform=order.one.platform)
     module = serialized(compiled, kernel_costs(lowered))
     return replace(
@@ -243,7 +249,7 @@ def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Ord
     )
 
 
-def _verdict(memory: Memory, order: Order) -> OutOfMemory | None:
+def _verdict(memory: Memory, order: CompileOrder) -> OutOfMemory | None:
     """Compilers for GPUs say what a program takes, and compile it however much that is."""
     limit = usable_bytes(order.one) if order.one.platform == "gpu" else 0
     if not limit or memory.peak_bytes <= limit:
@@ -257,7 +263,7 @@ def _verdict(memory: Memory, order: Order) -> OutOfMemory | None:
     )
 
 
-def _is_settled(order: Order, fingerprint: str) -> bool | None:
+def _is_settled(order: CompileOrder, fingerprint: str) -> bool | None:
     """What an earlier compile at low effort has shown: whether the program's outputs are laid out
     as its inputs are; None if there was none."""
     if order.store is None or order.effort == "low":
@@ -267,7 +273,7 @@ def _is_settled(order: Order, fingerprint: str) -> bool | None:
 
 
 def _settle(
-    program: SingleProgram, order: Order, is_settled: bool | None
+    program: SingleProgram, order: CompileOrder, is_settled: bool | None
 ) -> tuple[jax.stages.Compiled, bool, Memory | None]:
     """Compiles the program that a training loop settles to, once at the effort that is asked for.
 
@@ -294,7 +300,7 @@ def _settle(
     return compiled, settled_at_once, first
 
 
-def all_options(order: Order, effort: Effort) -> Options:
+def all_options(order: CompileOrder, effort: Effort) -> Options:
     """Those of the plan, with what the compiler needs for devices that are not here."""
     platform, device = platform_named(order.one.platform), devices_of(order.one)[0]
     low = known(platform.low_effort_options, device) if effort == "low" else ()
@@ -303,7 +309,7 @@ def all_options(order: Order, effort: Effort) -> Options:
     return tuple(options.items())
 
 
-def _compile(program: SingleProgram, order: Order, effort: Effort) -> jax.stages.Compiled:
+def _compile(program: SingleProgram, order: CompileOrder, effort: Effort) -> jax.stages.Compiled:
     compiled = compile_lowered(program.lowered, all_options(order, effort))
     check_compiled_for(order.one, compiled)
     return compiled

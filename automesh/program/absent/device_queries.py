@@ -155,7 +155,7 @@ class Answers:
 
 
 @dataclass(slots=True)
-class _State:
+class _QueryState:
     """Of this process: user code may ask from threads of its own.
 
     Attributes:
@@ -167,7 +167,7 @@ class _State:
     real: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
 
-_STATE = _State()
+_STATE = _QueryState()
 
 
 def install() -> None:

@@ -28,7 +28,7 @@ _BY_LAST_SIZE = ("TPU v2", "TPU v3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeDevice:
+class LayoutDevice:
     """What jax's mesh code looks at in a TPU device."""
 
     id: int
@@ -45,7 +45,7 @@ def fake_devices(
     torus: tuple[int, ...],
     devices_per_chip: int,
     host: tuple[int, ...] = _HOST,
-) -> tuple[FakeDevice, ...]:
+) -> tuple[LayoutDevice, ...]:
     """The devices of one slice in the order in which jax lists them.
 
     The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
@@ -57,13 +57,13 @@ def fake_devices(
     box = (*torus, 1, 1)[:3]
     host = tuple(min(have, size) for have, size in zip(host, box, strict=True))
     hosts = tuple(-(-size // have) for size, have in zip(box, host, strict=True))
-    found: list[FakeDevice] = []
+    found: list[LayoutDevice] = []
     for z, y, x in itertools.product(*(range(size) for size in reversed(box))):
         cell = tuple(at // have for at, have in zip((x, y, z), host, strict=True))
         chip = x + box[0] * (y + box[1] * z)
         for core in range(devices_per_chip):
             found.append(
-                FakeDevice(
+                LayoutDevice(
                     id=chip * devices_per_chip + core,
                     platform="tpu",
                     device_kind=device_kind,

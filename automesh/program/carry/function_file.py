@@ -46,7 +46,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
       CannotCarry: it, or something that it refers to, cannot be pickled.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, leaves, handed)
+    writer = _FunctionWriter(buffer, leaves, handed)
     try:
         with _users_modules_by_value():
             writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
@@ -101,7 +101,7 @@ def _users_modules_by_value() -> Generator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Writer(cloudpickle.Pickler):
+class _FunctionWriter(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, leaves: Sequence[Any], handed: Handed) -> None:
         super().__init__(file)
         self._handed = handed

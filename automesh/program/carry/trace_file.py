@@ -99,7 +99,7 @@ def write_trace(value: Any, handed: Handed) -> bytes:
       CannotCarry: it holds something that means nothing in another process.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, handed)
+    writer = _TraceWriter(buffer, handed)
     try:
         writer.dump(value)
     except CannotCarry:
@@ -130,7 +130,7 @@ def _first_line(error: BaseException) -> str:
 # Writing
 
 
-class _Writer(pickle.Pickler):
+class _TraceWriter(pickle.Pickler):
     def __init__(self, file: io.BytesIO, handed: Handed) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._handed = handed

@@ -181,7 +181,7 @@ def _collective(probe: CollectiveProbe) -> Work:
 
 
 @dataclass(slots=True)
-class Trial:
+class ProbeTrial:
     """Work that is compiled and warm, with its samples so far.
 
     Attributes:
@@ -220,7 +220,7 @@ def calibrate(
       team: the processes that measure together.
     """
     one, few, many = (_ready(_kernels(chain), sample_s, team) for chain in (1, _CHAIN, _LONG_CHAIN))
-    trials: dict[Probe, Trial] = {}
+    trials: dict[Probe, ProbeTrial] = {}
     for probe in probes:
         known = many if isinstance(probe, KernelProbe) else None
         trials[probe] = known or _ready(work_of(probe), sample_s, team)
@@ -248,7 +248,7 @@ def calibrate(
     )
 
 
-def _ready(work: Work, sample_s: float, team: Team) -> Trial:
+def _ready(work: Work, sample_s: float, team: Team) -> ProbeTrial:
     """Compiles a program, warms it up, and finds out how long its loop must be."""
     run = compile_work(work, team)
     team.gather("probe")
@@ -262,10 +262,10 @@ def _ready(work: Work, sample_s: float, team: Team) -> Trial:
         # A short loop says little about how long a long one takes: at most eight times longer.
         wanted = loops * sample_s / max(took_s, _LEAST_CALL_S)
         loops = min(int(max(2 * loops, min(8 * loops, wanted))), _MOST_LOOPS)
-    return Trial(run=run, loops=loops)
+    return ProbeTrial(run=run, loops=loops)
 
 
-def _sample(trial: Trial) -> None:
+def _sample(trial: ProbeTrial) -> None:
     trial.empty_s.append(trial.run(0))
     trial.full_s.append(trial.run(trial.loops))
 
@@ -281,7 +281,7 @@ def _point(probe: Probe, samples_s: Sequence[float], made: str) -> Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class CompiledLoop:
     """A compiled loop; call it with a number of turns to get the seconds that they took."""
 
     compiled: Any
@@ -300,7 +300,7 @@ class Program:
         return perf_counter() - begin
 
 
-def compile_work(work: Work, team: Team) -> Program:
+def compile_work(work: Work, team: Team) -> CompiledLoop:
     """Compiles the loop for all devices."""
     mesh = _mesh(work)
     shards = P(PROBE_AXES)
@@ -324,7 +324,7 @@ def compile_work(work: Work, team: Team) -> Program:
     count = NamedSharding(mesh, P())
     turns = jax.ShapeDtypeStruct((), jnp.int32, sharding=count)
     compiled = jax.jit(spread_out).lower(turns, state).compile()
-    return Program(compiled=compiled, state=state, count=count, team=team)
+    return CompiledLoop(compiled=compiled, state=state, count=count, team=team)
 
 
 def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:

@@ -63,7 +63,7 @@ class Alone:
         return seconds
 
 
-class Gang:
+class GangTeam:
     """Several processes.
 
     Args:
@@ -94,4 +94,4 @@ class Gang:
 
 def team_of(emit: Emit) -> Team:
     """The processes of this jax program."""
-    return Gang(emit) if count_processes() > 1 else Alone()
+    return GangTeam(emit) if count_processes() > 1 else Alone()

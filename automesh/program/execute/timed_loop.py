@@ -92,7 +92,7 @@ class First:
     arguments: tuple[ArgumentDigest, ...] = ()
 
 
-class Kept:
+class KeptLoops:
     """Training loops whose states wait for the next visit to their plans."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Kept:
 def visit(
     ready: Ready,
     *,
-    kept: Kept,
+    kept: KeptLoops,
     key: Any,
     keep: bool,
     steps: int,

@@ -16,7 +16,7 @@ from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
@@ -29,7 +29,7 @@ _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
+class _FlatProgram:
     """A program whose constants are its first inputs; the numbers of its equations are the same."""
 
     invars: list[Any]
@@ -78,7 +78,7 @@ def classes_of(
         loop = training_loop(given)
         turns = 1 if loop is None else loop.turns
     num_held += len(given.constvars)
-    opened = _Program(
+    opened = _FlatProgram(
         invars=[*given.constvars, *given.invars],
         constvars=(),
         eqns=given.eqns,
@@ -162,7 +162,7 @@ def _ranked(
         size = math.prod(every.size_of(every.factors(dim)) for dim in dims)
         for dim in dims:
             root = outer(every, dim)
-            if root is not None and not every.marks(root) & Mark.KEY:
+            if root is not None and not every.marks(root) & DimensionMark.KEY:
                 weight[root] += size
                 for _, piece in every.packed(root):
                     inside = outer(every, piece)

@@ -21,7 +21,7 @@ Dims = tuple[Dim, ...]
 """Of an array."""
 
 
-class Mark(IntFlag):
+class DimensionMark(IntFlag):
     """What operations do along a dimension, beyond each element for itself."""
 
     WALKED = 1
@@ -57,16 +57,23 @@ class Mark(IntFlag):
 
 
 # With these a dimension is never split where it is computed with.
-WHOLE = Mark.WALKED | Mark.KERNEL | Mark.KEY | Mark.UNKNOWN | Mark.TANGLED | Mark.SOLVED
+WHOLE = (
+    DimensionMark.WALKED
+    | DimensionMark.KERNEL
+    | DimensionMark.KEY
+    | DimensionMark.UNKNOWN
+    | DimensionMark.TANGLED
+    | DimensionMark.SOLVED
+)
 # A batch has none of these: its elements never meet.
 MEETING = (
     WHOLE
-    | Mark.ORDERED
-    | Mark.SHIFTED
-    | Mark.WINDOWED
-    | Mark.LOOKED_UP
-    | Mark.PICKED
-    | Mark.GROUPED
+    | DimensionMark.ORDERED
+    | DimensionMark.SHIFTED
+    | DimensionMark.WINDOWED
+    | DimensionMark.LOOKED_UP
+    | DimensionMark.PICKED
+    | DimensionMark.GROUPED
 )
 
 _Interval = tuple[int, int]
@@ -124,9 +131,9 @@ class Dimensions:
         """How many elements a dimension has."""
         return math.prod(self._size[factor] for factor in dim)
 
-    def marks(self, factor: int) -> Mark:
+    def marks(self, factor: int) -> DimensionMark:
         """Of a factor that stands for itself."""
-        return Mark(self._marks[factor])
+        return DimensionMark(self._marks[factor])
 
     def pieces(self, factor: int) -> dict[_Interval, Dim]:
         """By (begin, size), the pieces of a factor that stands for itself."""
@@ -180,7 +187,7 @@ class Dimensions:
             for factor in (a, b):
                 if self._size[factor] > common:
                     self._take_apart(factor, common)
-        self.mark((*mine, *yours), Mark.TANGLED)
+        self.mark((*mine, *yours), DimensionMark.TANGLED)
 
     def _first(self, rest: list[int]) -> int:
         """The outermost factor of what is left of a dimension, as it is known by now."""
@@ -197,7 +204,7 @@ class Dimensions:
                 break
             side.append(self._first(rest))
             rest.pop()
-        self.mark((*left, *right), Mark.TANGLED)
+        self.mark((*left, *right), DimensionMark.TANGLED)
 
     def _union(self, a: int, b: int) -> None:
         if a == b:
@@ -245,9 +252,9 @@ class Dimensions:
                 break
         if left == 1:
             return tuple(taken), tuple(reversed(rest))
-        self.mark(dim, Mark.TANGLED)
+        self.mark(dim, DimensionMark.TANGLED)
         inner = self.size_of(self.factors(dim)) // outer
-        return self.new(outer, Mark.TANGLED), self.new(inner, Mark.TANGLED)
+        return self.new(outer, DimensionMark.TANGLED), self.new(inner, DimensionMark.TANGLED)
 
     # Pieces.
 
@@ -267,10 +274,10 @@ class Dimensions:
             outer = self.piece(factors[:1], begin // inner, size // inner)
             return (*outer, *factors[1:])
         if factors and begin // inner == (begin + size - 1) // inner:
-            self.mark(factors[:1], Mark.PICKED)
+            self.mark(factors[:1], DimensionMark.PICKED)
             return self.piece(factors[1:], begin % inner, size)
-        self.mark(dim, Mark.SHIFTED)
-        return self.new(size, Mark.SHIFTED)
+        self.mark(dim, DimensionMark.SHIFTED)
+        return self.new(size, DimensionMark.SHIFTED)
 
     def is_packed(self, factor: int) -> bool:
         """Whether its pieces lie end to end and are used for themselves alone."""

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from automesh.program.infer.dimensions import MEETING, Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Draw, Events, Lookup, Made, Product
+from automesh.program.infer.operation import Contraction, Draw, Events, Lookup, Origin
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
 # What tells no batch from others where nothing else is there: tokens of all rows that are sent to
 # experts meet, and are a batch still.
-_NOTHING = Mark(0)
-_MAY_MEET = Mark.ORDERED | Mark.LOOKED_UP | Mark.GROUPED
+_NOTHING = DimensionMark(0)
+_MAY_MEET = DimensionMark.ORDERED | DimensionMark.LOOKED_UP | DimensionMark.GROUPED
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
     for one in data_lookups(events):
         for root in roots(every, one.looked_up):
             known = found.weights | found.backward | found.nodes | found.edges | found.graphs
-            if root not in known and not every.marks(root) & Mark.SUMMED:
+            if root not in known and not every.marks(root) & DimensionMark.SUMMED:
                 found.data_sets.add(root)
 
 
@@ -158,7 +158,7 @@ def data_lookups(events: Events) -> Iterator[Lookup]:
     are tokens, which look in a table of weights that nobody changes."""
     for one in events.lookups:
         is_table = one.is_float and len(one.by) > 1
-        if one.is_held_whole and not one.made & Made.STATE and one.is_forward and not is_table:
+        if one.is_held_whole and not one.made & Origin.STATE and one.is_forward and not is_table:
             yield one
 
 
@@ -208,7 +208,11 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
 
 
 def _free(every: Dimensions, found: Facts, dims: Dims) -> set[int]:
-    return {root for root in roots(every, dims) - found.weights if not every.marks(root) & Mark.KEY}
+    return {
+        root
+        for root in roots(every, dims) - found.weights
+        if not every.marks(root) & DimensionMark.KEY
+    }
 
 
 def born_inside(
@@ -249,7 +253,7 @@ def _batches(
         root
         for root in order
         if root not in found.weights | found.data_sets | found.nodes | found.graphs
-        and every.marks(root) & Mark.SUMMED
+        and every.marks(root) & DimensionMark.SUMMED
         and (root in found.backward or not found.backward)
     ]
     ranked = sorted(candidates, key=lambda root: (-order[root], places[root], root))
@@ -275,7 +279,7 @@ def _with_drawn(
         if set(own) & set(after):
             continue
         for root in own:
-            is_batch = root in found.backward and every.marks(root) & Mark.SUMMED
+            is_batch = root in found.backward and every.marks(root) & DimensionMark.SUMMED
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)
@@ -289,7 +293,11 @@ def _with_drawn(
 
 
 def is_apart(
-    every: Dimensions, found: Facts, root: int, allowed: Mark = _NOTHING, together: bool = False
+    every: Dimensions,
+    found: Facts,
+    root: int,
+    allowed: DimensionMark = _NOTHING,
+    together: bool = False,
 ) -> bool:
     """Whether the elements of a factor never meet, but for sums that end all.
 
@@ -346,7 +354,7 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
     return found
 
 
-def param_products(events: Events) -> Iterator[Product]:
+def param_products(events: Events) -> Iterator[Contraction]:
     """Products of the forward pass."""
     for one in events.products:
         if one.is_forward and one.is_product:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from automesh.program.infer.dimensions import Dimensions, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions
 from automesh.program.infer.facts import Facts
 
 # Numbers of which a chip computes with so many at a time, the better one first.
@@ -13,12 +13,12 @@ _LANES = (128, 64)
 # A larger share of padding costs more than a split saves.
 _MOST_ADDED = 0.02
 _REASONS = (
-    (Mark.KEY, "a key is never split"),
-    (Mark.WALKED, "a loop walks over it, one of its {size:,} slices a turn"),
-    (Mark.KERNEL, "it is the window of a convolution"),
-    (Mark.SOLVED, "matrices are factorized or solved along it"),
-    (Mark.TANGLED, "reshapes cut it at places that do not fit"),
-    (Mark.UNKNOWN, "an operation takes it whose rules are not known"),
+    (DimensionMark.KEY, "a key is never split"),
+    (DimensionMark.WALKED, "a loop walks over it, one of its {size:,} slices a turn"),
+    (DimensionMark.KERNEL, "it is the window of a convolution"),
+    (DimensionMark.SOLVED, "matrices are factorized or solved along it"),
+    (DimensionMark.TANGLED, "reshapes cut it at places that do not fit"),
+    (DimensionMark.UNKNOWN, "an operation takes it whose rules are not known"),
 )
 
 
@@ -43,7 +43,7 @@ def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legal
     pieces = tuple(length for (_, length), _ in every.packed(root))
     for mark, reason in _REASONS:
         if marks & mark:
-            cure = "reshape it in another order" if mark == Mark.TANGLED else ""
+            cure = "reshape it in another order" if mark == DimensionMark.TANGLED else ""
             return Legality(parts=1, whole=reason.format(size=size), cure=cure, pieces=pieces)
     if root in facts.data_sets:
         return Legality(

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from automesh.program.infer.dimensions import Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, outer, param_products, roots
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Events, Made
+from automesh.program.infer.operation import Events, Origin
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
@@ -117,7 +117,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         if not one.is_forward:
             continue
         looked = roots(every, one.looked_up)
-        is_table = bool(one.made & Made.STATE) or bool(looked & facts.weights)
+        is_table = bool(one.made & Origin.STATE) or bool(looked & facts.weights)
         window = {outer(every, dim) for dim in one.window} - {None}
         is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
         if is_table and window & facts.weights and looked <= facts.weights:
@@ -140,7 +140,7 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
         seen.add(key)
         if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
             for made, other in zip(one.made, (right, left), strict=False):
-                if not made & Made.STATE:
+                if not made & Origin.STATE:
                     signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))
@@ -194,25 +194,25 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     marks = every.marks(root)
     if root in facts.weights:
         return _of_weights(every, facts, signs, root)
-    if marks & Mark.WALKED:
+    if marks & DimensionMark.WALKED:
         return "time"
     if any(root in patch for patch in signs.patches):
         return "space"
     is_of_step = root in facts.backward or root in signs.with_batch
     meets = every.is_cut(root) or root in facts.mixed | facts.pooled
-    if is_of_step and (meets or marks & (Mark.SHIFTED | Mark.ORDERED)):
+    if is_of_step and (meets or marks & (DimensionMark.SHIFTED | DimensionMark.ORDERED)):
         return "sequence"
     return ""
 
 
 def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     marks, main = every.marks(root), _residual(signs)
-    if marks & Mark.KERNEL:
+    if marks & DimensionMark.KERNEL:
         return "kernel"
-    if marks & Mark.WALKED:
+    if marks & DimensionMark.WALKED:
         return "layers"
     if not facts.is_trained:
-        return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
+        return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
     beside = signs.beside.get(root, set())
     # What weights make of features is no sequence: scores of classes, beside labels of each row.
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
@@ -230,7 +230,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("channels", signs.channels),
             ("space", {one for patch in signs.patches for one in patch}),
             ("features", signs.in_data & signs.features - signs.chosen),
-            ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
+            ("hidden", signs.hidden if marks & DimensionMark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),
             ("classes", signs.chosen | signs.with_batch & signs.made - signs.features),
             ("mlp", {root} if is_between else set[int]()),

@@ -21,7 +21,7 @@ def primitives(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-class Made(IntFlag):
+class Origin(IntFlag):
     """What an array is made of."""
 
     STATE = 1
@@ -33,7 +33,7 @@ class Made(IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class EquationPlace:
     """Where an operation is.
 
     Attributes:
@@ -59,7 +59,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Contraction:
     """A product that sums over dimensions, or a sum alone.
 
     Attributes:
@@ -75,7 +75,7 @@ class Product:
     right: Dims = ()
     is_forward: bool
     is_product: bool
-    made: tuple[Made, ...]
+    made: tuple[Origin, ...]
     loop: Loop
     result: int = 0
 
@@ -97,8 +97,8 @@ class Lookup:
     window: Dims
     result: Dims
     shape: Shape
-    made: Made
-    place: Place
+    made: Origin
+    place: EquationPlace
     is_forward: bool
     is_held_whole: bool
     is_float: bool
@@ -115,7 +115,7 @@ class Segments:
 
     into: Dims
     by: Dims
-    made: Made
+    made: Origin
     is_forward: bool
 
 
@@ -125,7 +125,7 @@ class Draw:
 
     dims: Dims
     shape: Shape
-    place: Place
+    place: EquationPlace
     is_random: bool
     output: int = 0
 
@@ -143,7 +143,7 @@ class Meeting:
 
     dims: Dims
     shape: Shape
-    place: Place
+    place: EquationPlace
     output: int = 0
     is_table: bool = False
 
@@ -161,7 +161,7 @@ class Walk:
 class Events:
     """What judges look at, in the order of the program."""
 
-    products: list[Product] = field(default_factory=list[Product])
+    products: list[Contraction] = field(default_factory=list[Contraction])
     lookups: list[Lookup] = field(default_factory=list[Lookup])
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
@@ -173,7 +173,9 @@ class Events:
     # Dimensions of results of backward passes, each list of factors once.
     backward: set[Dim] = field(default_factory=set[Dim])
     # Of sums that a backward loop adds up turn by turn: the product, elements of it, turns.
-    in_loops: list[tuple[Product, int, int]] = field(default_factory=list[tuple[Product, int, int]])
+    in_loops: list[tuple[Contraction, int, int]] = field(
+        default_factory=list[tuple[Contraction, int, int]]
+    )
     # Dimensions of what loops carry, but for those that go over layers.
     carried: list[Dims] = field(default_factory=list[Dims])
     # Dimensions of kernels of convolutions: (features in, features out, spatial).
@@ -207,10 +209,10 @@ class Operation:
     ins: tuple[Dims, ...]
     given: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
-    made: tuple[Made, ...]
+    made: tuple[Origin, ...]
     is_backward: bool
     loop: Loop
-    place: Callable[[], Place]
+    place: Callable[[], EquationPlace]
     held: tuple[bool, ...]
     sources: tuple[Source, ...]
     is_float: bool
@@ -221,9 +223,9 @@ class Operation:
         """Results that agree with nothing."""
         return [self.all.news(shape, marks) for shape in self.shapes]
 
-    def together(self) -> Made:
+    def together(self) -> Origin:
         """What the results are made of."""
-        made = Made(0)
+        made = Origin(0)
         for one in self.made:
             made |= one
         return made

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from automesh.program.infer.dimensions import Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, outer
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Inner, StepClasses
 
@@ -51,7 +51,7 @@ def join_kernels(every: Dimensions, found: Facts) -> None:
     """Joins the windows of convolutions that are equally wide: none is ever split."""
     first: dict[int, int] = {}
     for root in sorted(found.weights):
-        if every.find(root) == root and every.marks(root) & Mark.KERNEL:
+        if every.find(root) == root and every.marks(root) & DimensionMark.KERNEL:
             every.join((first.setdefault(every.size(root), root),), (root,))
 
 

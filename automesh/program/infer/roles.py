@@ -17,7 +17,7 @@ from jax.extend import core
 
 from automesh.program.capture.flow.program import Flow, follow, is_literal, opened_jaxpr
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Made, Shape
+from automesh.program.infer.operation import Origin, Shape
 
 _TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY})
 
@@ -44,17 +44,17 @@ class Roles:
         """Whether anything is trained by a gradient."""
         return Role.PARAMETER in self.inputs
 
-    def made(self) -> list[Made]:
+    def made(self) -> list[Origin]:
         """What arrays are made of, for the walk."""
         state = {*_TRAINED}
         if not self.has_trained:
             state.add(Role.STATISTIC)
-        found: list[Made] = []
+        found: list[Origin] = []
         for role in self.inputs:
             if role in state:
-                found.append(Made.STATE)
+                found.append(Origin.STATE)
             else:
-                found.append(Made.RANDOM if role == Role.KEY else Made.DATA)
+                found.append(Origin.RANDOM if role == Role.KEY else Origin.DATA)
         return found
 
 

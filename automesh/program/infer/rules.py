@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    Contraction,
     Draw,
-    Made,
     Meeting,
     Operation,
-    Product,
+    Origin,
     Rule,
     Shape,
     primitives,
@@ -69,7 +69,7 @@ def _note_one_hot(op: Operation) -> None:
             continue
         for dim, own in zip(op.ins[theirs], op.given[mine], strict=True):
             if own == 1 and any(
-                op.all.marks(factor) & Mark.POSITIONS for factor in op.all.factors(dim)
+                op.all.marks(factor) & DimensionMark.POSITIONS for factor in op.all.factors(dim)
             ):
                 op.events.chosen.setdefault(source[0], []).append(dim)
 
@@ -195,9 +195,9 @@ def _dot_general(op: Operation) -> list[Dims]:
 def note_product(op: Operation, summed: Dims, batch: Dims, left: Dims, right: Dims) -> None:
     """Notes a product down."""
     for dim in summed:
-        op.all.mark(dim, Mark.SUMMED)
+        op.all.mark(dim, DimensionMark.SUMMED)
     op.events.products.append(
-        Product(
+        Contraction(
             summed=summed,
             batch=batch,
             left=left,
@@ -220,7 +220,7 @@ def _ragged_dot(op: Operation) -> list[Dims]:
     for mine, yours in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         op.all.join(left[mine], right[yours])
     for place in ragged:
-        op.all.mark(left[place], Mark.GROUPED)
+        op.all.mark(left[place], DimensionMark.GROUPED)
     for dim in op.ins[2][-1:]:
         for place in groups:
             op.all.join(right[place], dim)
@@ -246,11 +246,11 @@ def _reduce(op: Operation) -> list[Dims]:
             op.all.join_all(op.ins[0], dims)
         summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
         left = tuple(dim for place, dim in enumerate(dims) if place not in gone)
-        marks = Mark.SUMMED if name == "reduce_sum" else Mark(0)
+        marks = DimensionMark.SUMMED if name == "reduce_sum" else DimensionMark(0)
         for dim in summed if marks else ():
             op.all.mark(dim, marks)
         op.events.products.append(
-            Product(
+            Contraction(
                 summed=summed,
                 left=left,
                 is_forward=not op.is_backward,
@@ -276,9 +276,9 @@ def _collective(op: Operation) -> list[Dims]:
         summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
         found.append(tuple(dim for place, dim in enumerate(dims) if place not in gone))
         for dim in summed if op.name == "psum" else ():
-            op.all.mark(dim, Mark.SUMMED)
+            op.all.mark(dim, DimensionMark.SUMMED)
         op.events.products.append(
-            Product(
+            Contraction(
                 summed=summed,
                 left=found[-1],
                 is_forward=not op.is_backward,
@@ -304,7 +304,7 @@ def _note_places(op: Operation, dims: Sequence[Dim]) -> None:
 
 
 def _along(op: Operation) -> list[Dims]:
-    op.all.mark(op.ins[0][op.params["axis"]], Mark.ORDERED)
+    op.all.mark(op.ins[0][op.params["axis"]], DimensionMark.ORDERED)
     return [op.ins[0]]
 
 
@@ -312,13 +312,13 @@ def _sort(op: Operation) -> list[Dims]:
     place = op.params["dimension"]
     for dims in op.ins:
         op.all.join_all(op.ins[0], dims)
-    op.all.mark(op.ins[0][place], Mark.ORDERED)
+    op.all.mark(op.ins[0][place], DimensionMark.ORDERED)
     return [op.ins[0] for _ in op.shapes]
 
 
 def _top_k(op: Operation) -> list[Dims]:
     place = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(op.ins[0])
-    op.all.mark(op.ins[0][place], Mark.ORDERED)
+    op.all.mark(op.ins[0][place], DimensionMark.ORDERED)
     kept = op.all.new(op.shapes[0][place])
     found = tuple(kept if i == place else dim for i, dim in enumerate(op.ins[0]))
     _note_places(op, [op.ins[0][place]])
@@ -327,14 +327,14 @@ def _top_k(op: Operation) -> list[Dims]:
 
 def _rev(op: Operation) -> list[Dims]:
     for place in op.params["dimensions"]:
-        op.all.mark(op.ins[0][place], Mark.SHIFTED)
+        op.all.mark(op.ins[0][place], DimensionMark.SHIFTED)
     return [op.ins[0]]
 
 
 def _iota(op: Operation) -> list[Dims]:
     found = list(op.all.news(op.shapes[0]))
     place = op.params["dimension"]
-    op.all.mark(found[place], Mark.POSITIONS)
+    op.all.mark(found[place], DimensionMark.POSITIONS)
     return [tuple(found)]
 
 
@@ -355,7 +355,7 @@ def _stack(op: Operation) -> list[Dims]:
 
 def _unstack(op: Operation) -> list[Dims]:
     axis = op.params["axis"] % len(op.given[0])
-    op.all.mark(op.ins[0][axis], Mark.PICKED)
+    op.all.mark(op.ins[0][axis], DimensionMark.PICKED)
     return [_without(op.ins[0], (axis,)) for _ in op.shapes]
 
 
@@ -379,13 +379,13 @@ def _random_wrap(op: Operation) -> list[Dims]:
     """From words of keys to keys."""
     count = len(op.shapes[0])
     for dim in op.ins[0][count:]:
-        op.all.mark(dim, Mark.KEY)
+        op.all.mark(dim, DimensionMark.KEY)
     return [op.ins[0][:count]]
 
 
 def _random_unwrap(op: Operation) -> list[Dims]:
     count = len(op.given[0])
-    return [(*op.ins[0], *op.all.news(op.shapes[0][count:], Mark.KEY))]
+    return [(*op.ins[0], *op.all.news(op.shapes[0][count:], DimensionMark.KEY))]
 
 
 def _random_more(op: Operation) -> list[Dims]:
@@ -396,7 +396,7 @@ def _random_more(op: Operation) -> list[Dims]:
 
 def _rng_bit_generator(op: Operation) -> list[Dims]:
     for dim in op.ins[0]:
-        op.all.mark(dim, Mark.KEY)
+        op.all.mark(dim, DimensionMark.KEY)
     bits = op.all.news(op.shapes[1])
     op.events.draws.append(
         Draw(dims=bits, shape=op.shapes[1], place=op.place(), is_random=True, output=1)
@@ -408,11 +408,11 @@ def _new(op: Operation) -> list[Dims]:
     return op.fresh()
 
 
-def made_of(op: Operation) -> Made:
+def made_of(op: Operation) -> Origin:
     """What the results are made of."""
     made = op.together()
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
-        made = Made.RANDOM
+        made = Origin.RANDOM
     return made
 
 
@@ -424,7 +424,7 @@ def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
     if op.name not in _MEETS:
         return []
     one, other = op.made[:2]
-    if Made.STATE not in (one, other) or not (one | other) & (Made.DATA | Made.RANDOM):
+    if Origin.STATE not in (one, other) or not (one | other) & (Origin.DATA | Origin.RANDOM):
         return []
     found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
     if op.name == "gather":

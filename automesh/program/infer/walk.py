@@ -17,15 +17,15 @@ from jax.extend import core
 
 from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
 from automesh.program.infer import indexing, rules, windows
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    Contraction,
     Draw,
+    EquationPlace,
     Events,
     Loop,
-    Made,
     Operation,
-    Place,
-    Product,
+    Origin,
     Rule,
     Shape,
     Source,
@@ -63,7 +63,7 @@ class Value:
     """
 
     dims: Dims
-    made: Made
+    made: Origin
     is_held: bool = False
     source: Source = ()
 
@@ -84,7 +84,7 @@ class _Frame:
     # Arrays of equal numbers, by the equation that makes them.
     equal: dict[Any, int] = field(default_factory=dict[Any, int])
     # Products and what else makes a value, for sums that a loop carries.
-    products: dict[Any, Product] = field(default_factory=dict[Any, Product])
+    products: dict[Any, Contraction] = field(default_factory=dict[Any, Contraction])
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
@@ -93,7 +93,7 @@ def shape_of(variable: Any) -> Shape:
     return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
-def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
+def walk(jaxpr: Any, inputs: Sequence[Origin], *, num_held: int) -> Walked:
     """Walks a program.
 
     Args:
@@ -106,7 +106,7 @@ def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
         Value(
             walker.all.news(shape_of(var)),
             made,
-            not made & Made.STATE,
+            not made & Origin.STATE,
             walker.source(var, shape_of(var)),
         )
         for var, made in zip(opened.invars, inputs, strict=True)
@@ -152,7 +152,9 @@ class _Walker:
         frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
             shape = shape_of(var)
-            frame.known[var] = Value(self.all.news(shape), Made.DATA, True, self.source(var, shape))
+            frame.known[var] = Value(
+                self.all.news(shape), Origin.DATA, True, self.source(var, shape)
+            )
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
             made = self._equation(number, equation, frame)
@@ -161,7 +163,7 @@ class _Walker:
 
     def _value(self, variable: Any, frame: _Frame) -> Value:
         if is_literal(variable):
-            return Value(self.all.news(shape_of(variable)), Made(0))
+            return Value(self.all.news(shape_of(variable)), Origin(0))
         return frame.known[variable]
 
     def _equation(self, number: int, equation: Any, frame: _Frame) -> list[Value]:
@@ -222,7 +224,7 @@ class _Walker:
             made=tuple(value.made for value in given),
             is_backward=backward,
             loop=frame.loop,
-            place=lambda: Place(path=(*frame.path, number), bodies=frame.bodies),
+            place=lambda: EquationPlace(path=(*frame.path, number), bodies=frame.bodies),
             held=tuple(value.is_held for value in given),
             sources=tuple(value.source for value in given),
             is_float=_is_float(equation.outvars),
@@ -317,7 +319,7 @@ class _Walker:
     ) -> list[Value]:
         body, constants, carried = loop_body(equation)
         turns = int(equation.params["length"])
-        step = self.all.new(turns, Mark.WALKED)
+        step = self.all.new(turns, DimensionMark.WALKED)
         inner = self._turn(number, equation, body, frame, backward, turns)
         rest = given[constants + carried :]
         together = _together(given)
@@ -327,7 +329,7 @@ class _Walker:
             slices.append(Value(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
         # What goes through layers that lie in a stack is no state that turns over time.
-        is_through_layers = any(value.made == Made.STATE and value.dims for value in rest)
+        is_through_layers = any(value.made == Origin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         carry = self._carry(first, together, is_noted=not is_through_layers)
         self._begin(equation.invars[constants : constants + carried], carry, frame)
@@ -365,7 +367,7 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[Value], together: Made, *, is_noted: bool = True
+        self, given: Sequence[Value], together: Origin, *, is_noted: bool = True
     ) -> list[Value]:
         # Later turns carry what earlier ones made of everything that goes into the loop.
         if is_noted:
@@ -377,7 +379,7 @@ class _Walker:
         these."""
         for var, value in zip(variables, carry, strict=True):
             if not is_literal(var) and var in frame.equal:
-                place = Place(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
+                place = EquationPlace(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
                 self.events.draws.append(
                     Draw(dims=value.dims, shape=shape_of(var), place=place, is_random=False)
                 )
@@ -401,7 +403,7 @@ class _Walker:
                         size *= one
                     self.events.in_loops.append((product, size, turns))
 
-    def _product_behind(self, variable: Any, frame: _Frame) -> Product | None:
+    def _product_behind(self, variable: Any, frame: _Frame) -> Contraction | None:
         for _ in range(8):
             if is_literal(variable):
                 return None
@@ -447,7 +449,7 @@ class _Walker:
                 frame.known[equation.invars[0]] = Value(first.dims, made)
         found: list[Value] = []
         for shape in shapes:
-            dims = first.dims if shape == whole else self.all.news(shape, Mark.UNKNOWN)
+            dims = first.dims if shape == whole else self.all.news(shape, DimensionMark.UNKNOWN)
             found.append(Value(dims, first.made))
         return found
 
@@ -458,9 +460,12 @@ class _Walker:
             self.events.unknown[name] = self.events.unknown.get(name, 0) + 1
             for value in given:
                 for dim in value.dims:
-                    self.all.mark(dim, Mark.UNKNOWN)
+                    self.all.mark(dim, DimensionMark.UNKNOWN)
         made = _together(given)
-        return [Value(self.all.news(shape_of(var), Mark.UNKNOWN), made) for var in equation.outvars]
+        return [
+            Value(self.all.news(shape_of(var), DimensionMark.UNKNOWN), made)
+            for var in equation.outvars
+        ]
 
 
 def _join_chosen(every: Dimensions, events: Events) -> None:
@@ -482,8 +487,8 @@ def _is_float(variables: Sequence[Any]) -> bool:
     return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-def _together(values: Sequence[Value]) -> Made:
-    made = Made(0)
+def _together(values: Sequence[Value]) -> Origin:
+    made = Origin(0)
     for value in values:
         made |= value.made
     return made

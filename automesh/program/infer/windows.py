@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from automesh.program.infer.dimensions import Dim, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
 from automesh.program.infer.operation import Operation, Rule, primitives
 from automesh.program.infer.rules import note_product
 
@@ -36,7 +36,7 @@ def _conv(op: Operation) -> list[Dims]:
         zip(left_spec[2:], right_spec[2:], out_spec[2:], strict=True)
     ):
         if not op.is_backward:
-            op.all.mark(kernel[theirs], Mark.KERNEL)
+            op.all.mark(kernel[theirs], DimensionMark.KERNEL)
         found[made] = _slid(op, number, left[ours], op.given[1][theirs], op.shapes[0][made])
         spatial.append(left[ours])
     if not op.is_backward:
@@ -61,16 +61,16 @@ def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
         return op.all.new(size)
     if stride == 1 and dilation == 1 and low >= 0 and high >= 0 and low + high == reach:
         if kernel > 1:
-            op.all.mark(dim, Mark.WINDOWED)
+            op.all.mark(dim, DimensionMark.WINDOWED)
         return dim
-    op.all.mark(dim, Mark.WINDOWED)
+    op.all.mark(dim, DimensionMark.WINDOWED)
     if stride == kernel and dilation == 1 and (low, high) == (0, 0) and spread == 1:
         outer, _ = op.all.split(dim, size) if size * stride == _size(op, dim) else (None, None)
         if outer is not None:  # Patches side by side: as a reshape would cut them.
             return outer
     if dilation == kernel and stride == 1 and spread == 1 and size == dilation * _size(op, dim):
         return (*dim, *op.all.new(dilation))
-    return op.all.new(size, Mark.WINDOWED)
+    return op.all.new(size, DimensionMark.WINDOWED)
 
 
 def _size(op: Operation, dim: Dim) -> int:
@@ -89,13 +89,13 @@ def _reduce_window(op: Operation) -> list[Dims]:
         if window == 1 and stride == 1 and (low, high) == (0, 0) and given == made:
             found.append(dim)
             continue
-        op.all.mark(dim, Mark.WINDOWED)
+        op.all.mark(dim, DimensionMark.WINDOWED)
         if stride == 1 and low + high == window - 1 and given == made:
             found.append(dim)
         elif window == stride and (low, high) == (0, 0) and made * stride == given:
             found.append(op.all.split(dim, made)[0])
         else:
-            found.append(op.all.new(made, Mark.WINDOWED))
+            found.append(op.all.new(made, DimensionMark.WINDOWED))
     return [tuple(found) for _ in op.shapes]
 
 
@@ -119,7 +119,7 @@ def _gather_windows(op: Operation) -> list[Dims]:
     op.all.join_all(op.ins[0], op.ins[1])
     sizes = op.params["window_dimensions"]
     found = [
-        dim if window == 1 and given == made else op.all.new(made, Mark.WINDOWED)
+        dim if window == 1 and given == made else op.all.new(made, DimensionMark.WINDOWED)
         for dim, window, given, made in zip(
             op.ins[0], sizes, op.given[0], op.shapes[0], strict=True
         )
@@ -132,9 +132,9 @@ def _fft(op: Operation) -> list[Dims]:
     start = len(op.ins[0]) - count
     found = list(op.ins[0])
     for place in range(start, len(found)):
-        op.all.mark(found[place], Mark.ORDERED)
+        op.all.mark(found[place], DimensionMark.ORDERED)
         if op.given[0][place] != op.shapes[0][place]:
-            found[place] = op.all.new(op.shapes[0][place], Mark.ORDERED)
+            found[place] = op.all.new(op.shapes[0][place], DimensionMark.ORDERED)
     return [tuple(found)]
 
 
@@ -147,12 +147,12 @@ def _matrices(op: Operation) -> list[Dims]:
         if given[: len(many)] == op.given[first][: len(many)]:
             op.all.join_all(many, dims[: len(many)])
         for dim in dims[len(many) :]:
-            op.all.mark(dim, Mark.SOLVED)
+            op.all.mark(dim, DimensionMark.SOLVED)
     found: list[Dims] = []
     for shape in op.shapes:
         fits = shape[: len(many)] == op.given[first][: len(many)]
         rest = shape[len(many) :] if fits else shape
-        new = op.all.news(rest, Mark.SOLVED)
+        new = op.all.news(rest, DimensionMark.SOLVED)
         found.append((*many, *new) if fits else new)
     return found
 
@@ -162,7 +162,7 @@ def _triangular_solve(op: Operation) -> list[Dims]:
     matrix, right = op.ins[:2]
     for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):
         for dim in dims:
-            op.all.mark(dim, Mark.SOLVED)
+            op.all.mark(dim, DimensionMark.SOLVED)
     if math.prod(op.given[0][:-2]) == math.prod(op.given[1][:-2]):
         for mine, yours in zip(matrix[:-2], right[:-2]):
             op.all.join(mine, yours)

@@ -19,7 +19,7 @@ import numpy as np
 from automesh.hlo.custom_calls import with_texts
 from automesh.program.kernels.constants import Array, Constants
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Kernel, Unreadable, body_of, read_kernel
+from automesh.program.kernels.mosaic import Kernel, UnreadableKernel, body_of, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
 from automesh.program.kernels.triton import (
     TRITON_CONFIG,
@@ -113,7 +113,7 @@ def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
         fetched = [constants.parts(value) for value in list(call.operands)[: kernel.scalars]]
         try:
             yield call, _heaviest(kernel, fetched)
-        except Unreadable as why:
+        except UnreadableKernel as why:
             note(f"a kernel for TPUs is not counted: {why}")
 
 
@@ -157,7 +157,7 @@ def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
 def _cost_of_triton(call: Any, ir: Any) -> KernelCost | None:
     try:
         cost = count_kernel(read_triton(call, ir), ())
-    except Unreadable as why:
+    except UnreadableKernel as why:
         note(f"a kernel for GPUs is not counted: {why}")
         return None
     # Small products side by side keep the device busy: their shape says nothing of the time.
@@ -177,7 +177,7 @@ def _states_nothing(text: str) -> bool:
 def _kernel(body: str) -> Kernel | None:
     try:
         return read_kernel(body)
-    except Unreadable as why:
+    except UnreadableKernel as why:
         note(f"a kernel for TPUs is not counted: {why}")
         return None
 

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from automesh.program.kernels.mosaic import (
     Kernel,
-    Unreadable,
+    UnreadableKernel,
     elements_of,
     moved_bytes,
     operations_in,
     product_of,
 )
-from automesh.program.kernels.nouns import KernelCost, Product
+from automesh.program.kernels.nouns import KernelCost, KernelProduct
 from automesh.program.kernels.triton import axis_of, dot_of, function_of
 
 Integers = NDArray[np.int64]
@@ -89,8 +89,8 @@ def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCo
     """
     steps = math.prod(kernel.grid)
     if steps > MOST_STEPS:
-        raise Unreadable(f"its grid has {steps:,} steps, more than are run here")
-    run = _Run(kernel=kernel, fetched=tuple(fetched), steps=steps)
+        raise UnreadableKernel(f"its grid has {steps:,} steps, more than are run here")
+    run = _GridRun(kernel=kernel, fetched=tuple(fetched), steps=steps)
     run.block(kernel.main.regions[0], np.ones(steps))
     blocks = sum(run.fetches(window.index) * window.bytes for window in kernel.windows)
     most = max(run.products, key=lambda one: one.flops * run.products[one], default=None)
@@ -105,7 +105,7 @@ def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCo
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _GridRun:
     """The scalar code of one kernel, run for all steps of its grid.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Run:
     kernel: Kernel
     fetched: tuple[Integers | None, ...]
     steps: int
-    products: Counter[Product] = field(default_factory=Counter[Product])
+    products: Counter[KernelProduct] = field(default_factory=Counter[KernelProduct])
     transcendentals: float = 0.0
     copied_bytes: float = 0.0
     is_most: bool = False
@@ -184,7 +184,7 @@ class _Run:
             self.is_least = True
             self.block(one.regions[1], weights)
         elif name == "vector.contract":
-            raise Unreadable("it multiplies in a form that is not counted here")
+            raise UnreadableKernel("it multiplies in a form that is not counted here")
         elif name == "tpu.matmul":
             batch, product = product_of(one)
             self.products[product] += round(batch * weights.sum())
@@ -192,7 +192,7 @@ class _Run:
             batch, product = dot_of(one)
             self.products[product] += round(batch * weights.sum())
         elif name == "tt.dot_scaled":
-            raise Unreadable("it multiplies in a form that is not counted here")
+            raise UnreadableKernel("it multiplies in a form that is not counted here")
         elif _called(one) in _TRANSCENDENTAL:
             self.transcendentals += elements_of(one) * float(weights.sum())
         elif name == "tpu.enqueue_dma":

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from automesh.program.kernels.mosaic import Unreadable, kernel_text
+from automesh.program.kernels.mosaic import UnreadableKernel, kernel_text
 from automesh.program.kernels.nouns import GROUP, TARGET
 from automesh.program.kernels.triton import TRITON_CONFIG, TRITON_PROGRAM, is_triton, triton_text
 
@@ -68,5 +68,5 @@ def _target(call: Any, ir: Any) -> str:
 def _digest(text_of: Callable[[], str]) -> str:
     try:
         return hashlib.sha256(text_of().encode()).hexdigest()
-    except Unreadable:
+    except UnreadableKernel:
         return ""

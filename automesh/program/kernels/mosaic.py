@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from automesh.program.kernels.nouns import Product, type_name
+from automesh.program.kernels.nouns import KernelProduct, type_name
 
 _CURRENT = "builtin.module(mosaic-serde{serialize=false})"
 # What Pallas writes for a grid, or a dimension of it, that is known only when the kernel runs.
@@ -26,7 +26,7 @@ _LISTS = re.compile(r"\[([\d, ]*)\]")
 _SPACE = re.compile(r"#tpu\.memory_space<(\w+)>")
 
 
-class Unreadable(Exception):
+class UnreadableKernel(Exception):
     """A kernel whose program cannot be read, or says too little; the text says why."""
 
 
@@ -143,14 +143,14 @@ def _parsed(body: str) -> tuple[Any, Any]:
         passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
         tpu: Any = importlib.import_module("jax._src.lib").tpu
     except (ImportError, AttributeError) as error:
-        raise Unreadable(f"this jaxlib cannot read kernels for TPUs: {error}") from error
+        raise UnreadableKernel(f"this jaxlib cannot read kernels for TPUs: {error}") from error
     try:
         context = context_with(tpu, ir)
         with context, ir.Location.unknown():
             module = ir.Module.parse(base64.b64decode(body, validate=True))
             passes.PassManager.parse(_CURRENT).run(module.operation)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
+        raise UnreadableKernel(f"its program cannot be read: {cause_of(error)}") from error
     return module, ir
 
 
@@ -178,7 +178,7 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
     }
     mains = [one for one in functions.values() if "dimension_semantics" in one.attributes]
     if len(mains) != 1:
-        raise Unreadable(f"it has {len(mains)} functions with a grid instead of one")
+        raise UnreadableKernel(f"it has {len(mains)} functions with a grid instead of one")
     attributes = mains[0].attributes
     grid = (
         tuple(ir.DenseI64ArrayAttr(attributes["iteration_bounds"]))
@@ -186,7 +186,7 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
         else ()
     )
     if _DYNAMIC in grid:
-        raise Unreadable("the size of its grid is known only when it runs")
+        raise UnreadableKernel("the size of its grid is known only when it runs")
     scalars, scratch = (
         ir.IntegerAttr(attributes[name]).value if name in attributes else 0
         for name in ("scalar_prefetch", "scratch_operands")
@@ -212,7 +212,7 @@ def element_bits(name: str) -> int:
     return int(found[1]) if found else 32
 
 
-def product_of(matmul: Any) -> tuple[int, Product]:
+def product_of(matmul: Any) -> tuple[int, KernelProduct]:
     """What one `tpu.matmul` multiplies: how many products at once, and one of them.
 
     Raises:
@@ -221,14 +221,14 @@ def product_of(matmul: Any) -> tuple[int, Product]:
     left, right = (matmul.operands[place].type for place in (0, 1))
     lists = _LISTS.findall(str(matmul.attributes["dimension_numbers"]))
     if len(lists) < 4:
-        raise Unreadable("the dimensions of its matrix products are not written as expected")
+        raise UnreadableKernel("the dimensions of its matrix products are not written as expected")
     dimensions = [[int(one) for one in _INTEGERS.findall(part)] for part in lists]
     batch = math.prod(left.shape[one] for one in dimensions[-2])
     k = math.prod(left.shape[one] for one in dimensions[0])
     m = math.prod(left.shape) // max(batch * k, 1)
     n = math.prod(right.shape) // max(batch * k, 1)
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
-    return batch, Product(m=m, n=n, k=k, dtype=type_name(wider))
+    return batch, KernelProduct(m=m, n=n, k=k, dtype=type_name(wider))
 
 
 def elements_of(operation: Any) -> int:

@@ -16,7 +16,7 @@ def type_name(element: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class KernelProduct:
     """A matrix product that a kernel repeats.
 
     Attributes:
@@ -56,7 +56,7 @@ class KernelCost:
     flops: int
     transcendentals: int
     bytes_accessed: int
-    product: Product | None = None
+    product: KernelProduct | None = None
     dtype: str = ""
     is_most: bool = False
     is_least: bool = False

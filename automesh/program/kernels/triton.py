@@ -15,13 +15,13 @@ from typing import Any
 
 from automesh.program.kernels.mosaic import (
     Kernel,
-    Unreadable,
+    UnreadableKernel,
     Window,
     cause_of,
     context_with,
     element_bits,
 )
-from automesh.program.kernels.nouns import Product, type_name
+from automesh.program.kernels.nouns import KernelProduct, type_name
 
 TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
 TRITON_CONFIG = "mhlo.backend_config"
@@ -66,12 +66,12 @@ def read_triton(call: Any, ir: Any) -> TritonKernel:
         config = ir.DictAttr(call.attributes[TRITON_CONFIG])
         grid = tuple(ir.IntegerAttr(config[name]).value for name in _GRID)
     except (KeyError, ValueError, AttributeError) as error:
-        raise Unreadable("it is not written as expected") from error
+        raise UnreadableKernel("it is not written as expected") from error
     module = _parsed(config, ir)
     with module.context:
         mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
     if len(mains) != 1:
-        raise Unreadable(f"it has {len(mains)} public functions instead of one")
+        raise UnreadableKernel(f"it has {len(mains)} public functions instead of one")
     return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)
 
 
@@ -94,16 +94,16 @@ def _parsed(config: Any, ir: Any) -> Any:
     try:
         dialect: Any = importlib.import_module("jaxlib.triton.dialect")
     except ImportError as error:
-        raise Unreadable(f"this jaxlib cannot read kernels for GPUs: {error}") from error
+        raise UnreadableKernel(f"this jaxlib cannot read kernels for GPUs: {error}") from error
     try:
         body = ir.StringAttr(config[TRITON_PROGRAM]).value_bytes
     except (KeyError, ValueError, AttributeError) as error:
-        raise Unreadable("it is not written as expected") from error
+        raise UnreadableKernel("it is not written as expected") from error
     try:
         with context_with(dialect, ir), ir.Location.unknown():
             return ir.Module.parse(body)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
+        raise UnreadableKernel(f"its program cannot be read: {cause_of(error)}") from error
 
 
 def _is_public(one: Any, ir: Any) -> bool:
@@ -121,12 +121,12 @@ def axis_of(query: Any) -> int:
     return int(str(query.attributes["axis"]).split()[0])
 
 
-def dot_of(dot: Any) -> tuple[int, Product]:
+def dot_of(dot: Any) -> tuple[int, KernelProduct]:
     """What one `tt.dot` multiplies: how many products at once, and one of them."""
     left, right = (dot.operands[place].type for place in (0, 1))
     *batch, m, k = left.shape
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
-    return math.prod(batch), Product(m=m, n=right.shape[-1], k=k, dtype=type_name(wider))
+    return math.prod(batch), KernelProduct(m=m, n=right.shape[-1], k=k, dtype=type_name(wider))
 
 
 def function_of(call: Any) -> str:

@@ -13,7 +13,7 @@ from automesh.program.absent.client import is_absent
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_shape
 from automesh.program.script.leaf_forms import forms_of, repacked, same_treedef, same_types
-from automesh.program.script.pure_step import Held, StepOutputs
+from automesh.program.script.pure_step import StepOutputs, TreeParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ def _is_state(argument: Any, outputs: Any) -> bool:
 def _in_place(args: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:
     if not isinstance(outputs, StepOutputs):
         return []
-    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, Held)}
+    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, TreeParts)}
     return [(positions[id(held.frame)], k) for k, held in enumerate(outputs.changed)]
 
 

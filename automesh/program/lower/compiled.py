@@ -18,7 +18,7 @@ from automesh.program.kernels.annotate import with_costs
 from automesh.program.kernels.nouns import KernelCost
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.memory_text import SIZE, needed_and_limit, size_bytes
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.units import format_bytes
 
 # Kernels whose blocks are larger than the memory on the chip: (needed, limit, which memory).
@@ -47,7 +47,7 @@ def compile_lowered(
     """Compiles with the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+      StepRefused: `OutOfMemory`, or `Failed` for an option that this compiler does not take.
     """
     try:
         with compilation_cache.repaired():
@@ -62,29 +62,31 @@ def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Excepti
     if on_chip := _too_large_for_the_chip(text):
         return on_chip
     if is_out_of_memory(error):
-        return Refused(out_of_memory(error, stage="compile"))
+        return StepRefused(out_of_memory(error, stage="compile"))
     if match := re.search(r"No such compile option: '([^']*)'", text):
-        return Refused(Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`"))
+        return StepRefused(
+            Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`")
+        )
     if match := re.search(r"While setting option (\w+), (.*)", text):
         reason = f"the compiler option `{match[1]}` is wrong: {match[2].strip().rstrip('.')}"
-        return Refused(Failed(stage="compile", reason=reason))
+        return StepRefused(Failed(stage="compile", reason=reason))
     if options and isinstance(error, (TypeError, ValueError)) and "option" in text.lower():
         reason = f"the compiler refuses the options {dict(options)}: {text.splitlines()[0]}"
-        return Refused(Failed(stage="compile", reason=reason))
+        return StepRefused(Failed(stage="compile", reason=reason))
     return error
 
 
-def _too_large_for_the_chip(text: str) -> Refused | None:
+def _too_large_for_the_chip(text: str) -> StepRefused | None:
     """The failure of a kernel; None if the message is about something else.
 
     It is no want of the device's memory: another mesh may not help, another block would.
     """
     if match := _SCOPED.search(text):
-        return Refused(_beyond_its_scope(match, text))
+        return StepRefused(_beyond_its_scope(match, text))
     for pattern in _ON_CHIP:
         if match := pattern.search(text):
             needed, limit = (format_bytes(size) for size in _sizes_of(match))
-            return Refused(
+            return StepRefused(
                 Failed(
                     stage="compile",
                     reason=f"a kernel needs {needed} of {match['space']}, the memory on the chip, "
@@ -148,11 +150,11 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     """Bytes on one device as the compiler states them.
 
     Raises:
-      Refused: the backend states none.
+      StepRefused: the backend states none.
     """
     stats: Any = compiled.memory_analysis()
     if stats is None:
-        raise Refused(
+        raise StepRefused(
             Failed(stage="compile", reason=f"the {platform} compiler does not state memory")
         )
     argument, output = int(stats.argument_size_in_bytes), int(stats.output_size_in_bytes)
@@ -182,7 +184,7 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
       costs: what `kernel_costs` has counted in the program that was compiled; it is added.
 
     Raises:
-      Refused: the executable holds no readable program, or not exactly one.
+      StepRefused: the executable holds no readable program, or not exactly one.
     """
     try:
         executable: Any = compiled.runtime_executable()
@@ -190,10 +192,12 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
         blobs: list[bytes] = [module.as_serialized_hlo_module_proto() for module in modules]
     except (AttributeError, jax.errors.JaxRuntimeError) as error:
         reason = f"the compiled program cannot be read: {str(error).splitlines()[0]}"
-        raise Refused(Failed(stage="compile", reason=reason)) from error
+        raise StepRefused(Failed(stage="compile", reason=reason)) from error
     if len(blobs) != 1:
         what = "no program" if not blobs else f"{len(blobs)} programs"
-        raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
+        raise StepRefused(
+            Failed(stage="compile", reason=f"the executable holds {what} instead of one")
+        )
     return with_costs(blobs[0], costs)
 
 
@@ -207,10 +211,10 @@ def count_serialized(
       dcn: of each axis, how many granules it spans; needed where TPU slices work together.
 
     Raises:
-      Refused: the program cannot be counted.
+      StepRefused: the program cannot be counted.
     """
     try:
         return count(read_module(module), axes, dcn)
     except (AutomeshError, ValueError) as error:
         reason = f"the compiled program cannot be counted: {str(error).splitlines()[0]}"
-        raise Refused(Failed(stage="compile", reason=reason)) from error
+        raise StepRefused(Failed(stage="compile", reason=reason)) from error

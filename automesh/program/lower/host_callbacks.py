@@ -30,13 +30,13 @@ _GIVES = (
 
 
 @dataclass(slots=True)
-class _State:
+class _CallbackState:
     """Of this process: what became of callbacks so far, one sentence each."""
 
     said: dict[str, None] = field(default_factory=dict[str, None])
 
 
-_STATE = _State()
+_STATE = _CallbackState()
 
 
 def said_of_callbacks() -> tuple[str, ...]:

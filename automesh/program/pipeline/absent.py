@@ -21,12 +21,12 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.outcomes import CompiledPipeline, Failed, StageProgram
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.absent.client import devices_of
-from automesh.program.absent.compile import Module, Order, all_options, find_part, keep_part
+from automesh.program.absent.compile import CompileOrder, Module, all_options, find_part, keep_part
 from automesh.program.lower.compiled import compile_lowered
 from automesh.program.lower.lowered import fingerprint
 from automesh.program.pipeline.lower import StagedProgram, lower_pipeline
 from automesh.program.pipeline.stage_needs import describe_pipeline
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import Built
 
 
@@ -43,16 +43,16 @@ def lower_for_absent(
 
     Raises:
       UsageError: see `lower_pipeline`.
-      Refused: the submeshes differ in shape, or are no parts of the mesh along one of its axes; or
-        as `devices_of`.
+      StepRefused: the submeshes differ in shape, or are no parts of the mesh along one of its axes;
+        or as `devices_of`.
     """
     submeshes = step.mesh.submeshes
     if step.mesh.axis not in built.mesh.axis_names:
         reason = "a pipeline whose submeshes are given one by one is not compiled for devices that"
-        raise Refused(Failed(stage="build", reason=f"{reason} are not here"))
+        raise StepRefused(Failed(stage="build", reason=f"{reason} are not here"))
     if len({submesh.abstract_mesh for submesh in submeshes}) > 1:
         reason = "submeshes of different shapes are not compiled for devices that are not here"
-        raise Refused(Failed(stage="build", reason=reason))
+        raise StepRefused(Failed(stage="build", reason=reason))
     first = submeshes[0]
     chosen: list[Any] = list(first.devices.flat)
     part = first_granules(one, len({_granule(device) for device in chosen}))
@@ -143,7 +143,7 @@ _SHARDED = "F"
 
 
 def fingerprint_of_part(
-    lowered: jax.stages.Lowered, order: Order, device_ids: Sequence[int]
+    lowered: jax.stages.Lowered, order: CompileOrder, device_ids: Sequence[int]
 ) -> str:
     """Of one of several programs that make up a step.
 
@@ -171,7 +171,7 @@ class _Compiler:
       modules: by stage and action.
     """
 
-    order: Order
+    order: CompileOrder
     device_ids: tuple[int, ...]
     modules: dict[tuple[int, str], Module] = field(default_factory=dict[tuple[int, str], Module])
     _known: dict[str, tuple[Any, Module]] = field(default_factory=dict[str, tuple[Any, Module]])
@@ -203,7 +203,7 @@ class _Compiler:
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
-def obtain_pipeline(program: StagedProgram, order: Order) -> CompiledPipeline:
+def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> CompiledPipeline:
     """Compiles the programs of a pipeline that work through microbatches, and the updates.
 
     Args:
@@ -213,7 +213,7 @@ def obtain_pipeline(program: StagedProgram, order: Order) -> CompiledPipeline:
       The stages, with what their compiled programs need.
 
     Raises:
-      Refused: with `OutOfMemory`, if one program alone does not fit; or with `Failed` for an option
+      StepRefused: `OutOfMemory`, if one program alone does not fit; or `Failed` for an option
         that this compiler does not take, or a store that cannot be written.
     """
     cut = [name == program.axis for name, _ in order.axes]

@@ -29,7 +29,7 @@ def compile_here(program: StagedProgram, options: Options) -> Any:
     """Compiles all programs of a pipeline, with the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+      StepRefused: `OutOfMemory`, or `Failed` for an option that this compiler does not take.
     """
     return program.compile(lambda lowered, _stage, _action: compile_lowered(lowered, options))
 
@@ -41,7 +41,7 @@ def count_here(program: StagedProgram, trained: Any) -> CompiledPipeline:
       trained: what `compile_here` gave.
 
     Raises:
-      Refused: a program cannot be read.
+      StepRefused: a program cannot be read.
     """
     found: dict[tuple[int, str], StageProgram] = {}
     for (stage, action), compiled in trained.programs.items():

@@ -5,9 +5,9 @@ leaves of an Equinox module are functions and settings, an nnx module is changed
 carries the name of its data set. In the user's own loop `filter_jit`, `named_jit` or `nnx.jit` take
 such arguments apart; here, where the step is traced without being called, this module does.
 
-An argument of that kind becomes a `Held`: a pytree of its arrays, with the rest beside them. What
-the step changes in place comes back with its outputs, as `StepOutputs`. Arguments of arrays alone,
-and steps that `jax.jit` has made, are left as they are.
+An argument of that kind becomes a `TreeParts`: a pytree of its arrays, and the rest as static data.
+What the step changes in place comes back with its outputs, as `StepOutputs`. Arguments of arrays
+alone, and steps that `jax.jit` has made, are left as they are.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Name:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class TreeParts:
     """A tree taken apart.
 
     Attributes:
@@ -101,19 +101,19 @@ class StepOutputs:
       returned: what the step returns.
     """
 
-    changed: tuple[Held, ...]
+    changed: tuple[TreeParts, ...]
     returned: Any
 
 
 def _register() -> None:
-    def with_keys(held: Held) -> tuple[tuple[tuple[_Name, Any], ...], Frame]:
+    def with_keys(held: TreeParts) -> tuple[tuple[tuple[_Name, Any], ...], Frame]:
         return tuple(zip(map(_Name, held.frame.names), held.parts, strict=True)), held.frame
 
-    def rebuilt(frame: Frame, parts: Iterable[Any]) -> Held:
-        return Held(tuple(parts), frame)
+    def rebuilt(frame: Frame, parts: Iterable[Any]) -> TreeParts:
+        return TreeParts(tuple(parts), frame)
 
     jax.tree_util.register_pytree_with_keys(
-        Held, with_keys, rebuilt, lambda held: (held.parts, held.frame)
+        TreeParts, with_keys, rebuilt, lambda held: (held.parts, held.frame)
     )
     jax.tree_util.register_pytree_node(
         StepOutputs,
@@ -291,7 +291,7 @@ class _Draft:
         pairs = zip(self.leaves, self.fixed, strict=True)
         return [leaf for leaf, is_fixed in pairs if not is_fixed and is_nnx_object(leaf)]
 
-    def held(self, graph: Any, states: Any, count: int) -> Held:
+    def held(self, graph: Any, states: Any, count: int) -> TreeParts:
         """Takes the tree apart; `states` goes on with the next object of those in `graph`."""
         parts: list[Any] = []
         kinds: list[_Fixed | _Object | None] = []
@@ -307,7 +307,7 @@ class _Draft:
                 parts.append(leaf)
         kept = zip(self.names, self.fixed, strict=True)
         names = tuple(name for name, is_fixed in kept if not is_fixed)
-        return Held(tuple(parts), Frame(self.structure, tuple(kinds), names))
+        return TreeParts(tuple(parts), Frame(self.structure, tuple(kinds), names))
 
 
 def _static(tree: Any) -> _Draft:
@@ -361,7 +361,7 @@ class _Opened:
         return opened
 
     def _tree(self, held: Any) -> Any:
-        if not isinstance(held, Held):
+        if not isinstance(held, TreeParts):
             return held
         parts = iter(held.parts)
         leaves: list[Any] = []
@@ -374,10 +374,10 @@ class _Opened:
             leaves.append(self.objects[id(kind.graph)][0][kind.place] if is_object else part)
         return held.frame.structure.unflatten(leaves)
 
-    def changed(self) -> list[Held]:
+    def changed(self) -> list[TreeParts]:
         """The arguments some of whose variables are others now, with these."""
         after = {key: split_objects(objects)[1] for key, (objects, _) in self.objects.items()}
-        found: list[Held] = []
+        found: list[TreeParts] = []
         for held in self.given:
             parts: list[Any] = []
             is_other = False
@@ -392,7 +392,7 @@ class _Opened:
                 is_other = is_other or any(map(_is_not, leaves, before.values()))
                 parts.append(jax.tree.unflatten(jax.tree.structure(part), leaves))
             if is_other:
-                found.append(Held(tuple(parts), held.frame))
+                found.append(TreeParts(tuple(parts), held.frame))
         return found
 
 
@@ -407,14 +407,14 @@ def _by_name(tree: Any) -> Mapping[str, Any]:
 
 def _kinds_of(held: Any) -> list[tuple[_Object | None, Any]]:
     """The parts of a tree that was taken apart, each with what it is; nothing for another tree."""
-    if not isinstance(held, Held):
+    if not isinstance(held, TreeParts):
         return []
     kinds = [kind for kind in held.frame.leaves if not isinstance(kind, _Fixed)]
     return list(zip(kinds, held.parts, strict=True))
 
 
 def _frame(arg: Any) -> Frame | None:
-    return arg.frame if isinstance(arg, Held) else None
+    return arg.frame if isinstance(arg, TreeParts) else None
 
 
 def _is_leaf(node: Any) -> bool:

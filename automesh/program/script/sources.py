@@ -227,14 +227,14 @@ def _watch_environment(watch: Watch) -> None:
     """Counts what the user's code reads of `os.environ`: all of its ways end in one method."""
     plain = type(os.environ)
 
-    class Watched(plain):
+    class WatchedEnviron(plain):
         def __getitem__(self, key: str) -> str:
             if watch.is_on and _is_asked_by_user():
                 watch.asked[key] += 1
             return plain.__getitem__(self, key)
 
-    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
-    os.environ.__class__ = Watched
+    WatchedEnviron.__name__, WatchedEnviron.__qualname__ = plain.__name__, plain.__qualname__
+    os.environ.__class__ = WatchedEnviron
 
 
 def _is_asked_by_user() -> bool:

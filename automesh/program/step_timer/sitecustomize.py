@@ -57,7 +57,7 @@ class _AwaitJax:
             timer = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = timer
             spec.loader.exec_module(timer)
-            kept = timer.Kept(clock=_CLOCK, encode=_ENCODE, leave=_LEAVE)
+            kept = timer.OriginalFunctions(clock=_CLOCK, encode=_ENCODE, leave=_LEAVE)
             timer.start(module, kept=kept, **self._options)
 
 

@@ -30,7 +30,7 @@ from automesh.program.lower.static_args import is_jitted, leaf_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
+class _ReadyStep:
     """The step for arguments of some shapes.
 
     Attributes:
@@ -59,7 +59,7 @@ class AppliedStep:
     mesh: Mesh
     shardings: Shardings
     mapping: Mapping[str, MappedAxes]
-    _ready: dict[Any, _Ready] = field(default_factory=dict[Any, _Ready])
+    _ready: dict[Any, _ReadyStep] = field(default_factory=dict[Any, _ReadyStep])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; arguments that lie elsewhere are moved to where the rule wants them."""
@@ -79,7 +79,7 @@ class AppliedStep:
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], _Ready]:
+    ) -> tuple[list[Any], _ReadyStep]:
         leaves, tree = jax.tree.flatten((args, dict(kwargs)))
         key = (tree, tuple(map(_form, leaves)))
         ready = self._ready.get(key)
@@ -104,7 +104,7 @@ class AppliedStep:
             ready = self._ready[key] = self._made(call, results)
         return leaves, ready
 
-    def _made(self, call: TracedCall, results: Any) -> _Ready:
+    def _made(self, call: TracedCall, results: Any) -> _ReadyStep:
         before = tuple(
             sharding_at(
                 path_of(name),
@@ -138,7 +138,7 @@ class AppliedStep:
             donate_argnums=donated,
             compiler_options=call.settings.compiler_options or None,
         )
-        return _Ready(shardings=before, jitted=jitted, results=jax.tree.structure(results))
+        return _ReadyStep(shardings=before, jitted=jitted, results=jax.tree.structure(results))
 
 
 def apply_to(
