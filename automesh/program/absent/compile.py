@@ -1,6 +1,6 @@
-"""A lowered program becomes a scheduled one for devices that are not here, once and for all (jax).
+"""Compiles lowered programs for absent devices, each only once (jax).
 
-What the compiler gave, its refusals for want of memory included, is kept in a store.
+The compiled programs, and refusals for lack of memory, are kept in a store.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from automesh.platforms import platform_named
 from automesh.platforms.platform import Options
 from automesh.program.absent.client import (
     check_compiled_for,
+    compiler_input,
     devices_of,
     settings,
-    told,
     usable_bytes,
     versions_for,
 )
@@ -39,17 +39,17 @@ from automesh.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOrder:
-    """How a program is to be compiled.
+    """The devices, options and store for the compile of a program.
 
     Attributes:
       one: the devices.
       options: compiler options of the plan.
-      effort: how hard the compiler shall try.
-      store: where the outcome is kept; None keeps nothing.
-      plan: in text form.
+      effort: the compiler's effort, low or default.
+      store: keeps the outcome; None keeps nothing.
+      plan: the plan as text.
       axes: names and sizes of its axes, in order.
-      dcn: of each axis, how many granules it spans.
-      began_s: when the job began, by `time.perf_counter`, what it waited for others left out.
+      dcn: number of granules that each axis spans.
+      began_s: when the job began, by `time.perf_counter`, without waits for other workers.
     """
 
     one: AbsentDevices
@@ -62,7 +62,7 @@ class CompileOrder:
     began_s: float
 
     def at_known_effort(self) -> CompileOrder:
-        """At default effort, where the compiler knows no other."""
+        """The order at default effort, if the compiler has no other."""
         return (
             self
             if platform_named(self.one.platform).low_effort_options
@@ -75,10 +75,10 @@ class Module:
     """A program that was compiled, or found in the store.
 
     Attributes:
-      key: under which it is kept; empty if it is not.
+      key: its key in the store; empty if it is not stored.
       module: serialized HLO module, scheduled.
-      compile_s: of its own compile, which may have been another day's.
-      effort: `default` wherever low effort is no other.
+      compile_s: seconds of its compile, which may have been in an earlier search.
+      effort: its effort; `default` if the compiler has no other.
     """
 
     key: str
@@ -93,7 +93,7 @@ def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> 
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
-      fingerprint: of the program with its devices and the plan's compiler options.
+      fingerprint: fingerprint of the program with its devices and the plan's compiler options.
 
     Raises:
       StepRefused: `OutOfMemory`; or `Failed` for an option that this compiler does not take, or a
@@ -120,7 +120,7 @@ def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> 
 
 
 def find_part(order: CompileOrder, *, fingerprint: str) -> Module | None:
-    """One of several programs that make up a step, if it is kept; see `keep_part`."""
+    """Finds one of the programs of a step that has several, if it is stored; see `keep_part`."""
     key = _key(order, fingerprint, order.effort)
     stored = order.store.find(key) if order.store is not None else None
     return _module(stored, order, key) if stored is not None else None
@@ -133,11 +133,11 @@ def keep_part(
     *,
     fingerprint: str,
 ) -> Module:
-    """Keeps one of several programs that make up a step.
+    """Stores one of the programs of a step that has several.
 
     Args:
-      lowered: what was compiled.
-      order: `axes` and `dcn` are those of the devices that run it.
+      lowered: the lowered program.
+      order: its `axes` and `dcn` are those of the devices that run the program.
       fingerprint: of this program.
 
     Raises:
@@ -155,7 +155,7 @@ def _key(order: CompileOrder, fingerprint: str, effort: Effort) -> str:
     options = platform.low_effort_options if effort == "low" else ()
     return key_of(
         fingerprint=fingerprint,
-        target=told(order.one),
+        target=compiler_input(order.one),
         effort=(("effort", effort), *options, *platform.needed_options),
         versions=versions_for(order.one.platform),
         environment=settings(),
@@ -170,7 +170,7 @@ def _module(stored: Stored, order: CompileOrder, key: str) -> Module:
         key=key if order.store is not None else "",
         module=stored.module,
         memory=_within_limit(stored.memory, order),
-        # Counted anew: it may have been compiled for a plan whose axes have other names.
+        # Counted again: it may have been compiled for a plan with other names of axes.
         counts=count_serialized(stored.module, order.axes, order.dcn),
         compile_s=stored.compile_s,
         effort=stored.effort,
@@ -178,11 +178,11 @@ def _module(stored: Stored, order: CompileOrder, key: str) -> Module:
 
 
 def _within_limit(memory: Memory, order: CompileOrder) -> Memory:
-    """The memory of a program that a compiler for TPUs has accepted: it has looked whether it fits.
+    """The memory of a program that a TPU compiler has accepted, limited to what it accepts.
 
-    Of a program that keeps temporaries on the host too, it states no peak of the device, and what
-    stands for that (`read_memory`) is a sum of what is not all there at once: 18.5 GiB of a program
-    of which it accepts 15.75 GiB at most (a test beside this module's has it).
+    For a program with temporaries on the host, the compiler states no peak of the device.
+    `read_memory` then adds arrays that do not exist at the same time: 18.5 GiB for a program of
+    which the compiler accepts at most 15.75 GiB (a test of this module has it).
     """
     if order.one.platform != "tpu" or memory.peak_bytes != memory.total_bytes:
         return memory
@@ -207,7 +207,7 @@ def _keep(order: CompileOrder, key: str, stored: Stored) -> None:
 
 
 def _blank(order: CompileOrder, verdict: OutOfMemory | None) -> Stored:
-    """What is kept where the compiler gave no program."""
+    """The stored entry of a program that the compiler refused."""
     return Stored(
         module=b"",
         memory=None,
@@ -250,7 +250,7 @@ def _read(
 
 
 def _verdict(memory: Memory, order: CompileOrder) -> OutOfMemory | None:
-    """Compilers for GPUs say what a program takes, and compile it however much that is."""
+    """Checks the memory limit for GPUs, whose compilers accept programs of any size."""
     limit = usable_bytes(order.one) if order.one.platform == "gpu" else 0
     if not limit or memory.peak_bytes <= limit:
         return None
@@ -264,8 +264,8 @@ def _verdict(memory: Memory, order: CompileOrder) -> OutOfMemory | None:
 
 
 def _is_settled(order: CompileOrder, fingerprint: str) -> bool | None:
-    """What an earlier compile at low effort has shown: whether the program's outputs are laid out
-    as its inputs are; None if there was none."""
+    """Whether the outputs of the program are laid out like its inputs, known from an earlier
+    compile at low effort; None if there was none."""
     if order.store is None or order.effort == "low":
         return None
     before = order.store.find(_key(order, fingerprint, "low"))
@@ -275,13 +275,13 @@ def _is_settled(order: CompileOrder, fingerprint: str) -> bool | None:
 def _settle(
     program: SingleProgram, order: CompileOrder, is_settled: bool | None
 ) -> tuple[jax.stages.Compiled, bool, Memory | None]:
-    """Compiles the program that a training loop settles to, once at the effort that is asked for.
+    """Compiles the program that a training loop settles to, once at the requested effort.
 
-    Which one it settles to is found out at low effort, where that is known to be needed.
+    If it may differ from the given program, a compile at low effort finds it.
 
     Returns:
-      The executable; whether the program as it stands was the settled one; the memory of that, if
-      it was not, by a compile at low effort where there is one.
+      The executable; whether the given program was the settled one; if not, the memory of the given
+      one, by a compile at low effort.
     """
     quick: Effort = "low" if platform_named(order.one.platform).low_effort_options else order.effort
     tried: Effort = quick if is_settled is False else order.effort
@@ -301,10 +301,10 @@ def _settle(
 
 
 def all_options(order: CompileOrder, effort: Effort) -> Options:
-    """Those of the plan, with what the compiler needs for devices that are not here."""
+    """The compiler options of the plan, with those that absent devices need."""
     platform, device = platform_named(order.one.platform), devices_of(order.one)[0]
     low = known(platform.low_effort_options, device) if effort == "low" else ()
-    # What a plan says about the options that are needed here holds: it was chosen for a reason.
+    # The plan's values override needed ones: somebody has chosen them.
     options = {**dict(known(platform.needed_options, device)), **dict(order.options), **dict(low)}
     return tuple(options.items())
 

@@ -1,7 +1,7 @@
-"""How dimensions follow through slices, padding, concatenation, lookups and scatters (no jax).
+"""Rules for dimensions of slices, padding, concatenation, lookups and scatters (no jax).
 
-A part of a dimension is never split like the whole: it is a piece of it. What indices choose is
-told to the judges: along which dimensions they go, and from which they come.
+A part of a dimension is never split like the whole: it is a piece of it. Lookups are recorded in
+`Events`: the dimensions that indices choose in, and those of the indices.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _pad(op: Operation) -> list[Dims]:
             continue
         whole = op.all.new(made)
         if inner == 0 and low >= 0 and high >= 0:
-            # The inverse of a slice, which is how a gradient comes back from one.
+            # The inverse of a slice, as in the gradient of a slice.
             op.all.join(op.all.piece(whole, low, size), dim)
         elif inner == 0 and low <= 0 and high <= 0:
             op.all.join(op.all.piece(dim, -low, made), whole)
@@ -119,8 +119,8 @@ def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Di
 
 
 def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
-    """Dimensions of the operand in which each row looks up its own place, as in
-    `x[arange(len(x)), labels]`: they agree with the rows."""
+    """Joins dimensions of the operand in which each row looks up its own position, as in
+    `x[arange(len(x)), labels]`, with the rows."""
     columns = op.sources[1]
     found: list[int] = []
     for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
@@ -133,7 +133,7 @@ def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
 
 
 def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
-    """Notes down which integers choose in which dimensions."""
+    """Records which integers choose in which dimensions."""
     columns = op.sources[1]
     if len(columns) == len(looked):
         for column, dim in zip(columns, looked, strict=True):

@@ -1,4 +1,4 @@
-"""Readable names of classes, from what is done along them and where (no jax)."""
+"""Gives classes readable names, by the operations along them (no jax)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
 @dataclass(slots=True)
 class _Signs:
-    """What speaks for a name, by factor."""
+    """The factors with evidence for each name."""
 
     vocab: set[int] = field(default_factory=set[int])
     embed: Counter[int] = field(default_factory=Counter[int])
@@ -48,18 +48,18 @@ def names_of(
     arrays: Sequence[tuple[Dims, Role]],
     wanted: Iterable[int],
 ) -> dict[int, str]:
-    """A name for each of the wanted factors, no two alike.
+    """A unique name for each of the wanted factors.
 
     Args:
       arrays: dimensions and roles of the inputs.
-      wanted: in the order in which they are numbered.
+      wanted: factors in the order of their numbers.
     """
     signs = _signs(every, events, facts, arrays)
     taken: Counter[str] = Counter()
     named: dict[int, str] = {}
     plain: list[int] = []
     wanted = list(wanted)
-    # Pieces first: what holds them is called after them.
+    # Pieces first, since a class that contains them is named after them.
     for root in sorted(wanted, key=lambda root: bool(every.packed(root))):
         packed = "" if root in signs.head_dim else _of_packed(every, named, root)
         base = packed or _base(every, facts, signs, root)
@@ -75,7 +75,7 @@ def names_of(
 
 
 def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
-    """`hidden_x4` for four of a class end to end."""
+    """`hidden_x4` for four pieces of a class end to end."""
     pieces = every.packed(root)
     if not pieces:
         return ""
@@ -93,7 +93,7 @@ def _signs(
     _read_products(every, events, facts, signs)
     for dims in events.carried:
         own = roots(every, dims)
-        if own & set(facts.batches):  # A state of the batch, no parameters.
+        if own & set(facts.batches):  # State of the batch, no parameters.
             signs.hidden |= own & facts.weights
     for dims in events.chosen.values():
         signs.chosen |= roots(every, dims) & facts.weights
@@ -178,7 +178,7 @@ def _read_arrays(
 
 
 def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
-    """What a class is called; empty where nothing tells."""
+    """The name of a class by the evidence; empty without evidence."""
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
         # Rows of rows are tokens.
@@ -214,7 +214,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
     beside = signs.beside.get(root, set())
-    # What weights make of features is no sequence: scores of classes, beside labels of each row.
+    # A result of weights and features is no sequence: it may be scores of classes for each row.
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
     rows |= signs.along_heads | signs.beside_keys
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
@@ -245,7 +245,8 @@ def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
 
 
 def _residual(signs: _Signs) -> set[int]:
-    """What flows from layer to layer: what a table gives, or else what most matrices have."""
+    """The factors that flow from layer to layer: results of a table, or else factors of most
+    matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
     if named:
         return named

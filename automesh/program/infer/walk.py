@@ -1,8 +1,7 @@
 """Walks a traced program once and joins the dimensions that must agree (jax).
 
-Bodies of loops are walked once as well: what a loop carries has the same dimensions in all turns.
-The time that is needed grows with the number of equations, those of called programs counted at each
-call.
+Bodies of loops are walked once as well, since carried values have the same dimensions in all turns.
+The time is proportional to the number of equations; those of called programs count at each call.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from automesh.program.infer.operation import (
 )
 
 RULES: dict[str, Rule] = {**rules.RULES, **indexing.RULES, **windows.RULES}
-# Of what the step holds as it is, these make nothing new.
+# These operations on held arrays make no new data.
 _SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | rules.ELEMENTWISE
-# Integers that go through these are the same ones, but for an offset.
+# Integers keep their meaning through these operations, up to an offset.
 _SAME_INTEGERS = primitives(
     """
     add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
@@ -55,10 +54,10 @@ _WRITES = frozenset({"swap", "addupdate"})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of an array while its program is walked.
+    """The facts about an array while its program is walked.
 
     Attributes:
-      is_held: it is an argument as it is, or a constant of the step.
+      is_held: whether it is an unchanged argument or a constant of the step.
       source: see `operation.Source`.
     """
 
@@ -70,10 +69,10 @@ class Value:
 
 @dataclass(slots=True)
 class _Frame:
-    """One program within the walk.
+    """One program during the walk.
 
     Attributes:
-      path, bodies: of the equation that calls it.
+      path, bodies: place of the equation that calls it.
     """
 
     path: tuple[int, ...] = ()
@@ -83,13 +82,13 @@ class _Frame:
     known: dict[Any, Value] = field(default_factory=dict[Any, Value])
     # Arrays of equal numbers, by the equation that makes them.
     equal: dict[Any, int] = field(default_factory=dict[Any, int])
-    # Products and what else makes a value, for sums that a loop carries.
+    # The product behind a value, for sums that a loop carries.
     products: dict[Any, Contraction] = field(default_factory=dict[Any, Contraction])
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 def shape_of(variable: Any) -> Shape:
-    """The shape of a variable; none for what is no array."""
+    """The shape of a variable; empty for a variable that is no array."""
     return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
@@ -97,8 +96,8 @@ def walk(jaxpr: Any, inputs: Sequence[Origin], *, num_held: int) -> Walked:
     """Walks a program.
 
     Args:
-      inputs: what each input is made of.
-      num_held: leading inputs that are arrays of the step's own.
+      inputs: origin of each input.
+      num_held: number of leading inputs that are arrays of the step itself.
     """
     opened = opened_jaxpr(jaxpr)
     walker = _Walker()
@@ -125,11 +124,11 @@ def walk(jaxpr: Any, inputs: Sequence[Origin], *, num_held: int) -> Walked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """A program that was walked.
+    """The result of a walk.
 
     Attributes:
-      inputs, outputs: dimensions of each.
-      num_held: leading inputs that are no arguments.
+      inputs, outputs: dimensions of each input and output.
+      num_held: number of leading inputs that are no arguments.
     """
 
     all: Dimensions
@@ -234,8 +233,7 @@ class _Walker:
         try:
             found = RULES[name](operation)
         except _OTHER_PARAMETERS:
-            # Another jax says in other parameters what the operation does: told like any other
-            # whose rules are not known.
+            # Another version of jax has other parameters here: treated like an unknown operation.
             return self._unknown(equation, given)
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
@@ -261,7 +259,7 @@ class _Walker:
         ]
 
     def source(self, variable: Any, shape: Shape) -> Source:
-        """A source of its own for an array of integers."""
+        """Makes a new source for an array of integers."""
         if not shape or not _is_integer(variable):
             return ()
         self._sources_known += 1
@@ -291,7 +289,7 @@ class _Walker:
         if len(different) != 1:
             return none
         source = next(iter(different))
-        # What is picked out of a row has a meaning of its own.
+        # A single column of a row has a meaning of its own.
         picks = [
             number
             for number, shape in enumerate(operation.shapes)
@@ -328,7 +326,7 @@ class _Walker:
             self.all.join(step, value.dims[0])
             slices.append(Value(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
-        # What goes through layers that lie in a stack is no state that turns over time.
+        # A value that passes through stacked layers is no state of a time loop.
         is_through_layers = any(value.made == Origin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         carry = self._carry(first, together, is_noted=not is_through_layers)
@@ -369,14 +367,14 @@ class _Walker:
     def _carry(
         self, given: Sequence[Value], together: Origin, *, is_noted: bool = True
     ) -> list[Value]:
-        # Later turns carry what earlier ones made of everything that goes into the loop.
+        # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
             self.events.carried += [value.dims for value in given]
         return [Value(value.dims, together) for value in given]
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[Value], frame: _Frame) -> None:
-        """Notes down what a loop carries that begins as equal numbers: nothing says how to split
-        these."""
+        """Records carried values that begin as equal numbers, since nothing determines their
+        split."""
         for var, value in zip(variables, carry, strict=True):
             if not is_literal(var) and var in frame.equal:
                 place = EquationPlace(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
@@ -387,7 +385,7 @@ class _Walker:
     def _note_sums(
         self, body: Any, constants: int, carried: int, turns: int, frame: _Frame
     ) -> None:
-        """Notes down products that a loop adds to what it carries, turn by turn."""
+        """Records products that a loop adds to a carried value in each turn."""
         for place, result in enumerate(body.outvars[:carried]):
             maker = None if is_literal(result) else frame.makers.get(result)
             if maker is None or maker.primitive.name not in _SUMS:
@@ -437,7 +435,7 @@ class _Walker:
     def _reference(
         self, name: str, equation: Any, given: Sequence[Value], frame: _Frame
     ) -> list[Value]:
-        """Reads and writes of a mutable array, as a whole; of parts nothing is known."""
+        """Reads and writes of a whole mutable array; those of parts are unknown operations."""
         first = given[0]
         shapes = [shape_of(var) for var in equation.outvars]
         whole = shape_of(equation.invars[0])
@@ -455,7 +453,7 @@ class _Walker:
 
     def _unknown(self, equation: Any, given: Sequence[Value]) -> list[Value]:
         name = equation.primitive.name
-        # What returns nothing only shows something.
+        # An operation without results only shows something.
         if equation.outvars:
             self.events.unknown[name] = self.events.unknown.get(name, 0) + 1
             for value in given:
@@ -469,7 +467,8 @@ class _Walker:
 
 
 def _join_chosen(every: Dimensions, events: Events) -> None:
-    """What the same integers choose in is one class: a vocabulary, in the table and in the head."""
+    """Joins dimensions in which the same integers choose: a vocabulary, in the table and in the
+    head."""
     for dims in events.chosen.values():
         by_size: dict[int, Dim] = {}
         for dim in dims:

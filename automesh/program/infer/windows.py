@@ -1,5 +1,5 @@
-"""How dimensions follow through convolutions, windows, Fourier transforms and matrices that are
-factorized or solved (no jax)."""
+"""Rules for dimensions of convolutions, windows, Fourier transforms, factorizations and solvers (no
+jax)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _conv(op: Operation) -> list[Dims]:
 
 
 def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
-    """What becomes of a dimension that a kernel slides over: itself, if there is a result at each
-    of its places; a dimension of its own, if not."""
+    """The result of a dimension that a kernel slides over: the same dimension if there is a result
+    at each of its positions, else a new one."""
     stride = op.params["window_strides"][number]
     dilation = (op.params["lhs_dilation"] or (1,) * (number + 1))[number]
     spread = (op.params["rhs_dilation"] or (1,) * (number + 1))[number]
@@ -101,7 +101,7 @@ def _reduce_window(op: Operation) -> list[Dims]:
 
 def _window_back(op: Operation) -> list[Dims]:
     """`select_and_scatter_add(source, operand)`: the gradient of a maximum over windows has the
-    dimensions of what was looked through."""
+    dimensions of the operand."""
     source, operand = op.ins[:2]
     sizes, strides = op.params["window_dimensions"], op.params["window_strides"]
     for mine, yours, window, stride, given, back in zip(
@@ -139,8 +139,8 @@ def _fft(op: Operation) -> list[Dims]:
 
 
 def _matrices(op: Operation) -> list[Dims]:
-    """Factorizations and solvers: the last two dimensions stay whole, those before them are many
-    such tasks."""
+    """Factorizations and solvers: the last two dimensions stay whole, those before are independent
+    tasks."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
     many = op.ins[first][:-2]
     for dims, given in zip(op.ins, op.given, strict=True):
@@ -158,7 +158,7 @@ def _matrices(op: Operation) -> list[Dims]:
 
 
 def _triangular_solve(op: Operation) -> list[Dims]:
-    """`a x = b`: x is like b; columns of b are tasks of their own."""
+    """`a x = b`: x has the dimensions of b; columns of b are independent tasks."""
     matrix, right = op.ins[:2]
     for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):
         for dim in dims:

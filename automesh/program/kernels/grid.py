@@ -1,9 +1,9 @@
-"""Counts what a kernel does: its scalar code is run for all steps of its grid at once.
+"""Counts the work of a kernel by running its scalar code for all steps of its grid at once.
 
 Which blocks a kernel skips, and which it fetches again, is decided by integers: indices into the
 grid, and small arrays that are fetched before it starts (the mask of attention, for instance).
-Every integer is kept as an array with one value for each step of the grid, and unknown is what
-depends on anything else. A branch on an unknown condition is counted as if it were always taken,
+Every integer is kept as an array with one value for each step of the grid; a value that depends on
+anything else is unknown. A branch on an unknown condition is counted as if it were always taken,
 and the result says so.
 
 As in Pallas' own pipeline, a block is fetched when its index differs from that of the step before.
@@ -79,10 +79,10 @@ def _truncated(a: Integers, b: Integers) -> Integers:
 
 
 def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCost:
-    """What one call of a kernel does.
+    """Counts the work of one call of a kernel.
 
     Args:
-      fetched: the arrays that are fetched before it runs, in order; None where one is not known.
+      fetched: the arrays that are fetched before it runs, in order; None for an unknown one.
 
     Raises:
       Unreadable: the grid is too large to be run, or the program is not written as expected.
@@ -110,9 +110,9 @@ class _GridRun:
 
     Attributes:
       products: how often each matrix product is done.
-      copied_bytes: by the kernel's own copies.
-      values: of MLIR's values that are known integers, one for each step.
-      places: of each step in the grid, per dimension.
+      copied_bytes: bytes of the kernel's own copies.
+      values: MLIR's values that are known integers, with one number for each step.
+      places: position of each step in the grid, for each dimension.
     """
 
     kernel: Kernel
@@ -134,7 +134,7 @@ class _GridRun:
         self._enter(self.kernel.main)
 
     def _enter(self, function: Any) -> None:
-        """Gives a function's arguments what they hold at each step."""
+        """Sets the values of a function's arguments at each step."""
         arguments = list(function.regions[0].blocks[0].arguments)
         indices = self.kernel.indices
         for argument, place in zip(arguments[:indices], self.places):
@@ -144,7 +144,7 @@ class _GridRun:
                 self.arrays[argument] = array
 
     def fetches(self, function: Any | None) -> int:
-        """How often a block is moved, by the function that says which one each step has."""
+        """How often a block is moved, by the function that gives the block of each step."""
         if function is None:
             return 1
         self._enter(function)
@@ -270,7 +270,7 @@ class _GridRun:
 
 
 def _called(one: Any) -> str:
-    """The function of an elementwise operation, in the words of the dialect `math`."""
+    """The function of an elementwise operation, by its name in the dialect `math`."""
     return f"math.{function_of(one)}" if one.name == "tt.extern_elementwise" else str(one.name)
 
 

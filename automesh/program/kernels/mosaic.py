@@ -1,8 +1,8 @@
-"""All that touches Mosaic: reads the program of a kernel for TPUs out of a custom call (jax).
+"""Reads the program of a TPU kernel from a custom call; only this module uses Mosaic (jax).
 
-Pallas hands its kernels to XLA as MLIR bytecode in a dialect with versions; a pass of jaxlib
-brings it to the dialects of the day. Neither is promised to stay: what is missing is said in one
-sentence, and the kernel is then counted by its operands and results alone.
+Pallas passes its kernels to XLA as MLIR bytecode in a versioned dialect; a pass of jaxlib converts
+it to the current dialects. Neither is a stable interface: if something is missing, one sentence
+says so, and the kernel is counted only by its operands and results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from automesh.program.kernels.nouns import KernelProduct, type_name
 
 _CURRENT = "builtin.module(mosaic-serde{serialize=false})"
-# What Pallas writes for a grid, or a dimension of it, that is known only when the kernel runs.
+# Pallas' number for the size of a grid dimension that is known only when the kernel runs.
 _DYNAMIC = -(2**63)
 _INTEGERS = re.compile(r"-?\d+")
 _LISTS = re.compile(r"\[([\d, ]*)\]")
@@ -27,7 +27,7 @@ _SPACE = re.compile(r"#tpu\.memory_space<(\w+)>")
 
 
 class UnreadableKernel(Exception):
-    """A kernel whose program cannot be read, or says too little; the text says why."""
+    """A kernel's program cannot be read or lacks information; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Window:
     """A block of an operand or result that the kernel holds during one step of its grid.
 
     Attributes:
-      bytes: of the block.
+      bytes: size of the block.
       index: the operation of the function that says which block it is; None for a whole array,
         which is moved once.
     """
@@ -52,8 +52,8 @@ class Kernel:
       main: the operation of its function: arguments are the indices into the grid, the arrays that
         are fetched before it runs, then operands, results and scratch memory.
       grid: sizes, the last of which changes fastest; empty for one step.
-      scalars: how many arrays are fetched beforehand.
-      scratch: how many of the last arguments are memory of its own.
+      scalars: number of arrays that are fetched beforehand.
+      scratch: number of last arguments that are scratch memory.
       module: holds the operations, which live as long as it does.
     """
 
@@ -70,12 +70,12 @@ class Kernel:
 
     @property
     def indices(self) -> int:
-        """How many of the first arguments are indices into the grid."""
+        """The number of first arguments that are indices into the grid."""
         return len(self.grid)
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """Blocks that are moved as the grid goes on.
+        """The blocks that are moved during the steps of the grid.
 
         Raises:
           Unreadable: they are not written as expected.
@@ -94,7 +94,7 @@ class Kernel:
             bounds = re.search(r"window_bounds = array<i64: ([\d, ]+)>", str(one))
             array = self.arguments[first + number].type
             if name is None or name[1] not in self.functions or bounds is None:
-                continue  # Left in main memory: the kernel moves parts of it by itself.
+                continue  # It stays in main memory: the kernel itself moves parts of it.
             sizes = [int(size) for size in _INTEGERS.findall(bounds[1])]
             index = self.functions[name[1]]
             found.append(Window(bytes=_bytes_of(array, sizes), index=index))
@@ -108,7 +108,7 @@ def body_of(config: str) -> str:
 
 
 def read_kernel(body: str) -> Kernel:
-    """Reads what a custom call holds under `body`.
+    """Reads the kernel that a custom call holds under `body`.
 
     Args:
       body: base64.
@@ -164,7 +164,7 @@ def context_with(dialect: Any, ir: Any) -> Any:
 
 
 def cause_of(error: Exception) -> str:
-    """What went wrong; MLIR says it below a heading and above the whole program."""
+    """The cause in an error of MLIR, which comes after a heading and before the whole program."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("error: ")]
     return (told or lines or [type(error).__name__])[0]
@@ -202,18 +202,18 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
 
 
 def _bytes_of(array: Any, sizes: Sequence[int]) -> int:
-    """Of a block of an array."""
+    """Bytes of a block of an array."""
     return math.ceil(math.prod(sizes) * element_bits(str(array.element_type)) / 8)
 
 
 def element_bits(name: str) -> int:
-    """Bits of an MLIR element type: 16 of bf16, 8 of f8E4M3FN; 32 of an index."""
+    """Bits of an MLIR element type: 16 for bf16, 8 for f8E4M3FN, 32 for an index."""
     found = re.match(r"(?:bf|f|u?i|si)(\d+)", name)
     return int(found[1]) if found else 32
 
 
 def product_of(matmul: Any) -> tuple[int, KernelProduct]:
-    """What one `tpu.matmul` multiplies: how many products at once, and one of them.
+    """The products of one `tpu.matmul`: their number, and one of them.
 
     Raises:
       Unreadable: its dimensions are not written as expected.
@@ -251,6 +251,6 @@ def moved_bytes(operation: Any) -> int:
 
 
 def operations_in(region: Any) -> Iterator[Any]:
-    """Of the first block of a region."""
+    """The operations in the first block of a region."""
     for one in region.blocks[0].operations:
         yield one.operation

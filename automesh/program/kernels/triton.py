@@ -1,8 +1,8 @@
-"""All that touches Triton: reads the program of a kernel for GPUs out of a custom call (jax).
+"""Reads the program of a GPU kernel from a custom call; only this module uses Triton (jax).
 
-Pallas hands its Triton kernels to XLA as MLIR bytecode, beside the sizes of their grid. jaxlib has
-the dialect but promises nothing about it: what is missing is said in one sentence, and the kernel
-is then counted by its operands and results alone.
+Pallas passes its Triton kernels to XLA as MLIR bytecode, together with the sizes of their grid.
+jaxlib has the dialect, but it is no stable interface: if something is missing, one sentence says
+so, and the kernel is counted only by its operands and results.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _GRID = ("grid_x", "grid_y", "grid_z")
 
 @dataclass(frozen=True, kw_only=True)
 class TritonKernel(Kernel):
-    """The program of one kernel; the arguments of its function are pointers alone.
+    """The program of one kernel; all arguments of its function are pointers.
 
-    Its blocks are not counted: programs that run side by side read them from the cache that they
-    share, so that main memory gives each operand about once.
+    Its blocks are not counted: programs that run in parallel read them from a shared cache, so each
+    operand is read from main memory about once.
     """
 
     @property
@@ -117,12 +117,12 @@ def _is_public(one: Any, ir: Any) -> bool:
 
 
 def axis_of(query: Any) -> int:
-    """Which dimension of the grid `tt.get_program_id` or `tt.get_num_programs` asks for."""
+    """The dimension of the grid in `tt.get_program_id` or `tt.get_num_programs`."""
     return int(str(query.attributes["axis"]).split()[0])
 
 
 def dot_of(dot: Any) -> tuple[int, KernelProduct]:
-    """What one `tt.dot` multiplies: how many products at once, and one of them."""
+    """The products of one `tt.dot`: their number, and one of them."""
     left, right = (dot.operands[place].type for place in (0, 1))
     *batch, m, k = left.shape
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)

@@ -31,7 +31,7 @@ _ON_CHIP = (
         r".*space=(?P<space>vmem|smem|cmem)"
     ),
 )
-# What one kernel may take of it at a time, of libtpu's error E1001, `CompileTimeScopedVmemOom`.
+# The limit of one kernel, in libtpu's error E1001, `CompileTimeScopedVmemOom`.
 _SCOPED = re.compile(
     rf"memory space vmem.*?Scoped allocation with size (?P<needed>{SIZE}) and limit "
     rf"(?P<limit>{SIZE})",
@@ -77,9 +77,11 @@ def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Excepti
 
 
 def _too_large_for_the_chip(text: str) -> StepRefused | None:
-    """The failure of a kernel; None if the message is about something else.
+    """The failure of a kernel that exceeds on-chip memory; None if the message is about something
+    else.
 
-    It is no want of the device's memory: another mesh may not help, another block would.
+    It does not mean that the device's memory is too small: smaller blocks help, another mesh may
+    not.
     """
     if match := _SCOPED.search(text):
         return StepRefused(_beyond_its_scope(match, text))
@@ -111,7 +113,7 @@ def _beyond_its_scope(match: re.Match[str], text: str) -> Failed:
 
 
 def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
-    """Bytes needed and available, of a pattern with these two groups."""
+    """Bytes needed and available, from a match with these two groups."""
     needed, limit = (re.fullmatch(SIZE, match[part].rstrip(".")) for part in ("needed", "limit"))
     return (
         size_bytes(*needed.groups()) if needed else 0,
@@ -120,12 +122,12 @@ def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for what jax raises when the compiler or the device has not enough memory."""
+    """Whether jax raised an exception because the compiler or the device has too little memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
-    """Reads the bytes needed and available from the message; 0 where it does not say."""
+    """Reads the bytes needed and available from the message; 0 if it does not state them."""
     text = str(error)
     needed, limit = needed_and_limit(text)
     detail = text.strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
@@ -133,7 +135,7 @@ def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
 
 
 def output_shardings(compiled: jax.stages.Compiled) -> Any:
-    """The shardings of the step's outputs as a tree, None where they cannot be told.
+    """The shardings of the step's outputs as a tree; None for unknown ones.
 
     jax 0.10 lists those of updated references after them, and then fails to build the tree.
     """
@@ -150,7 +152,7 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     """Bytes on one device as the compiler states them.
 
     Raises:
-      StepRefused: the backend states none.
+      StepRefused: the backend does not state memory.
     """
     stats: Any = compiled.memory_analysis()
     if stats is None:
@@ -168,8 +170,8 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
         temporary_bytes=temporary,
         peak_bytes=peak,
     )
-    # The CPU compiler's peak leaves temporaries out, and that of a TPU counts those on the host
-    # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
+    # The CPU compiler's peak does not contain temporaries, and that of a TPU also counts those on
+    # the host (libtpu 0.0.50.1). Then the sum of the device's arrays, an upper limit, is used.
     if platform == "cpu" or peak == 0 or on_host:
         return replace(memory, peak_bytes=memory.total_bytes)
     # It counts arguments on the host, too.
@@ -181,7 +183,7 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
     """The compiled program as a serialized HLO module.
 
     Args:
-      costs: what `kernel_costs` has counted in the program that was compiled; it is added.
+      costs: costs from `kernel_costs` of the lowered program, which are added to the module.
 
     Raises:
       StepRefused: the executable holds no readable program, or not exactly one.
@@ -204,11 +206,11 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
 def count_serialized(
     module: bytes, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()
 ) -> Counts:
-    """What one device does in one step.
+    """Counts the work of one device in one step.
 
     Args:
       axes: names and sizes of the mesh's axes, in order.
-      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+      dcn: number of granules that each axis spans; needed for several TPU slices.
 
     Raises:
       StepRefused: the program cannot be counted.

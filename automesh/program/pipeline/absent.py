@@ -1,9 +1,9 @@
-"""Pipelines for devices that are not here: their stages become scheduled programs (jax).
+"""Pipelines for absent devices: compiles their stages to scheduled programs (jax).
 
-All ranks lie on submeshes of one shape, so each stage is compiled for the first of them: libtpu
-compiles for the first devices of a topology alone, and collectives between slices only for all of
-its slices together (for two of four, 0.0.42 gives up or dies). Stages that are the same program are
-compiled once.
+All ranks have submeshes of one shape, so each stage is compiled for the first rank's: libtpu
+compiles only for the first devices of a topology, and collectives between slices only for all
+slices together (for two of four, 0.0.42 fails or crashes). Stages with equal programs are compiled
+once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from automesh.program.script.build import Built
 def lower_for_absent(
     built: Built, step: TrainStep, one: AbsentDevices
 ) -> tuple[StagedProgram, AbsentDevices]:
-    """Lowers each stage for the submesh of the first rank, or one that is wired as that is.
+    """Lowers each stage for the submesh of the first rank, or for one with the same links.
 
     Args:
       one: all devices of the pipeline.
 
     Returns:
-      The pipeline; and what it was lowered for: of several slices as many as a rank spans.
+      The pipeline; and the devices that it was lowered for: as many slices as a rank spans.
 
     Raises:
       UsageError: see `lower_pipeline`.
@@ -66,7 +66,8 @@ def lower_for_absent(
 
 
 def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
-    """The first slices of several TPU slices; GPUs as they are, whose nodes are compiled for alike.
+    """The first slices of several TPU slices; GPUs unchanged, since all their nodes are compiled
+    for alike.
 
     >>> slices = AbsentDevices(platform="tpu", device_kind="TPU v5e", num_devices=64,
     ...                        num_granules=4, num_hosts=16, topology="v5e:4x4")
@@ -84,7 +85,7 @@ def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
 
 
 def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
-    """Of the devices of fewer slices those at the places of the chosen ones, slice by slice."""
+    """The devices of fewer slices at the places of the chosen ones, slice by slice."""
     granules = sorted({_granule(device) for device in chosen})
     places = {_place(device, device.coords): device for device in devices}
     return [
@@ -94,16 +95,16 @@ def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
 
 
 def first_devices(chosen: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
-    """Chosen devices of a torus, turned so that they are the first ones of their granules.
+    """Replaces devices of a torus by the first ones of their granules, by a turn of the torus.
 
-    A part of a torus has the same links in whichever direction it lies.
+    A part of a torus has the same links in every direction.
 
     Args:
-      devices: all that there are.
+      devices: all devices.
 
     Returns:
-      As many devices in the same order; the chosen ones themselves where no turn makes them the
-      first ones, or where there is no torus.
+      As many devices in the same order; the chosen ones if no turn makes them the first ones, or if
+      there is no torus.
     """
     if chosen[0].platform != "tpu":
         return list(chosen)
@@ -130,7 +131,7 @@ def _place(device: Any, coords: Sequence[int]) -> tuple[int, ...]:
 
 
 def _first_of_granules(devices: Sequence[Any], chosen: Sequence[Any]) -> set[int]:
-    """The ids of as many first devices of each granule as are chosen of it."""
+    """The ids of the first devices of each granule, as many as are chosen of it."""
     found: set[int] = set()
     for granule in {_granule(device) for device in chosen}:
         ids = sorted(device.id for device in devices if _granule(device) == granule)
@@ -138,24 +139,24 @@ def _first_of_granules(devices: Sequence[Any], chosen: Sequence[Any]) -> set[int
     return found
 
 
-# The action whose program says how arguments are split that nobody has said it of.
+# The action whose program shows the splits of arguments without a stated sharding.
 _SHARDED = "F"
 
 
 def fingerprint_of_part(
     lowered: jax.stages.Lowered, order: CompileOrder, device_ids: Sequence[int]
 ) -> str:
-    """Of one of several programs that make up a step.
+    """The fingerprint of one of the programs of a step that has several.
 
     Args:
-      device_ids: of its submesh, in its order: meshes of equal sizes may lie on the same devices
-        in different ways.
+      device_ids: ids of its submesh's devices, in order: meshes of equal sizes may order the same
+        devices differently.
     """
     program: Any = lowered
     return fingerprint(
         lowered,
         device_ids=device_ids,
-        # Of programs that are the same, the arguments may be grouped in other ways.
+        # Equal programs may have other trees of arguments.
         compiler_options=(*order.options, ("trees", f"{program.in_tree}")),
         platform=order.one.platform,
     )
@@ -163,12 +164,12 @@ def fingerprint_of_part(
 
 @dataclass(slots=True)
 class _Compiler:
-    """Compiles the programs of one plan; what is the same program is compiled once.
+    """Compiles the programs of one plan, equal programs only once.
 
     Attributes:
-      order: with the axes of a submesh.
-      device_ids: of that submesh, in its order.
-      modules: by stage and action.
+      order: the order, with the axes of a submesh.
+      device_ids: ids of that submesh's devices, in order.
+      modules: compiled programs by stage and action.
     """
 
     order: CompileOrder
@@ -193,24 +194,25 @@ class _Compiler:
     def _found(
         self, lowered: jax.stages.Lowered, key: str, action: str
     ) -> tuple[Any, Module] | None:
-        """What an earlier job has kept, which may have ended before its last program."""
+        """Finds a program that an earlier job has stored, perhaps one that ended before its last
+        program."""
         module = find_part(self.order, fingerprint=key)
         if module is None:
             return None
         if action != _SHARDED:
             return None, module
-        # Shardings are not kept, and are the same at any effort.
+        # Shardings are not stored, and are the same at any effort.
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
 def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> CompiledPipeline:
-    """Compiles the programs of a pipeline that work through microbatches, and the updates.
+    """Compiles the programs of a pipeline for its microbatches and its updates.
 
     Args:
-      order: for the whole plan.
+      order: the order for the whole plan.
 
     Returns:
-      The stages, with what their compiled programs need.
+      The stages, with the needs of their compiled programs.
 
     Raises:
       StepRefused: `OutOfMemory`, if one program alone does not fit; or `Failed` for an option
@@ -222,7 +224,7 @@ def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> CompiledPipe
         axes=tuple((name, 1 if no else size) for (name, size), no in zip(order.axes, cut)),
         dcn=tuple(1 if no else size for size, no in zip(order.dcn, cut)),
     )
-    # Every stage is lowered for the same stand-in.
+    # All stages are lowered for the same mesh.
     (fake_mesh,) = set(program.lowered.meshes)
     compiler = _Compiler(
         order=submesh, device_ids=tuple(device.id for device in fake_mesh.devices.flat)

@@ -743,12 +743,12 @@ def test_the_environment_of_a_compile_changes_its_key(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=1")
     assert client.settings() != before
     assert dict(client.versions_for("tpu"))["jaxlib"]
-    told = client.told(target("gpu-h100-8"))
+    told = client.compiler_input(target("gpu-h100-8"))
     assert "memory_bandwidth" in told[1]
 
 
 def test_programs_that_former_versions_have_stored_are_found() -> None:
-    assert client.told(target("v5e:2x4"))[0] == (
+    assert client.compiler_input(target("v5e:2x4"))[0] == (
         "Elsewhere(platform='tpu', device_kind='TPU v5 lite', num_devices=8, num_granules=1, "
         "num_hosts=1, topology='v5e:2x4', torus=(2, 4), wraps=(False, False), devices_per_chip=1, "
         "chip_config='default', host=(2, 4, 1), gpu='', memory_bytes=0)"
