@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Contraction, Draw, Events, Lookup, Origin
+from automesh.program.infer.operation import ArrayOrigin, Contraction, Draw, Events, Lookup
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
 # Marks that do not exclude a batch if there is no better one: tokens that are sent to experts meet,
@@ -159,7 +159,12 @@ def data_lookups(events: Events) -> Iterator[Lookup]:
     which look up in a table of frozen weights."""
     for one in events.lookups:
         is_table = one.is_float and len(one.by) > 1
-        if one.is_held_whole and not one.made & Origin.STATE and one.is_forward and not is_table:
+        if (
+            one.is_held_whole
+            and not one.made & ArrayOrigin.STATE
+            and one.is_forward
+            and not is_table
+        ):
             yield one
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, outer, param_products, roots
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Events, Origin
+from automesh.program.infer.operation import ArrayOrigin, Events
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
@@ -117,7 +117,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         if not one.is_forward:
             continue
         looked = roots(every, one.looked_up)
-        is_table = bool(one.made & Origin.STATE) or bool(looked & facts.weights)
+        is_table = bool(one.made & ArrayOrigin.STATE) or bool(looked & facts.weights)
         window = {outer(every, dim) for dim in one.window} - {None}
         is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
         if is_table and window & facts.weights and looked <= facts.weights:
@@ -140,7 +140,7 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
         seen.add(key)
         if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
             for made, other in zip(one.made, (right, left), strict=False):
-                if not made & Origin.STATE:
+                if not made & ArrayOrigin.STATE:
                     signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))

@@ -21,7 +21,7 @@ def primitives(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-class Origin(IntFlag):
+class ArrayOrigin(IntFlag):
     """What an array is made from."""
 
     STATE = 1
@@ -75,7 +75,7 @@ class Contraction:
     right: Dims = ()
     is_forward: bool
     is_product: bool
-    made: tuple[Origin, ...]
+    made: tuple[ArrayOrigin, ...]
     loop: Loop
     result: int = 0
 
@@ -97,7 +97,7 @@ class Lookup:
     window: Dims
     result: Dims
     shape: Shape
-    made: Origin
+    made: ArrayOrigin
     place: EquationPlace
     is_forward: bool
     is_held_whole: bool
@@ -115,7 +115,7 @@ class Segments:
 
     into: Dims
     by: Dims
-    made: Origin
+    made: ArrayOrigin
     is_forward: bool
 
 
@@ -209,7 +209,7 @@ class Operation:
     ins: tuple[Dims, ...]
     given: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
-    made: tuple[Origin, ...]
+    made: tuple[ArrayOrigin, ...]
     is_backward: bool
     loop: Loop
     place: Callable[[], EquationPlace]
@@ -223,9 +223,9 @@ class Operation:
         """Makes new dimensions for the results, which agree with no others."""
         return [self.all.news(shape, marks) for shape in self.shapes]
 
-    def together(self) -> Origin:
+    def together(self) -> ArrayOrigin:
         """The origins of all operands together."""
-        made = Origin(0)
+        made = ArrayOrigin(0)
         for one in self.made:
             made |= one
         return made

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from automesh.program.capture.flow.program import Flow, follow, is_literal, opened_jaxpr
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Origin, Shape
+from automesh.program.infer.operation import ArrayOrigin, Shape
 
 _TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY})
 
@@ -44,17 +44,17 @@ class Roles:
         """Whether a gradient trains any parameter."""
         return Role.PARAMETER in self.inputs
 
-    def made(self) -> list[Origin]:
+    def made(self) -> list[ArrayOrigin]:
         """The origin of each input, for the walk."""
         state = {*_TRAINED}
         if not self.has_trained:
             state.add(Role.STATISTIC)
-        found: list[Origin] = []
+        found: list[ArrayOrigin] = []
         for role in self.inputs:
             if role in state:
-                found.append(Origin.STATE)
+                found.append(ArrayOrigin.STATE)
             else:
-                found.append(Origin.RANDOM if role == Role.KEY else Origin.DATA)
+                found.append(ArrayOrigin.RANDOM if role == Role.KEY else ArrayOrigin.DATA)
         return found
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    ArrayOrigin,
     Contraction,
     Draw,
     Meeting,
     Operation,
-    Origin,
     Rule,
     Shape,
     primitives,
@@ -410,11 +410,11 @@ def _new(op: Operation) -> list[Dims]:
     return op.fresh()
 
 
-def made_of(op: Operation) -> Origin:
+def made_of(op: Operation) -> ArrayOrigin:
     """The origin of the results."""
     made = op.together()
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
-        made = Origin.RANDOM
+        made = ArrayOrigin.RANDOM
     return made
 
 
@@ -426,7 +426,9 @@ def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
     if op.name not in _MEETS:
         return []
     one, other = op.made[:2]
-    if Origin.STATE not in (one, other) or not (one | other) & (Origin.DATA | Origin.RANDOM):
+    if ArrayOrigin.STATE not in (one, other) or not (one | other) & (
+        ArrayOrigin.DATA | ArrayOrigin.RANDOM
+    ):
         return []
     found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
     if op.name == "gather":

@@ -18,13 +18,13 @@ from automesh.program.capture.flow.program import is_backward, is_literal, loop_
 from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    ArrayOrigin,
     Contraction,
     Draw,
     EquationPlace,
     Events,
     Loop,
     Operation,
-    Origin,
     Rule,
     Shape,
     Source,
@@ -62,7 +62,7 @@ class Value:
     """
 
     dims: Dims
-    made: Origin
+    made: ArrayOrigin
     is_held: bool = False
     source: Source = ()
 
@@ -92,7 +92,7 @@ def shape_of(variable: Any) -> Shape:
     return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
-def walk(jaxpr: Any, inputs: Sequence[Origin], *, num_held: int) -> Walked:
+def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     """Walks a program.
 
     Args:
@@ -105,7 +105,7 @@ def walk(jaxpr: Any, inputs: Sequence[Origin], *, num_held: int) -> Walked:
         Value(
             walker.all.news(shape_of(var)),
             made,
-            not made & Origin.STATE,
+            not made & ArrayOrigin.STATE,
             walker.source(var, shape_of(var)),
         )
         for var, made in zip(opened.invars, inputs, strict=True)
@@ -152,7 +152,7 @@ class _Walker:
         for var in jaxpr.constvars:
             shape = shape_of(var)
             frame.known[var] = Value(
-                self.all.news(shape), Origin.DATA, True, self.source(var, shape)
+                self.all.news(shape), ArrayOrigin.DATA, True, self.source(var, shape)
             )
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
@@ -162,7 +162,7 @@ class _Walker:
 
     def _value(self, variable: Any, frame: _Frame) -> Value:
         if is_literal(variable):
-            return Value(self.all.news(shape_of(variable)), Origin(0))
+            return Value(self.all.news(shape_of(variable)), ArrayOrigin(0))
         return frame.known[variable]
 
     def _equation(self, number: int, equation: Any, frame: _Frame) -> list[Value]:
@@ -327,7 +327,7 @@ class _Walker:
             slices.append(Value(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
         # A value that passes through stacked layers is no state of a time loop.
-        is_through_layers = any(value.made == Origin.STATE and value.dims for value in rest)
+        is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         carry = self._carry(first, together, is_noted=not is_through_layers)
         self._begin(equation.invars[constants : constants + carried], carry, frame)
@@ -365,7 +365,7 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[Value], together: Origin, *, is_noted: bool = True
+        self, given: Sequence[Value], together: ArrayOrigin, *, is_noted: bool = True
     ) -> list[Value]:
         # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
@@ -486,8 +486,8 @@ def _is_float(variables: Sequence[Any]) -> bool:
     return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-def _together(values: Sequence[Value]) -> Origin:
-    made = Origin(0)
+def _together(values: Sequence[Value]) -> ArrayOrigin:
+    made = ArrayOrigin(0)
     for value in values:
         made |= value.made
     return made

@@ -14,7 +14,7 @@ from jax import lax
 from automesh.program.infer.classes import classes_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import CautionKind
-from automesh.program.infer.operation import Operation, Origin
+from automesh.program.infer.operation import ArrayOrigin, Operation
 from automesh.program.infer.walk import RULES, Walked, walk
 from tests.support.infer_models import f32, i32
 
@@ -23,7 +23,7 @@ NHWC = ("NHWC", "HWIO", "NHWC")
 
 def walked(function: Callable[..., Any], *args: Any) -> Walked:
     closed = jax.make_jaxpr(function)(*args)
-    return walk(closed, [Origin.DATA] * len(closed.jaxpr.invars), num_held=0)
+    return walk(closed, [ArrayOrigin.DATA] * len(closed.jaxpr.invars), num_held=0)
 
 
 def size(every: Dimensions, dim: Dim) -> int:
