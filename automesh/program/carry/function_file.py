@@ -1,12 +1,12 @@
-"""Writes the Python function of a step to bytes, and traces it anew on another mesh (jax).
+"""Writes the Python function of a step to bytes, and reads it to trace it on another mesh (jax).
 
-A trace cannot be carried where a part of it runs on each device apart (`shard_map`), or where
-Python asked the mesh for its sizes: on another mesh the function itself has to be traced. So it is
-pickled by value, with all of the script that it refers to; the script's mesh and its devices are
-left out, and whoever reads the bytes puts a plan's mesh in their place.
+A trace cannot be carried if a part of it runs per device (`shard_map`), or if Python code read the
+sizes of the mesh: then the function itself must be traced on the other mesh. So it is pickled by
+value, with all objects of the script that it refers to. The script's mesh and devices are left out,
+and the reader replaces them by a plan's.
 
-Not every function can be pickled, and not every one means the same in another process (a class that
-is registered with jax where it is defined, an open file). Then the script is run again.
+Some functions cannot be pickled or would behave differently in another process (a class that
+registers itself with jax, an open file). Then the script is run again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from automesh.program.capture.hooks import Call, Jitted
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
 
-# Arrays of NumPy up to this size are pickled with what holds them.
+# NumPy arrays up to this size are pickled together with the object that holds them.
 _LARGE_BYTES = 2**12
 _REFUSED = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError, OSError)
 
@@ -86,8 +86,8 @@ def read_function(
 
 @contextmanager
 def _users_modules_by_value() -> Generator[None]:
-    """While the body runs, functions of the user's modules are pickled with their code: to import
-    such a module elsewhere would make its meshes anew."""
+    """Makes cloudpickle pickle functions of the user's modules with their code while the body runs:
+    an import of such a module in another process would make its meshes again."""
     added: list[Any] = []
     try:
         for name, module in list(sys.modules.items()):
@@ -124,7 +124,7 @@ class _FunctionWriter(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Jitted):  # Outside of the script it is what jax has made.
+        if isinstance(obj, Jitted):  # Written as jax's own function.
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         return super().reducer_override(obj)
 

@@ -4,9 +4,9 @@ Synthetic floats should have both signs, as weights do: a network of positive we
 nearly the same loss whatever one does to it, and hides wrong numerics. But a negative second
 moment under a square root, or a mask whose sum passes through zero in a denominator, breaks a
 step. So each operand of a root, a logarithm, a power or a denominator is followed back to the
-arguments; what reaches one without passing through something that makes it positive (a square,
-an exponential) or that mixes it (a matrix product) makes it positive. In the same way the sizes
-of what is looked up by index bound the integers.
+arguments. An argument gets positive values if it reaches such an operand without an operation
+between that makes values positive (a square, an exponential) or mixes them (a matrix product). In
+the same way, the sizes of looked-up dimensions limit integers.
 """
 
 from __future__ import annotations
