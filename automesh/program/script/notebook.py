@@ -1,4 +1,4 @@
-"""What a notebook's file holds: the texts of its code cells (no jax)."""
+"""Reads the code cells of a notebook's file (no jax)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from automesh.errors import UsageError
 
 
 def code_of(content: bytes, name: str) -> list[str]:
-    """The code cells of a notebook, as they stand in it.
+    """The code cells of a notebook, in order.
 
     Args:
-      name: of the file, for messages.
+      name: name of the file, for messages.
 
     Raises:
       UsageError: it is no notebook.
@@ -29,5 +29,5 @@ def code_of(content: bytes, name: str) -> list[str]:
 
 
 def cell_name(path: Path, number: int) -> str:
-    """What the text of a code cell, counted from 1, is called where its lines are told."""
+    """The file name of a code cell, counted from 1, in messages about its lines."""
     return f"{path} [cell {number}]"

@@ -1,8 +1,8 @@
 """Times the training step of an unmodified program, from inside of it (jax, without automesh).
 
 The step is the jitted function that is called again and again with arguments of the same shapes,
-and has the most bytes of them. The program runs its own loop, and nothing is called that it would
-not call: a sample is so many of its iterations that it lasts a tenth of a second, from the end of
+and has the most bytes of them. The program runs its own loop, and the timer calls nothing that the
+program would not call. A sample is as many iterations as take a tenth of a second, from the end of
 one step to the end of a later one, with one synchronization. So data that the loop waits for and
 further jitted functions that it calls belong to its time.
 
@@ -42,7 +42,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class OriginalFunctions:
-    """Functions as they were before the program could put others in their places.
+    """Functions that the timer needs, saved before the program can replace them.
 
     Attributes:
       clock: `time.perf_counter`.
@@ -68,7 +68,7 @@ def start(
     """Puts a timer between the program and `jax.jit`.
 
     Args:
-      kept: what the timer calls, whatever the program has made of it.
+      kept: functions that the timer calls, even if the program has replaced them.
       folder: for the file.
       skip: first calls of the step that are not timed: they compile and warm up.
       steps: timed steps after which the process is ended.
@@ -125,7 +125,7 @@ class WatchedFunction:
 
 
 class TimedFunction:
-    """Stands for what `jax.jit` returns, and does whatever that does."""
+    """A wrapper of a function of `jax.jit`, which behaves like it and is timed."""
 
     def __init__(self, timer: Timer, function: Any) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -199,7 +199,7 @@ class Timer:
         self._one_at_a_time: bool | None = None
 
     def call(self, watched: WatchedFunction, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function of the program; what that raises is the program's."""
+        """Calls a function of the program; its exceptions go to the program."""
         if self._is_over:
             return function(*args, **kwargs)
         if watched is self._step:
@@ -214,7 +214,7 @@ class Timer:
         return outputs
 
     def write(self, **line: Any) -> None:
-        """Adds a line to the file, at once and whole; where that fails, nothing more is timed."""
+        """Adds a whole line to the file at once; if that fails, the timer stops."""
         text = self._kept.encode(line) + "\n"
         # A link in its place was put there by somebody else.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -230,8 +230,7 @@ class Timer:
             sys.stderr.write(f"automesh: {self._place} cannot be written: {error.strerror}\n")
 
     def _guarded(self, do: Any, *args: Any) -> Any:
-        """Does something that the program has not asked for: its failure must not be the
-        program's."""
+        """Runs code of the timer, whose failure must not reach the program."""
         try:
             return do(*args)
         except Exception as error:  # noqa: BLE001
@@ -242,7 +241,7 @@ class Timer:
             return None
 
     def _look_at_arguments(self, args: Any, kwargs: Any) -> _ArgumentShapes | None:
-        """What a call is given; None inside of another function that is traced."""
+        """Describes the arguments of a call; None inside of another traced function."""
         leaves = self._jax.tree_util.tree_leaves((args, kwargs))
         if any(_is_traced(leaf) for leaf in leaves):
             return None
