@@ -1,4 +1,4 @@
-"""The messages' data between parent and worker about the user's program (no jax)."""
+"""The data classes in the messages between parent and worker about the user's program (no jax)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def wait(outputs: Any, args: Any) -> None:
 
 
 def _buffer(reference: Any) -> Any:
-    """The array in a reference; where this jax hides it, what can be read from it: a copy."""
+    """The array in a mutable reference, or a copy of its content if this jax does not give access
+    to it."""
     buffer = getattr(getattr(reference, "_refs", None), "_buf", None)
     return reference[...] if buffer is None else buffer
 
