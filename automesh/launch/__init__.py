@@ -1,1 +1,1 @@
-"""Where jobs and gangs of processes run: agents on hosts, how they are started and spoken to."""
+"""Runs jobs and gangs of processes on other hosts, by an agent on each host."""

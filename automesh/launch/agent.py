@@ -1,7 +1,7 @@
-"""The agent of a host: starts processes for a search elsewhere, and passes on what they say.
+"""The agent of a host: starts processes for a search on another host and passes on their messages.
 
-It decides nothing. It dials the search, so that only one port has to be open in a cluster; it ends
-with everything that it has started when the search ends, is lost, or says so.
+The agent decides nothing. It dials the search, so that only one port has to be open in a cluster.
+It ends, with all processes that it started, when the search ends, is lost, or tells it to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from automesh.reading import Unreadable, read_bytes
 from automesh.texts.terminal import clean
 from automesh.worker.executables import executables_here
 from automesh.worker.messages import Surroundings
-from automesh.worker.place import PLACE, Place
+from automesh.worker.place import PLACE, GangPlace
 from automesh.worker.process import Ending, Process
 from automesh.worker.protocol import NO_CHANNEL
 from automesh.worker.temporary import temporary_folder
@@ -43,28 +43,29 @@ from automesh.worker.wire import Message, WireError
 _TICK_S = 1.0
 _MEMORY_SHARE = 0.9
 _LEAST_MEMORY_BYTES = 2**28
-_STOPPED_S = 8.0  # A process that was stopped for so long holds up all others.
-_SEVERED_S = 10.0  # One that has closed its channel and not ended by then has lost it.
+_STOPPED_S = 8.0  # A stopped process blocks all others; after this time it is killed.
+_SEVERED_S = 10.0  # A process that closed its channel must have ended by then.
 _END_S = 3.0
 _LOG_BYTES = 8 * 2**20
-_MOST_PROGRAM_BYTES = 48 * 2**20  # As text it is a third longer, and a message has 80 MiB.
-_GREETING_S = 2 * wire.HANDSHAKE_S  # The search, which says more of it, gives up before.
+_MOST_PROGRAM_BYTES = 48 * 2**20  # As text a third longer; a message may have 80 MiB.
+_GREETING_S = 2 * wire.HANDSHAKE_S  # The search gives up earlier, with a better message.
 
 _First = queue.SimpleQueue[bytes | Seal | None]
-"""What an agent says first, in plain; then the seal of all that follows, or None for nothing."""
+"""The first, unsealed messages of an agent; then the seal for all later ones, or None if none
+follow."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Child:
-    """A process of a gang.
+    """A process that the agent has started.
 
     Attributes:
-      name: as the search calls it.
-      sends_programs: what it compiles is kept on this host, and is sent to the search.
-      stopped_since_s: when it was first seen stopped; None while it runs.
-      severed_at_s: when its channel came to its end: it can answer no more; None before.
-      was_stopped: True if it was so when it was killed.
-      reason: why this agent has ended it by itself; empty if it has not.
+      name: the search's name for it.
+      sends_programs: whether programs that it compiles and stores here are sent to the search.
+      stopped_since_s: when the agent first saw it stopped; None while it runs.
+      severed_at_s: when its channel ended, so that it can answer no more; None before.
+      was_stopped: True if it was stopped by a signal when it was killed.
+      reason: why this agent ended it without an order; empty if it did not.
     """
 
     name: str
@@ -78,16 +79,16 @@ class _Child:
     reason: str = ""
 
 
-class Agent:
-    """One agent of one search.
+class HostAgent:
+    """An agent that serves one search.
 
     Args:
       search: `address:port` of the search.
       token: see `launch.secret`.
-      name: of this host, for people; empty for its own.
-      wait_s: how long to wait for the search to be there.
-      trusted: certificates by which that of the search is checked, PEM; None: no encryption.
-      say: told what happens, in sentences.
+      name: name of this host, shown to people; empty for the host's own name.
+      wait_s: how long to try to reach the search.
+      trusted: PEM certificates that the agent trusts; None for a channel without encryption.
+      say: is called with a sentence for each event.
     """
 
     def __init__(
@@ -117,13 +118,13 @@ class Agent:
         self._heard_s = time.monotonic()
         self._logs = Path()
         self._number = 0
-        self._is_beside = False  # On the machine of the search.
+        self._is_beside = False  # True if the agent runs on the machine of the search.
 
     def serve(self) -> None:
         """Serves the search until it ends.
 
         Raises:
-          UsageError: nothing answers there, one refuses the other, or the search was lost.
+          UsageError: nothing answers there, one side refuses the other, or the search was lost.
         """
         try:
             with (
@@ -188,13 +189,13 @@ class Agent:
         facts: HostFacts,
         first: _First,
     ) -> tuple[Seal, Seal]:
-        """Proves the token, and has it proved; gives the seals of both sides, the own one first."""
+        """Exchanges proofs of the token; returns the seals of both sides, the agent's own first."""
         answer = self._first_of(call)
         nonce = str(answer.get("nonce", ""))
         if not is_proof(answer.get("proof"), proof(self._token, "search", mine, nonce)):
             first.put(dumps({"other_token": True}).encode())
             with contextlib.suppress(grpc.RpcError):
-                next(call, b"")  # Until it has heard that, and says goodbye.
+                next(call, b"")  # Waits until the search has read that and closes the stream.
             raise UsageError(
                 f"the search at {self._search} has another token than this agent",
                 hint="give both the same AUTOMESH_TOKEN or AUTOMESH_TOKEN_FILE",
@@ -239,19 +240,19 @@ class Agent:
             yield from seal.close(message)
 
     def _listen(self, call: Any, seal: Seal) -> None:
-        """In a thread of its own: takes what the search says, and wakes the loop."""
+        """Receives the search's messages, in a thread of its own, and wakes the loop."""
         try:
             for data in call:
                 self._heard_s = time.monotonic()
                 if (message := seal.open(data)) is not None:
                     self._inbox.put(message)
-                    self._ring()
+                    self._wake_loop()
         except (grpc.RpcError, BrokenSeal):
             pass
         self._inbox.put(None)
-        self._ring()
+        self._wake_loop()
 
-    def _ring(self) -> None:
+    def _wake_loop(self) -> None:
         with contextlib.suppress(OSError):
             self._button.send(b"!")
 
@@ -274,7 +275,7 @@ class Agent:
                 if message is None:
                     raise UsageError(
                         f"the search at {self._search} was lost",
-                        hint="run the search again: it goes on where it was",
+                        hint="run the search again: it goes on where it stopped",
                     )
                 if "bye" in message:
                     return
@@ -286,8 +287,8 @@ class Agent:
                 )
             if now_s - looked_s >= _TICK_S:
                 looked_s = now_s
-                self._look_for_stopped(now_s)
-                self._look_for_severed(now_s)
+                self._end_stopped(now_s)
+                self._end_severed(now_s)
 
     def _obey(self, message: Message) -> None:
         if "port" in message:
@@ -297,7 +298,7 @@ class Agent:
         elif (child := self._children.get(str(message.get("to")))) is None:
             return
         elif "send" in message:
-            child.process.channel.send(self._as_here(message["send"], child))
+            child.process.channel.send(self._with_own_folders(message["send"], child))
             self._watch(child)
         elif "kill" in message:
             self._kill(child, force=bool(message["kill"]))
@@ -305,8 +306,10 @@ class Agent:
     def _start(self, message: Message) -> None:
         name = str(message["start"])
         around = from_json(message["surroundings"], Surroundings)
-        if message["place"] is not None:  # Of a gang; else it is a process by itself.
-            variables = dict(around.variables) | {PLACE: from_json(message["place"], Place).text}
+        if message["place"] is not None:  # It is part of a gang.
+            variables = dict(around.variables) | {
+                PLACE: from_json(message["place"], GangPlace).text
+            }
             around = replace(around, variables=tuple(sorted(variables.items())))
         limit = self._limit_bytes(int(message["memory_bytes"]), int(message["share"]))
         self._number += 1
@@ -327,12 +330,12 @@ class Agent:
 
     @staticmethod
     def _limit_bytes(wanted: int, share: int) -> int:
-        """Memory for a process, of which `share` run on this machine."""
+        """The memory limit of a process if `share` of them run on this machine."""
         free = int(_MEMORY_SHARE * psutil.virtual_memory().available / max(share, 1))
         return wanted or max(free, _LEAST_MEMORY_BYTES)
 
-    def _as_here(self, message: Message, child: _Child) -> Message:
-        """An order as this host carries it out: what is compiled is kept in folders of its own."""
+    def _with_own_folders(self, message: Message, child: _Child) -> Message:
+        """Adapts an order to this host: compiled programs are kept in folders of this host."""
         job = message.get("job")
         if not isinstance(job, dict):
             return message
@@ -342,13 +345,13 @@ class Agent:
             own["cache_dir"] = str(here or self._logs / "executables")
         if job.get("store_dir"):
             own["store_dir"] = str(default_store(os.environ).folder)
-            # An equal path need not be the same folder, on another machine.
+            # On another machine an equal path need not be the same folder.
             is_shared = own["store_dir"] == job["store_dir"] and self._is_beside
             child.sends_programs = not is_shared
         return {**message, "job": {**job, **own}} if own else message
 
     def _send_programs(self, child: _Child, answer: Message) -> None:
-        """Sends what an answer says that it has stored, in front of it."""
+        """Sends the stored programs that an answer names, before the answer itself."""
         store = default_store(os.environ)
         for key in stored_in(answer):
             data = store.packed(key)
@@ -358,7 +361,7 @@ class Agent:
 
     def _watch(self, child: _Child) -> None:
         channel = child.process.channel
-        if channel.ended:  # It could be read for ever.
+        if channel.ended:  # A closed channel would be readable for ever.
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
         if channel in self._selector.get_map():
@@ -367,12 +370,12 @@ class Agent:
             self._selector.register(channel, events, (child, "channel"))
 
     def _attend(self, child: _Child, part: str, events: int) -> None:
-        if child.name not in self._children:  # Its end was dealt with in this same round.
+        if child.name not in self._children:  # Its end was handled in this same round.
             return
         if part == "leash":
             if child.process.has_ended():
                 self._pass_on(child)
-                self._bury(child)
+                self._report_ending(child)
             return
         if events & selectors.EVENT_WRITE:
             child.process.channel.flush()
@@ -401,12 +404,12 @@ class Agent:
             if channel in self._selector.get_map():
                 self._selector.unregister(channel)
 
-    def _bury(self, child: _Child) -> None:
+    def _report_ending(self, child: _Child) -> None:
         del self._children[child.name]
         for end in (child.process.leash, child.process.channel):
             if end in self._selector.get_map():
                 self._selector.unregister(end)
-        ending = child.process.bury()
+        ending = child.process.collect_ending()
         said: Message = {
             "from": child.name,
             "ended": child.reason or to_json(ending, Ending),
@@ -427,8 +430,8 @@ class Agent:
         else:
             child.process.kill()
 
-    def _look_for_stopped(self, now_s: float) -> None:
-        """Ends processes that somebody has stopped: a gang would wait for them for ever."""
+    def _end_stopped(self, now_s: float) -> None:
+        """Ends processes that a signal has stopped: a gang would wait for them for ever."""
         for child in list(self._children.values()):
             if child.is_killed or not _is_stopped(child.process):
                 child.stopped_since_s = None
@@ -438,8 +441,9 @@ class Agent:
                 child.reason = f"its process was stopped by a signal for {_STOPPED_S:.0f} s"
                 self._kill(child, force=False)
 
-    def _look_for_severed(self, now_s: float) -> None:
-        """Ends processes that have closed their channel, and live: they would be waited for."""
+    def _end_severed(self, now_s: float) -> None:
+        """Ends processes that closed their channel but still run: the search would wait for
+        them."""
         for child in list(self._children.values()):
             since_s = child.severed_at_s
             if since_s is not None and not child.is_killed and now_s - since_s > _SEVERED_S:
@@ -453,14 +457,14 @@ class Agent:
         while self._children and time.monotonic() < deadline:
             for child in list(self._children.values()):
                 if child.process.has_ended():
-                    self._bury(child)
+                    self._report_ending(child)
             time.sleep(0.02)
         for child in self._children.values():
             child.process.kill_deputy()
 
 
 def stored_in(answer: Any) -> list[str]:
-    """The keys of all programs that an answer names, each once."""
+    """The keys of all stored programs that an answer names, each once."""
     found: dict[str, None] = {}
     waiting = [answer]
     while waiting:
@@ -475,16 +479,16 @@ def stored_in(answer: Any) -> list[str]:
 
 
 def serve_search(search: str, *, name: str = "", wait_s: float, ca: str = "") -> None:
-    """Serves a search until it ends, as a program: with the token of its environment.
+    """Runs an agent as a program, with the token from its environment, until the search ends.
 
     Args:
-      ca: file with the certificates that are trusted; empty: no encryption.
+      ca: file with the certificates that the agent trusts; empty for no encryption.
 
     Raises:
-      UsageError: as `Agent.serve`, there is no token, or the file cannot be used.
+      UsageError: as `HostAgent.serve`, there is no token, or the file cannot be used.
     """
     trusted = read_trusted(ca) if ca else None
-    Agent(
+    HostAgent(
         search=search,
         token=read_token(os.environ),
         trusted=trusted,
@@ -495,19 +499,19 @@ def serve_search(search: str, *, name: str = "", wait_s: float, ca: str = "") ->
 
 
 def _load() -> float:
-    """Processes that wanted a core in the last minute, for each core of this machine."""
+    """The load average of the last minute per core of this machine."""
     return round(psutil.getloadavg()[0] / (psutil.cpu_count() or 1), 2)
 
 
 def _free_port() -> int:
-    """A port that nobody has now; jax binds it a moment later."""
+    """A port that is free now; jax binds it a moment later."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
 
 
 def _is_stopped(process: Process) -> bool:
-    """Whether a worker itself, or its guardian, was stopped by a signal."""
+    """Whether a worker or its guardian is stopped by a signal."""
     try:
         for one in psutil.Process(process.deputy_pid).children(recursive=True)[:2]:
             if one.status() == psutil.STATUS_STOPPED:

@@ -1,4 +1,4 @@
-"""What the hosts of a search are and do: asked of the search itself, by whoever has its token."""
+"""Asks a running search, with its token, which hosts it has and what they do."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ANSWER_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """An agent of a search, as the search sees it.
+    """One host of a search, as the search sees its agent.
 
     Attributes:
-      name: of its host.
-      cores, memory_bytes: that it may use; memory as it was free when the agent came.
-      load: processes that wanted a core in the last minute, for each core; -1 if it was not said.
-      silent_s: since it said something.
-      processes: that it runs for the search.
-      does: what those do that have a job, in words.
+      name: name of the host.
+      cores, memory_bytes: what the agent may use; the memory that was free when it connected.
+      load: load average of the last minute per core; -1 if unknown.
+      silent_s: seconds since its last message.
+      processes: number of processes that it runs for the search.
+      does: what the busy processes are doing, in words.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Hosts:
     """The hosts of a search.
 
     Attributes:
-      wanted: how many it is for.
-      present: those that are there.
+      wanted: how many hosts the search needs.
+      present: the hosts that are connected.
     """
 
     wanted: int
@@ -61,15 +61,15 @@ def ask(
     trusted: bytes | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Hosts:
-    """Asks a search for its hosts.
+    """Asks a search which hosts it has.
 
     Args:
       search: `address:port` that its agents dial.
-      trusted: as of an agent; see `automesh.launch.certificates`.
-      say: shows a line while it waits.
+      trusted: as for an agent; see `automesh.launch.certificates`.
+      say: shows a line while this function waits.
 
     Raises:
-      UsageError: nothing answers there, it has another token, or there can be no channel to it.
+      UsageError: nothing answers there, its token differs, or no encrypted channel is possible.
     """
     wire.check_address(search, port_needed=True)
     with open_channel(search, trusted) as channel:

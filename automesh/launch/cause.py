@@ -1,8 +1,9 @@
-"""Why a gang failed: of all that its processes report within a second, the one that began it.
+"""Finds why a gang failed: which of the failures that its processes report came first.
 
-When one process of a jax program is lost, the others fail as well, each in its own words: gloo says
-that a connection was closed, the coordination service aborts the process. The first word to arrive
-is often an echo. So reports are collected for a moment, and the likeliest origin is named.
+When one process of a jax program is lost, the others fail as well, each with another error: gloo
+reports a closed connection, the coordination service aborts the process. The first report to arrive
+is often such an echo. So the gang collects reports for a second, and this module names the
+likeliest origin.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.worker.process import Ending
 
-# What jax, gloo, NCCL and XLA's coordination service say when a peer is gone.
+# Errors of jax, gloo, NCCL and XLA's coordination service when a peer is gone.
 _ECHO = re.compile(
     r"gloo|connection (?:closed|reset|refused)|coordination service|heartbeat|broken pipe"
     r"|barrier|socket closed|nccl|peer|DEADLINE_EXCEEDED|UNAVAILABLE",
@@ -28,11 +29,11 @@ class RankReport:
     """What one process of a gang says, or what is said of it.
 
     Attributes:
-      host: on which it runs.
-      failure: what it means for the job.
+      host: the host that it runs on.
+      failure: the outcome of the job for this process.
       ending: how the process ended; None if it lives, and has only failed in its job.
-      retire: it asks for a new process before the next job.
-      at_s: when it was received, on one clock.
+      retire: whether it asks for a new process before the next job.
+      at_s: when the search received it, by the monotonic clock.
     """
 
     rank: int
@@ -49,7 +50,7 @@ class RankReport:
 
     @property
     def named(self) -> Failure:
-        """The failure with the rank that failed."""
+        """The failure with the name of the rank added."""
         return replace(self.failure, where=self.where)
 
 
@@ -69,7 +70,7 @@ def common_failure(reports: Sequence[RankReport], count: int) -> Failure | None:
       count: processes of the gang.
 
     Returns:
-      None if they differ, if one has ended, or has not said anything.
+      None if they differ, if a process has ended, or if one has reported nothing.
     """
     if len(reports) < count or any(one.ending is not None for one in reports):
         return None
@@ -79,7 +80,7 @@ def common_failure(reports: Sequence[RankReport], count: int) -> Failure | None:
 
 
 def _said(failure: Failure) -> tuple[str, str, str]:
-    # The traceback behind it has other addresses and line ends on every host.
+    # Without the traceback, whose addresses and line ends differ between hosts.
     return failure.kind, failure.stage, failure.reason if isinstance(failure, Failed) else ""
 
 

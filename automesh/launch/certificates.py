@@ -1,12 +1,14 @@
-"""The encrypted channel of a search and its agents: its certificates, and what is wrong with them.
+"""Sets up the encrypted channel of a search and its agents, and finds what is wrong if it fails.
 
-The search has a certificate with its key, and agents have certificates that they trust; gRPC makes
-an encrypted channel of them (TLS). Who an agent is, its token says, with or without.
+The search has a certificate with its key, and agents have certificates that they trust; with these
+gRPC makes an encrypted channel (TLS). The token still proves that an agent belongs to the search,
+with or without encryption.
 
-gRPC waits for a channel that cannot be, and does not say why; and a server never hears of those who
-hang up on its certificate. So whoever comes to no channel asks with Python's own TLS what is the
-matter, and tells the search one word of it, through a channel that takes any certificate and in
-which nothing secret is said. The search tries its certificate on itself before it waits for agents.
+gRPC keeps waiting for a channel that is not possible, and does not report why; and a server does
+not learn that a client refused its certificate. So a client that gets no channel finds the reason
+with Python's own TLS. It sends the search one word about it, through a channel that accepts any
+certificate and carries nothing secret. The search checks its own certificate before it waits for
+agents.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from automesh.texts.user_text import user_path
 from automesh.worker.wire import Message
 
 _MOST_BYTES = 2**20
-_LOOK_S = 1.0  # A channel that is possible is there by then, unless the search is not.
+_LOOK_S = 1.0  # A possible channel is ready by then, unless the search is not running.
 _PROBE_S = 3.0
-_STEPS = 10  # Of a handshake in memory; TLS 1.3 needs three.
+_STEPS = 10  # Most steps of a handshake in memory; TLS 1.3 needs three.
 _VERBOSITY = "GRPC_VERBOSITY"
 _OPENSSL_CODES = {
     **dict.fromkeys((2, 18, 19, 20, 21), "issuer"),
@@ -41,75 +43,75 @@ _OPENSSL_CODES = {
     9: "early",
     10: "expired",
 }
-"""Of `SSLCertVerificationError.verify_code`: OpenSSL's X509_V_ERR_..., x509_vfy.h."""
+"""Our words for `SSLCertVerificationError.verify_code`: OpenSSL's X509_V_ERR_..., x509_vfy.h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """One way in which there is no channel.
+    """One reason why there is no encrypted channel.
 
     Attributes:
-      said: to whoever dialled, of `{search}` and its `{host}`.
+      message: message for the client, with places for `{search}` and its `{host}`.
       hint: what to do.
-      told: to the search, of whoever has dialled.
+      peer_message: message for the search about that client.
     """
 
-    said: str
+    message: str
     hint: str
-    told: str
+    peer_message: str
 
 
 _KINDS = {
     "issuer": _Kind(
-        said="none of the certificates in --ca has signed that of the search at {search}",
-        hint="give --ca the certificate of who has signed the search's --certificate, or that "
+        message="none of the certificates in --ca has signed that of the search at {search}",
+        hint="give --ca the certificate that signed the search's --certificate, or that "
         "certificate itself",
-        told="its --ca has not signed the certificate of this search",
+        peer_message="no certificate in its --ca has signed that of this search",
     ),
     "name": _Kind(
-        said="the certificate of the search at {search} is not for `{host}`",
+        message="the certificate of the search at {search} is not for `{host}`",
         hint="dial a name that the certificate is for, or make one with `subjectAltName` for "
         "`{host}`",
-        told="it has dialled a name that the certificate of this search is not for",
+        peer_message="it has dialled a name that the certificate of this search is not for",
     ),
     "expired": _Kind(
-        said="the certificate of the search at {search} has expired",
+        message="the certificate of the search at {search} has expired",
         hint="make a new one; if it has not, the clock of this host is wrong",
-        told="it takes the certificate of this search for expired",
+        peer_message="it found that the certificate of this search has expired",
     ),
     "early": _Kind(
-        said="the certificate of the search at {search} is not valid yet",
+        message="the certificate of the search at {search} is not valid yet",
         hint="wait; if it is, the clock of this host is wrong",
-        told="it takes the certificate of this search for one that is not valid yet",
+        peer_message="it found that the certificate of this search is not valid yet",
     ),
     "plain": _Kind(
-        said="the search at {search} encrypts what it says, and no --ca was given",
-        hint="give --ca the certificate of who has signed the search's --certificate",
-        told="it has no --ca, and this search has a --certificate",
+        message="the search at {search} encrypts its channel, and no --ca was given",
+        hint="give --ca the certificate that signed the search's --certificate",
+        peer_message="it has no --ca, and this search has a --certificate",
     ),
     "encrypted": _Kind(
-        said="the search at {search} does not encrypt what it says, and --ca was given",
+        message="the search at {search} does not encrypt its channel, and --ca was given",
         hint="start the search with --certificate and --key, or leave --ca out",
-        told="it has a --ca, and this search no --certificate",
+        peer_message="it has a --ca, and this search no --certificate",
     ),
     "other": _Kind(
-        said="the certificate of the search at {search} is not to be trusted",
+        message="the certificate of the search at {search} cannot be trusted",
         hint="`openssl verify -CAfile CA CERTIFICATE` may say more",
-        told="it does not trust the certificate of this search",
+        peer_message="it does not trust the certificate of this search",
     ),
 }
 
 
-# What the search has.
+# The side of the search.
 
 
 def read_identity(certificate: str, key: str, ca: str, *, host: str) -> tuple[bytes, bytes]:
-    """The key and the certificates of a search, which are tried as an agent would.
+    """Reads the key and certificates of a search, and checks them as an agent would.
 
     Args:
-      certificate, key: PEM files, the former with all between it and the authority.
-      ca: PEM file with what agents trust; empty if that is not known here.
-      host: that agents dial; empty if that is not known here.
+      certificate, key: PEM files; the first also holds the chain up to the authority.
+      ca: PEM file with the certificates that agents trust; empty if not known here.
+      host: the host that agents dial; empty if not known here.
 
     Raises:
       UsageError: says which file is wrong, and how.
@@ -117,7 +119,7 @@ def read_identity(certificate: str, key: str, ca: str, *, host: str) -> tuple[by
     chain, secret = _read("--certificate", certificate), _read("--key", key)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a terminal a key with a passphrase would be waited for.
+        # An empty password: Python would ask the terminal for the passphrase of a key.
         server.load_cert_chain(user_path(certificate), user_path(key), password=lambda: "")
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -131,35 +133,33 @@ def read_identity(certificate: str, key: str, ca: str, *, host: str) -> tuple[by
         case "issuer":
             raise UsageError(
                 f"--ca: nothing in `{ca}` has signed the certificate in `{certificate}`",
-                hint="give the certificate of who has signed it, or that certificate itself",
+                hint="give the certificate that signed it, or that certificate itself",
             )
         case "name":
             raise UsageError(
-                f"--certificate: that in `{certificate}` is not for `{host}`, which agents dial",
+                f"--certificate: `{certificate}` is not for `{host}`, which agents dial",
                 hint=f"make one with `subjectAltName` for `{host}`, or give the name that it is "
                 "for with --listen",
             )
         case "expired":
-            raise UsageError(
-                f"--certificate: that in `{certificate}` has expired", hint="make a new one"
-            )
+            raise UsageError(f"--certificate: `{certificate}` has expired", hint="make a new one")
         case "early":
             raise UsageError(
-                f"--certificate: that in `{certificate}` is not valid yet",
-                hint="wait, or mend the clock of this host",
+                f"--certificate: `{certificate}` is not valid yet",
+                hint="wait, or correct the clock of this host",
             )
         case _:
             raise UsageError(
-                f"--certificate: that in `{certificate}` is not to be trusted",
+                f"--certificate: `{certificate}` cannot be trusted",
                 hint="`openssl verify` may say more",
             )
 
 
 def read_trusted(ca: str) -> bytes:
-    """The certificates that an agent trusts, PEM.
+    """Reads the certificates that an agent trusts, as PEM.
 
     Raises:
-      UsageError: the file has none, or cannot be read.
+      UsageError: the file holds no certificate or cannot be read.
     """
     data = _read("--ca", ca)
     try:
@@ -179,21 +179,21 @@ def _read(option: str, name: str) -> bytes:
 
 
 def _client(trusted: bytes | None, *, host: str = "") -> ssl.SSLContext:
-    """As gRPC checks a certificate; None takes any."""
+    """A TLS context that checks certificates as gRPC does, or accepts any if `trusted` is None."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(host) and trusted is not None
     context.set_alpn_protocols(["h2"])
     if trusted is None:
         context.verify_mode = ssl.CERT_NONE
     else:
-        # A certificate that is trusted itself need not be an authority's.
+        # A trusted certificate need not be that of an authority.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(cadata=trusted.decode("ascii", "ignore"))
     return context
 
 
 def _fault_in_memory(server: ssl.SSLContext, trusted: bytes, host: str) -> str:
-    """What is wrong with a certificate, a word of `_KINDS`; empty if nothing is."""
+    """Finds what is wrong with a certificate, as a key of `_KINDS`; empty if nothing is."""
     there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = _client(trusted, host=host)
     near = client.wrap_bio(there, here, server_hostname=host or None)
@@ -211,17 +211,17 @@ def _fault_in_memory(server: ssl.SSLContext, trusted: bytes, host: str) -> str:
     return ""
 
 
-# Who dials it.
+# The side of the agents.
 
 
 def open_channel(search: str, trusted: bytes | None) -> Any:
-    """The channel to a search, which is not there yet.
+    """Opens a channel to a search; it is not connected yet.
 
     Args:
       search: `address:port`.
-      trusted: as `read_trusted` gives it; None for a channel that is not encrypted.
+      trusted: result of `read_trusted`; None for a channel without encryption.
     """
-    with quiet():
+    with silenced_grpc():
         if trusted is None:
             return grpc.insecure_channel(search, options=wire.OPTIONS)
         credentials = grpc.ssl_channel_credentials(trusted)
@@ -236,16 +236,16 @@ def wait_for(
     wait_s: float,
     say: Callable[[str], object],
 ) -> bool:
-    """Waits until a channel is there.
+    """Waits until a channel is connected.
 
     Args:
-      say: shows a line: that, and for how long, one waits.
+      say: shows a line with the seconds that are left to wait.
 
     Returns:
       False if nothing answers in time.
 
     Raises:
-      UsageError: the search is there, and there can be no channel: says why. So is the search.
+      UsageError: the search answers, but no channel is possible; says why. The search is told, too.
     """
     ready, deadline_s = grpc.channel_ready_future(channel), time.monotonic() + wait_s
     is_told = False
@@ -262,7 +262,7 @@ def wait_for(
                 _tell(search, fault)
                 kind, host = _KINDS[fault], _host_of(search)
                 raise UsageError(
-                    kind.said.format(search=search, host=host), hint=kind.hint.format(host=host)
+                    kind.message.format(search=search, host=host), hint=kind.hint.format(host=host)
                 ) from None
             if left_s <= _LOOK_S:
                 ready.cancel()
@@ -272,9 +272,10 @@ def wait_for(
 
 
 def told_by(message: Message) -> str:
-    """What the first message of somebody says who hangs up, for people; empty if it is another."""
+    """The reason in a client's first message if it could not get a channel; empty for other
+    messages."""
     kind = _KINDS.get(str(message.get("turns_away", "")))
-    return kind.told if kind is not None else ""
+    return kind.peer_message if kind is not None else ""
 
 
 def _host_of(search: str) -> str:
@@ -293,8 +294,7 @@ def _asking(search: str, context: ssl.SSLContext) -> Generator[ssl.SSLSocket]:
 
 
 def _fault_of(search: str, trusted: bytes | None) -> str:
-    """Why there is no channel, a word of `_KINDS`; empty if that cannot be told, or there is none:
-    the search may come later."""
+    """Why there is no channel, as a key of `_KINDS`; empty if unknown or nothing answers yet."""
     try:
         with _asking(search, _client(trusted, host=_host_of(search))):
             return "plain" if trusted is None else ""
@@ -303,7 +303,8 @@ def _fault_of(search: str, trusted: bytes | None) -> str:
     except ssl.SSLEOFError:
         return ""
     except ssl.SSLError as error:
-        # What HTTP/2 says first is no TLS; who speaks TLS, and not with us, says so in an alert.
+        # A server without TLS answers with plain HTTP/2; one with TLS that refuses us sends an
+        # alert.
         is_plain = trusted is not None and "ALERT" not in str(error.reason)
         return "encrypted" if is_plain else ""
     except OSError:
@@ -311,19 +312,19 @@ def _fault_of(search: str, trusted: bytes | None) -> str:
 
 
 def _tell(search: str, fault: str) -> None:
-    """Tells the search why somebody does not come, if it can be told."""
-    # Through one that has expired, gRPC cannot: that the search sees by itself.
+    """Tells the search why this client gets no channel, if a message can reach it."""
+    # gRPC refuses an expired certificate even here; the search finds that by itself.
     with contextlib.suppress(OSError, ValueError, grpc.RpcError):
         channel = open_channel(search, None) if fault == "encrypted" else _open_to_any(search)
         with channel:
             call = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
-            said = iter([dumps({"turns_away": fault}).encode()])
-            for _ in call(said, timeout=_PROBE_S, wait_for_ready=True):
+            message = iter([dumps({"turns_away": fault}).encode()])
+            for _ in call(message, timeout=_PROBE_S, wait_for_ready=True):
                 pass
 
 
 def _open_to_any(search: str) -> Any:
-    """A channel to a search with whatever certificate it has: for nothing that is secret."""
+    """Opens a channel that accepts any certificate; for messages without secrets only."""
     with _asking(search, _client(None)) as asked:
         shown = asked.getpeercert(binary_form=True) or b""
     pem = ssl.DER_cert_to_PEM_cert(shown).encode()
@@ -331,7 +332,7 @@ def _open_to_any(search: str) -> Any:
         names = (asked.getpeercert() or {}).get("subjectAltName", ())
     given: Any = names[0][1] if names else _host_of(search)
     name = str(given).replace("*", "any", 1)
-    with quiet():
+    with silenced_grpc():
         return grpc.secure_channel(
             search,
             grpc.ssl_channel_credentials(pem),
@@ -340,10 +341,11 @@ def _open_to_any(search: str) -> Any:
 
 
 @contextmanager
-def quiet() -> Generator[None]:
-    """While the body runs, gRPC may be used for the first time, which decides what it prints.
+def silenced_grpc() -> Generator[None]:
+    """Silences gRPC while the body runs; gRPC must be used there for the first time.
 
-    It would print lines for everybody who hangs up on a certificate, into whatever is shown there.
+    Otherwise gRPC prints a line for each client that refuses the certificate, in the middle of the
+    display.
     """
     if _VERBOSITY in os.environ:
         yield
@@ -352,5 +354,5 @@ def quiet() -> Generator[None]:
     try:
         yield
     finally:
-        # Not for the workers, whose jax has a gRPC of its own.
+        # The workers must not inherit this: their jax has a gRPC of its own.
         os.environ.pop(_VERBOSITY, None)

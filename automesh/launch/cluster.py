@@ -1,4 +1,4 @@
-"""The hosts of a search: which agents it needs, who starts them, and workers that are gangs."""
+"""The hosts of a search: how many agents it needs, what starts them, and how its workers start."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("local", "slurm", "ray", "kubernetes")
 ENGINES = ("slurm", "ray")
-"""Launchers that start agents on other hosts for a search that runs on this one."""
-_WAIT_LOCAL_S = 120.0  # They import half of automesh, on a machine that may be busy.
-_WAIT_S = 300.0  # People start agents by hand.
-_WAIT_ENGINE_S = 86400.0  # In a queue.
+"""Names of the launchers that start agents on other hosts while the search runs on this one."""
+_WAIT_LOCAL_S = 120.0  # Local agents: they import half of automesh, maybe on a busy machine.
+_WAIT_S = 300.0  # People start the agents by hand.
+_WAIT_ENGINE_S = 86400.0  # The job may wait in a queue.
 _LOOPBACK = "127.0.0.1"
 MAX_PROCESSES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """On which hosts a search runs, as the user says it.
+    """The user's choice of the hosts that a search runs on.
 
     Attributes:
-      launch: what starts the agents, one of `LAUNCHERS`; empty for nothing, or what is usual.
+      launch: what starts the agents, one of `LAUNCHERS`; empty if nothing or the usual one does.
       hosts: agents; 0 for one, or as many as the target has processes.
-      processes_per_host: that a host's agent starts, each with its share of the devices; 0 for one,
-        or for what the numbers of processes and hosts leave.
+      processes_per_host: how many processes the agent of a host starts, each with its share of the
+        devices; 0 for one, or for the target's processes divided by the hosts.
       listen: address, with or without a port, that agents dial; empty for this host alone.
-      wait_s: for the agents to come; 0 for what is usual.
+      wait_s: how long to wait for the agents; 0 for the usual time.
       is_everywhere: the same command runs on every host; see `automesh.launch.ranks`.
-      certificate, key: PEM files of the search, of which gRPC makes an encrypted channel; empty for
-        none.
-      ca: PEM file with what its agents trust, on all hosts.
+      certificate, key: PEM files of the search, for an encrypted channel; empty for none.
+      ca: PEM file with the certificates that the agents trust; it has this path on all hosts.
     """
 
     launch: str = ""
@@ -70,15 +69,15 @@ class Cluster:
             )
         if self.ca and not self.certificate:
             raise UsageError(
-                "--ca says what agents trust, and this search has no --certificate",
-                hint="give --certificate and --key, too; or leave --ca out",
+                "--ca says which certificates agents trust, and this search has no --certificate",
+                hint="give --certificate and --key as well; or leave --ca out",
             )
         is_by_hand = self.listen and not self.launch and not self.is_everywhere
         if self.certificate and not self.ca and not is_by_hand:
             raise UsageError(
                 "the agents of this search are started for you, and need a --ca to trust its "
                 "--certificate",
-                hint="give the certificate of who has signed it, or that certificate itself",
+                hint="give the certificate that signed it, or that certificate itself",
             )
         if self.launch and self.launch not in LAUNCHERS:
             raise UsageError(
@@ -97,7 +96,7 @@ class Cluster:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the user has asked for hosts at all."""
+        """Whether the user has given any option about hosts."""
         return bool(self.launch or self.hosts or self.processes_per_host or self.listen)
 
 
@@ -105,7 +104,7 @@ ALONE = Cluster()
 
 
 class ClusterOptions(TypedDict, total=False):
-    """A `Cluster` as a user gives it, on the command line and in Python alike."""
+    """The fields of a `Cluster` as options of the command line and of the Python interface."""
 
     launch: str
     hosts: int
@@ -121,19 +120,19 @@ def cluster_of(options: ClusterOptions, spelled: Callable[[str], str] = str) -> 
     """Checks the hosts that a user asks for.
 
     Args:
-      spelled: how the user writes an option: `--wait` for `wait`.
+      spelled: gives the user's spelling of an option: `--wait` for `wait`.
 
     Raises:
-      UsageError: an option is wrong, or does not go with another.
+      UsageError: an option is wrong, or two options contradict each other.
     """
     return Cluster(**read_values(HOSTS, options, spelled))
 
 
 def spread(target: Target, cluster: Cluster) -> Target:
-    """The target with the processes that its devices belong to.
+    """Returns the target with the number of processes that share its devices.
 
     Raises:
-      UsageError: the hosts do not go with the target.
+      UsageError: the target cannot be searched on these hosts.
     """
     if cluster.launch == "kubernetes":
         raise UsageError(
@@ -147,12 +146,12 @@ def spread(target: Target, cluster: Cluster) -> Target:
     if not cluster.is_asked:
         if cluster.certificate:
             raise UsageError(
-                "--certificate encrypts what a search and its agents say, and a search on this "
-                "host alone has none",
+                "--certificate encrypts the channel between a search and its agents, and a search "
+                "on this host alone has no agents",
                 hint="leave --certificate and --key out; several hosts: see docs/clusters.md",
             )
         return target
-    if target.absent is not None:  # Compiled for on all hosts, and run on none.
+    if target.absent is not None:  # All hosts compile for it, none runs it.
         if cluster.processes_per_host:
             raise UsageError(
                 f"to compile for `{target.name}`, each host starts as many processes as it has "
@@ -165,7 +164,7 @@ def spread(target: Target, cluster: Cluster) -> Target:
                 hint="give it with --hosts",
             )
         return target
-    if target.selector:  # Its devices are named: virtual ones of this host, or some not here.
+    if target.selector:  # It names its devices: virtual ones of this host, or absent ones.
         raise UsageError(
             f"target `{target.name}` is searched on this host alone",
             hint="several hosts measure `--target local`, or `cpu:4*2` for virtual devices",
@@ -187,18 +186,18 @@ def spread(target: Target, cluster: Cluster) -> Target:
         )
     if cluster.launch == "local" and cluster.hosts > 1 and target.platforms != "cpu":
         raise UsageError(
-            "several agents on this host would each want all of its accelerators",
-            hint="let one deal them to several processes: --hosts 1 --processes-per-host N; or "
-            "search them without `--launch`, in one process",
+            "several agents on this host would each take all of its accelerators",
+            hint="let one agent share them among several processes: --hosts 1 "
+            "--processes-per-host N; or search them without `--launch`, in one process",
         )
     return replace(target, processes=processes)
 
 
 def ranked(cluster: Cluster, rank: Rank) -> Cluster:
-    """The hosts of a search that an engine has started on all of them.
+    """Returns the hosts of a search whose command an engine has started on every host.
 
     Raises:
-      UsageError: another number of hosts is asked for.
+      UsageError: the user asks for another number of hosts or processes.
     """
     if cluster.processes_per_host > 1:
         raise UsageError(
@@ -222,7 +221,7 @@ def ranked(cluster: Cluster, rank: Rank) -> Cluster:
 
 
 def hosts_for(target: Target, cluster: Cluster) -> int:
-    """Over how many hosts the processes of a target are spread.
+    """The number of hosts over which the processes of a target are spread.
 
     Raises:
       UsageError: they cannot be spread evenly.
@@ -230,8 +229,8 @@ def hosts_for(target: Target, cluster: Cluster) -> int:
     each = cluster.processes_per_host
     if each and target.processes % each:
         raise UsageError(
-            f"{target.processes} processes of target `{target.name}` cannot be dealt to hosts with "
-            f"{each} on each",
+            f"{target.processes} processes of target `{target.name}` cannot be spread over hosts "
+            f"with {each} on each",
             hint=f"give a divisor of {target.processes} with --processes-per-host",
         )
     if each and cluster.hosts and cluster.hosts * each != target.processes:
@@ -251,15 +250,15 @@ def hosts_for(target: Target, cluster: Cluster) -> int:
 
 
 class Tells(Protocol):
-    """Shows messages to the user, as `automesh.report.progress.Progress` does."""
+    """Shows messages to the user; `automesh.report.progress.Progress` does."""
 
     def notice(self, text: str) -> None: ...
     def now(self, text: str) -> None: ...
     def tick(self) -> None: ...
 
 
-class Asked(Protocol):
-    """Of a request, what this concerns; `automesh.tuner.request.SearchRequest` fits."""
+class HostsRequest(Protocol):
+    """The part of a `automesh.tuner.request.SearchRequest` that says where the search runs."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -268,13 +267,13 @@ class Asked(Protocol):
 
 
 @contextmanager
-def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[StartWorker]:
-    """What starts the workers that have the devices of a target: processes here, or gangs.
+def workers_of(request: HostsRequest, target: Target, progress: Tells) -> Generator[StartWorker]:
+    """Gives the function that starts workers on a target's devices: processes here, or gangs.
 
-    While the body runs, agents are connected; they end with it.
+    Agents are connected while the body runs, and end with it.
 
     Raises:
-      UsageError: the agents do not come.
+      UsageError: the agents do not connect.
     """
     if target.processes == 1:
         yield Process
@@ -288,17 +287,17 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
 
 @contextmanager
 def lent_workers(
-    request: Asked, target: Target, progress: Tells, *, needed_bytes: int
+    request: HostsRequest, target: Target, progress: Tells, *, needed_bytes: int
 ) -> Generator[Lender | None]:
-    """The workers of other hosts that compile for devices that are not here; None for none.
+    """Gives the workers of other hosts that compile for absent devices; None if there are none.
 
-    What they compile goes into the store of this host.
+    Their compiled programs are stored on this host.
 
     Args:
-      needed_bytes: what a compile takes.
+      needed_bytes: memory that one compile needs.
 
     Raises:
-      UsageError: the agents do not come.
+      UsageError: the agents do not connect.
     """
     if target.absent is None or not request.cluster.is_asked:
         yield None
@@ -316,7 +315,7 @@ def lent_workers(
 
 @contextmanager
 def _fleet_of(
-    request: Asked,
+    request: HostsRequest,
     hosts: int,
     progress: Tells,
     *,
@@ -324,8 +323,8 @@ def _fleet_of(
     is_virtual: bool = True,
     store: ModuleStore | None = None,
 ) -> Generator[Fleet]:
-    """The agents of a search, once all of them are there; the arguments are those of `Fleet`."""
-    # gRPC takes a third of a second to import, which other searches do without.
+    """Gives the agents of a search once all have connected; the arguments are those of `Fleet`."""
+    # Imported here: gRPC takes a third of a second, and other searches do not need it.
     from automesh.launch.certificates import read_identity
     from automesh.launch.fleet import Fleet
 
@@ -335,7 +334,7 @@ def _fleet_of(
         listen = check_address(start.listen, port_needed=False)
         certificates = None
         if cluster.certificate:
-            # Agents that people start may dial another name than the one that is listened at.
+            # Agents that people start may dial another name than the address that is bound.
             dialled = listen[0].strip("[]") if start.launcher is not None else ""
             certificates = read_identity(cluster.certificate, cluster.key, cluster.ca, host=dialled)
         fleet = stack.enter_context(
@@ -364,11 +363,11 @@ def _fleet_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """How the agents of a search come.
+    """How the agents of a search are started.
 
     Attributes:
-      launcher: that starts them; None if the user does.
-      wait_s: how long they are usually waited for.
+      launcher: starts them; None if the user does.
+      wait_s: how long the search usually waits for them.
     """
 
     token: str
@@ -378,10 +377,10 @@ class _Start:
 
 
 def _start_of(cluster: Cluster, stack: ExitStack) -> _Start:
-    """Makes the launcher; `stack` ends it.
+    """Makes the launcher; `stack` closes it.
 
     Raises:
-      UsageError: there is no token, or this host has no address that others reach.
+      UsageError: there is no token, or other hosts cannot reach this one at any address.
     """
     from automesh.launch.local import local_launcher
     from automesh.launch.secret import new_token, read_token
@@ -401,7 +400,7 @@ def _start_of(cluster: Cluster, stack: ExitStack) -> _Start:
 
 
 def engine_called(name: str) -> AbstractContextManager[Launcher]:
-    """The launcher of an engine; its agents are gone when the body ends."""
+    """Makes the launcher of an engine; its agents have ended when the body ends."""
     if name == "slurm":
         from automesh.launch.engines.slurm import slurm_launcher
 
@@ -412,10 +411,10 @@ def engine_called(name: str) -> AbstractContextManager[Launcher]:
 
 
 def own_address() -> str:
-    """The address that this host's name means, at which others reach it.
+    """The address of this host, found by its name, at which other hosts reach it.
 
     Raises:
-      UsageError: it has none but for itself.
+      UsageError: the name only gives an address for use on this host itself.
     """
     name = socket.gethostname()
     try:
@@ -424,7 +423,7 @@ def own_address() -> str:
         address = ""
     if not address or address.startswith("127."):
         raise UsageError(
-            f"it cannot be told at which address others reach this host, `{name}`",
-            hint="say it: --listen 10.0.0.1",
+            f"the address at which other hosts reach this one, `{name}`, is not known",
+            hint="give it: --listen 10.0.0.1",
         )
     return address

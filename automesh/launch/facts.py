@@ -1,4 +1,5 @@
-"""What an agent says of its host when it comes, and what must be the same on all of them."""
+"""The facts that an agent reports of its host when it connects, and which must agree on all
+hosts."""
 
 from __future__ import annotations
 
@@ -18,37 +19,37 @@ from automesh.hardware.processes import usable_cores
 from automesh.launch.ranks import order_of_this_host
 
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
-"""The variable by which `jax.distributed.initialize` takes some of a host's GPUs alone."""
-# By platform, the variables that choose devices, and files of which each device has one: Linux'
-# device nodes of the NVIDIA driver, and the render nodes that AMD's KFD gives work to.
+"""The variable that makes `jax.distributed.initialize` take only some of a host's GPUs."""
+# For each platform, the variables that choose devices, and a pattern of files that each device has
+# one of: the device nodes of the NVIDIA driver, and the render nodes of AMD's KFD.
 _GPUS = {
     "cuda": (("CUDA_VISIBLE_DEVICES",), ("/dev", "nvidia[0-9]*")),
     "rocm": (("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ("/dev/dri", "renderD*")),
 }
 _PACKAGES = (
     *(("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib")),
-    # The compiler of TPUs, and that of GPUs: what they make must be the same wherever it is made.
+    # The compilers of TPUs and GPUs: they must produce the same programs on every host.
     *(("libtpu", "libtpu"), ("jax-cuda12-plugin", "jax-cuda12-plugin")),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """A host as its agent sees it.
+    """The facts of a host, found by its agent.
 
     Attributes:
-      name: for people: the name of the host, unless the agent was given another one.
-      machine: of the host, to tell which agents share one.
-      pid: of the agent.
+      name: shown to people: the name of the host, or the name that was given to the agent.
+      machine: id of the machine, to find agents that share one.
+      pid: process id of the agent.
       address: at which other hosts reach this one.
-      versions: of python, automesh, jax and jaxlib.
-      platforms: what `--target local` means there, as a value of JAX_PLATFORMS.
-      cores: that the agent may use.
-      memory_bytes: free when it came.
-      devices: what JAX_LOCAL_DEVICE_IDS can name there: the GPUs that a process would take; none
-        where that cannot be told, or the devices are others.
-      order: where it stands among the hosts of its engine, which the ranks of a gang follow; -1 if
-        nobody says it.
+      versions: versions of python, automesh, jax and jaxlib.
+      platforms: the platforms of `--target local` on this host, as a value of JAX_PLATFORMS.
+      cores: cores that the agent may use.
+      memory_bytes: free memory when the agent connected.
+      devices: the GPUs that JAX_LOCAL_DEVICE_IDS can name on this host; empty if they are not known
+        or the devices are no GPUs.
+      order: number of the host in the order of its engine, which the ranks of a gang follow; -1 if
+        unknown.
     """
 
     name: str
@@ -64,7 +65,7 @@ class HostFacts:
 
 
 def own_versions() -> tuple[tuple[str, str], ...]:
-    """Of what has to be the same on all hosts, without an import of jax."""
+    """Versions of the packages that must be equal on all hosts, read without importing jax."""
     found = [("python", ".".join(platform.python_version_tuple()[:2]))]
     for name, package in _PACKAGES:
         try:
@@ -75,15 +76,16 @@ def own_versions() -> tuple[tuple[str, str], ...]:
 
 
 def own_facts(*, name: str, search: str) -> HostFacts:
-    """This host.
+    """Collects the facts of this host.
 
     Args:
-      name: that the user gave it; empty for the host's own.
-      search: `address:port` of the search: what reaches it from here is where others reach us.
+      name: the name that the user gave; empty for the host's own name.
+      search: `address:port` of the search; other hosts reach this one at the address from which it
+        reaches the search.
     """
     platforms = parse_target("local", os.environ).platforms
     return HostFacts(
-        # As the engine calls it: its users know its hosts by that.
+        # The engine's own name for the host, which its users know.
         name=name or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         machine=socket.gethostname(),
         pid=os.getpid(),
@@ -98,10 +100,10 @@ def own_facts(*, name: str, search: str) -> HostFacts:
 
 
 def local_devices(platforms: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """The GPUs of this host by the numbers that jax gives them, without an import of jax.
+    """The numbers that jax gives to the GPUs of this host, found without importing jax.
 
-    They count those that the driver shows (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and
-    HIP_VISIBLE_DEVICES choose among them, and it counts anew).
+    jax counts the GPUs that the driver shows, from 0 (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES
+    and HIP_VISIBLE_DEVICES choose among them).
 
     Args:
       platforms: value of JAX_PLATFORMS.
@@ -122,22 +124,22 @@ def local_devices(platforms: str, environ: Mapping[str, str]) -> tuple[int, ...]
 
 
 def shares_of(devices: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Devices dealt to processes in order, as many to each.
+    """Splits devices evenly among processes, in order.
 
     Raises:
-      ValueError: they cannot be dealt evenly.
+      ValueError: they cannot be split evenly.
 
     >>> shares_of((0, 1, 2, 3), 2)
     ((0, 1), (2, 3))
     """
     if not devices or len(devices) % count:
-        raise ValueError(f"{len(devices)} devices cannot be dealt evenly to {count} processes")
+        raise ValueError(f"{len(devices)} devices cannot be split evenly among {count} processes")
     each = len(devices) // count
     return tuple(tuple(devices[at : at + each]) for at in range(0, len(devices), each))
 
 
 def version_difference(search: dict[str, str], agent: dict[str, str]) -> str:
-    """`jax 0.11.0, and the search 0.12.0`; empty if nothing differs."""
+    """Words such as `jax 0.11.0, and the search 0.12.0`; empty if no version differs."""
     for name in search:
         if search[name] != agent.get(name):
             return f"{name} {agent.get(name, 'none')}, and the search {search[name]}"
@@ -145,7 +147,7 @@ def version_difference(search: dict[str, str], agent: dict[str, str]) -> str:
 
 
 def joined_address(host: str, port: int) -> str:
-    """`10.0.0.1:8600`, or `[fd00::1]:8600`."""
+    """Joins host and port: `10.0.0.1:8600`, or `[fd00::1]:8600`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -154,7 +156,7 @@ def _address_towards(search: str) -> str:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        # No packet is sent: the system only says which of its addresses it would use.
+        # This sends no packet: the system only chooses the address that it would use.
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             way.connect((host, int(port)))
             return str(way.getsockname()[0])

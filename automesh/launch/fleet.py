@@ -1,7 +1,7 @@
-"""The agents of a search, seen by the search: a port that they dial, and gangs that are started.
+"""The search's side of its agents: the port that they dial, and the start of gangs on their hosts.
 
-Threads of gRPC take what agents say and hand it to the gang that it concerns; all decisions are
-made in the thread of the pool (`launch.gang`).
+Threads of gRPC receive the messages of agents and hand each one to its gang; the gang makes all
+decisions in the thread of the pool (`launch.gang`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from automesh.hlo.store import ModuleStore
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
 from automesh.launch.asking import HostStatus
-from automesh.launch.certificates import quiet, told_by
+from automesh.launch.certificates import silenced_grpc, told_by
 from automesh.launch.facts import (
     LOCAL_DEVICES,
     HostFacts,
@@ -39,32 +39,32 @@ from automesh.launch.facts import (
     version_difference,
 )
 from automesh.launch.gang import Gang
-from automesh.launch.launcher import Launcher, Order
+from automesh.launch.launcher import AgentOrder, Launcher
 from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
 from automesh.texts.terminal import clean
 from automesh.worker.messages import Surroundings
-from automesh.worker.place import Place
+from automesh.worker.place import GangPlace
 from automesh.worker.wire import Message
 
 _MOST_AGENTS = 1024
-_HUNG_UP = "it hung up before it had said who it is"
-_MOST_TOLD = 20  # Refusals: who scans ports may knock without end.
-_PORT_S = 10.0  # For an agent to say which port is free on its host: milliseconds as a rule.
-_COME_BACK_S = 100.0  # For agents that are started again: below the limit of a worker's start.
+_HUNG_UP = "it closed the connection before it said who it is"
+_MOST_TOLD = 20  # Refusals shown to the user: a port scanner may connect without end.
+_PORT_S = 10.0  # An agent names a free port of its host within milliseconds.
+_COME_BACK_S = 100.0  # How long restarted agents may take: less than the limit of a worker's start.
 _STOP_S = 1.0
 _POLL_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Agent:
-    """An agent that is connected.
+    """A connected agent.
 
     Attributes:
-      number: in the order in which they came.
-      members: its processes by name: the gang, and the rank in it.
-      close: ends the stream.
-      ports: questions for a free port, by number, each with a place for the answer.
-      load: processes that wanted a core in the last minute, for each core; -1 if it was not said.
+      number: its number in the order in which agents connected.
+      members: the gang and rank of each of its processes, by the process's name.
+      close: closes its stream.
+      ports: open questions for a free port, by number, each with a queue for the answer.
+      load: load average of the last minute per core; -1 if unknown.
     """
 
     number: int
@@ -85,7 +85,7 @@ class _Agent:
 class _Process:
     """One process of a gang; see `automesh.launch.gang.Member`.
 
-    Until its host is known it keeps what it is to be told.
+    It keeps messages until its host is known.
     """
 
     def __init__(self, fleet: Fleet, name: str) -> None:
@@ -97,10 +97,10 @@ class _Process:
 
     @property
     def host(self) -> str:
-        return self._agent.facts.name if self._agent is not None else "a host to come"
+        return self._agent.facts.name if self._agent is not None else "a host that is not known yet"
 
     def place(self, agent: _Agent, start: Message) -> None:
-        """Starts it on a host; from any thread."""
+        """Starts the process on a host; from any thread."""
         with self._lock:
             self._agent = agent
             for message in (start, *self._kept):
@@ -126,10 +126,10 @@ class _Process:
 
 
 class _Handshake:
-    """What came of a connection's beginning; whoever knows it first says so, and nobody else.
+    """Reports the outcome of a handshake to the user once, whichever thread learns of it first.
 
     Args:
-      tell: is called with words for the user, from any thread.
+      tell: is called with a message for the user, from any thread.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:
@@ -137,10 +137,10 @@ class _Handshake:
         self._unsettled = threading.Lock()
 
     def settle(self, text: str = "") -> None:
-        """Ends it.
+        """Sets the outcome.
 
         Args:
-          text: why it failed; empty if that is nothing for the user.
+          text: why it failed; empty if the user need not know.
         """
         if self._unsettled.acquire(blocking=False) and text:
             self._tell(text)
@@ -151,16 +151,16 @@ class Fleet:
 
     Args:
       token: see `launch.secret`.
-      listen: address and port to bind; port 0 for any that is free.
-      hosts: agents that the search is for.
-      processes: of a gang, spread over the hosts; 0 for one on each.
-      is_virtual: their devices are virtual ones, and need not be dealt to those of one host.
-      launcher: that starts the agents; None if the user does.
-      memory_limit_bytes: of one process; 0 for its share of what is free on its host.
-      certificates: private key and certificate chain, PEM; None: no encryption.
-      ca: file with what the agents trust that the launcher starts.
-      notice: told what the user should know, in the thread that calls `wait` or `start_gang`.
-      store: where programs go that were compiled on other hosts.
+      listen: address and port to bind; port 0 for any free port.
+      hosts: number of agents that the search needs.
+      processes: processes of a gang, spread over the hosts; 0 for one on each host.
+      is_virtual: the devices are virtual, so that processes on one host need not share them.
+      launcher: starts the agents; None if the user does.
+      memory_limit_bytes: limit of one process; 0 for its share of its host's free memory.
+      certificates: private key and certificate chain as PEM; None for no encryption.
+      ca: file with the certificates that agents of the launcher trust.
+      notice: is called with messages for the user, in the thread that calls `wait` or `start_gang`.
+      store: receives programs that other hosts compiled.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Fleet:
         self.address = ""
 
     def __enter__(self) -> Fleet:
-        """Listens, and has the agents started.
+        """Listens for agents and asks the launcher to start them.
 
         Raises:
           UsageError: the address cannot be bound, or the launcher cannot start them.
@@ -211,7 +211,9 @@ class Fleet:
         threading.Thread(target=self._watch, daemon=True).start()
         if self._launcher is not None:
             try:
-                order = Order(search=self.address, token=self._token, hosts=self.hosts, ca=self._ca)
+                order = AgentOrder(
+                    search=self.address, token=self._token, hosts=self.hosts, ca=self._ca
+                )
                 self._launcher.start(order)
             except BaseException:
                 self.close()
@@ -223,17 +225,17 @@ class Fleet:
 
     @property
     def facts(self) -> tuple[HostFacts, ...]:
-        """The hosts that are there, in the order in which they came."""
+        """The facts of the connected hosts, in the order in which they connected."""
         return tuple(agent.facts for agent in self._present())
 
     def wait(self, limit_s: float, tick: Callable[[], object] = lambda: None) -> None:
-        """Waits until all hosts are there.
+        """Waits until all hosts are connected.
 
         Args:
           tick: called several times a second.
 
         Raises:
-          UsageError: some have not come in time, or do not go together.
+          UsageError: some have not connected in time, or two hosts differ.
         """
         deadline = time.monotonic() + limit_s
         while len(self._present()) < self.hosts:
@@ -241,17 +243,17 @@ class Fleet:
             self._tell()
             trouble = self._launcher.trouble() if self._launcher is not None else ""
             if trouble or time.monotonic() > deadline:
-                raise UsageError(self._too_few(limit_s, trouble), hint=self._how_to_come())
+                raise UsageError(self._too_few(limit_s, trouble), hint=self._how_to_connect())
             time.sleep(_POLL_S)
         self._tell()
         for facts in self.facts:
             self._check_devices(facts)
 
     def _check_devices(self, facts: HostFacts) -> None:
-        """Refuses a host whose devices cannot be dealt to its processes.
+        """Checks that the devices of a host can be shared among its processes.
 
         Raises:
-          UsageError: says which, and why.
+          UsageError: they cannot.
         """
         each = self.processes // self.hosts
         if self._is_virtual or each == 1 or facts.platforms == "cpu":
@@ -261,8 +263,8 @@ class Fleet:
         except ValueError as error:
             platform = facts.platforms.partition(",")[0]
             raise UsageError(
-                f"{facts.name} cannot have {each} processes: of `{platform}`, {error}",
-                hint="give a divisor of its number of GPUs with --processes-per-host; a host of "
+                f"{facts.name} cannot have {each} processes: on `{platform}`, {error}",
+                hint="give a divisor of its number of GPUs with --processes-per-host; a host with "
                 "TPUs has one process",
             ) from None
 
@@ -272,7 +274,7 @@ class Fleet:
         """Starts a gang on the hosts; see `automesh.worker.process.StartWorker`.
 
         Args:
-          memory_limit_bytes: what is free on this host, which says nothing of the others.
+          memory_limit_bytes: not used: it is the free memory of the search's own host.
 
         """
         del memory_limit_bytes
@@ -281,7 +283,7 @@ class Fleet:
         members = [_Process(self, f"process-{next(self._names)}") for _ in range(self.processes)]
         gang.set_members(members)
         order = {"handler": handler, "memory_bytes": self._memory_limit_bytes}
-        # Agents may have to come back, and the pool has others to look after meanwhile.
+        # In a thread: agents may have to reconnect first, and the pool must not wait for that.
         threading.Thread(
             target=self._place, args=(gang, members, surroundings, order), daemon=True
         ).start()
@@ -290,9 +292,10 @@ class Fleet:
     def _place(
         self, gang: Gang, members: Sequence[_Process], around: Surroundings, order: Message
     ) -> None:
-        """In a thread of its own: starts the processes of a gang when the hosts are there."""
+        """Starts the processes of a gang once all hosts are connected; runs in a thread of its
+        own."""
         try:
-            agents = self._enough()
+            agents = self._agents_for_gang()
             placed = [agents[rank * len(agents) // len(members)] for rank in range(len(members))]
             port = self._free_port(placed[0])
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it
@@ -303,7 +306,7 @@ class Fleet:
         for rank, (member, agent) in enumerate(zip(members, placed, strict=True)):
             local = locals_[agent.number]
             locals_[agent.number] += 1
-            place = Place(
+            place = GangPlace(
                 rank=rank,
                 count=len(members),
                 coordinator=coordinator,
@@ -316,8 +319,8 @@ class Fleet:
                 member,
                 rank,
                 {
-                    "surroundings": self._as_there(around, agent, local),
-                    "place": to_json(place, Place),
+                    "surroundings": self._surroundings_on(around, agent, local),
+                    "place": to_json(place, GangPlace),
                     "share": share,
                     **order,
                 },
@@ -326,21 +329,21 @@ class Fleet:
     def _start(
         self, agent: _Agent, gang: Gang, member: _Process, rank: int, order: Message
     ) -> None:
-        """Has a process of a gang started on a host."""
+        """Asks an agent to start a process of a gang."""
         with self._lock:
             agent.members[member.name] = (gang, rank)
         member.place(agent, {"start": member.name, **order})
-        if agent.is_lost:  # Since then, and perhaps before it knew of this gang.
+        if agent.is_lost:  # It may have been lost before the gang was known to it.
             gang.end(rank, {"ended": "its agent was lost"})
 
-    def _as_there(self, around: Surroundings, agent: _Agent, local: int = 0) -> Message:
-        """The surroundings of a process on a host.
+    def _surroundings_on(self, around: Surroundings, agent: _Agent, local: int = 0) -> Message:
+        """Adapts the surroundings of a process to a host.
 
         Args:
-          local: of the processes of its gang on this host, which one.
+          local: the number of the process among those of its gang on this host.
         """
         facts, each = agent.facts, self.processes // self.hosts
-        # What `local` means each host says: that of the search may have no devices.
+        # Each host names its own platform for `local`: the search's host may have no devices.
         if around.cpu_devices <= 0:
             around = replace(around, platforms=facts.platforms)
             if each > 1 and facts.devices:
@@ -349,24 +352,24 @@ class Fleet:
                 around = replace(around, variables=tuple(sorted(variables.items())))
         return to_json(around, Surroundings)
 
-    # Processes that are no gang; see `automesh.launch.lending`.
+    # Single processes, which are no gang; see `automesh.launch.lending`.
 
     @property
     def present(self) -> tuple[tuple[int, HostFacts], ...]:
-        """The hosts that are there, by the numbers of their agents."""
+        """The connected hosts, with the numbers of their agents."""
         return tuple((agent.number, agent.facts) for agent in self._present())
 
     def start_process(
         self, number: int, gang: Gang, around: Surroundings, handler: str, *, share: int
     ) -> None:
-        """Starts a process by itself on the host of an agent.
+        """Starts a single process on the host of an agent.
 
         Args:
-          gang: stands for it, and for nothing else.
-          share: how many of them share the host's memory.
+          gang: the gang whose only process it is.
+          share: how many such processes share the host's memory.
 
         Raises:
-          OSError: the agent is gone.
+          OSError: the agent was lost.
         """
         with self._lock:
             agent = self._agents.get(number)
@@ -375,7 +378,7 @@ class Fleet:
         member = _Process(self, f"process-{next(self._names)}")
         gang.set_members([member])
         order: Message = {
-            "surroundings": self._as_there(around, agent),
+            "surroundings": self._surroundings_on(around, agent),
             "place": None,
             "share": share,
             "handler": handler,
@@ -383,17 +386,17 @@ class Fleet:
         }
         self._start(agent, gang, member, 0, order)
 
-    def call_back(self) -> None:
-        """Has agents started again that were lost, where the launcher does that."""
+    def restart_lost(self) -> None:
+        """Restarts lost agents, if the launcher can."""
         self._tell()
         if len(self._present()) < self.hosts and self._launcher is not None:
             self._launcher.refill()
 
     def lose(self, agent: _Agent, why: str, *, hangs: bool = False) -> None:
-        """Gives an agent up, with all processes that it had; from any thread.
+        """Gives up an agent and all its processes; from any thread.
 
         Args:
-          hangs: it may be there for ever, and is ended if the launcher can do that.
+          hangs: the agent may never end by itself, so the launcher ends it if it can.
         """
         with self._lock:
             if agent.is_lost:
@@ -414,7 +417,7 @@ class Fleet:
             self._launcher.give_up(agent.facts.name)
 
     def close(self) -> None:
-        """Says goodbye to all agents, who end what they run, and listens no longer."""
+        """Tells all agents to end their processes and themselves, and stops listening."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -426,24 +429,24 @@ class Fleet:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
-    # Who is there
+    # Connected agents
 
     def _present(self) -> list[_Agent]:
         with self._lock:
             return sorted(self._agents.values(), key=lambda one: one.number)
 
-    def _enough(self) -> list[_Agent]:
-        """The agents for a gang, in an order that stays while they do."""
+    def _agents_for_gang(self) -> list[_Agent]:
+        """The agents for a gang, in an order that does not change while they are connected."""
         if len(self._present()) < self.hosts and self._launcher is not None:
             deadline = time.monotonic() + _COME_BACK_S
-            # Again and again: an agent that was lost a moment ago has not ended yet.
+            # Asked repeatedly: an agent that was lost a moment ago may not have ended yet.
             while self._launcher.refill() and len(self._present()) < self.hosts:
                 if self._closing.wait(_POLL_S) or time.monotonic() > deadline:
                     break
         agents = self._present()
         if len(agents) < self.hosts:
             said = "; ".join(self._losses[-self.hosts :])
-            raise OSError(f"of {self.hosts} hosts {len(agents)} are left ({said})")
+            raise OSError(f"{len(agents)} of {self.hosts} hosts are left ({said})")
         chosen = agents[: self.hosts]
         return sorted(chosen, key=_order)
 
@@ -461,20 +464,20 @@ class Fleet:
     def _too_few(self, limit_s: float, trouble: str) -> str:
         names = ", ".join(one.name for one in self.facts)
         there = (
-            f"{len(self.facts)} of {self.hosts} agents have come ({names})"
+            f"{len(self.facts)} of {self.hosts} agents have connected ({names})"
             if names
-            else (f"none of {self.hosts} agents has come")
+            else (f"none of {self.hosts} agents has connected")
         )
         return f"{there}: {trouble}" if trouble else f"{there} within {limit_s:.0f} s"
 
-    def _how_to_come(self) -> str:
+    def _how_to_connect(self) -> str:
         if self._launcher is not None:
-            return "see what the launcher says, and whether the hosts reach " + self.address
+            return "look at the launcher's output, and check that the hosts reach " + self.address
         return f"run `{self.agent_words}` on each host, with the same token"
 
     @property
     def agent_words(self) -> str:
-        """The command of an agent that somebody starts by hand."""
+        """The command by which people start an agent by hand."""
         words = f"automesh agent {self.address}"
         if self._certificates is None:
             return words
@@ -485,15 +488,15 @@ class Fleet:
             self._notice(self._said.get())
 
     def _refuse(self, text: str) -> None:
-        """Notes for the user who was refused; from any thread."""
+        """Notes a refused connection for the user; from any thread."""
         number = next(self._refusals)
         if number <= _MOST_TOLD:
             self._said.put(text)
         if number == _MOST_TOLD:
-            self._said.put(f"{number} connections were refused; further ones are not told")
+            self._said.put(f"{number} connections were refused; further ones are not shown")
 
     def _watch(self) -> None:
-        """In a thread of its own: gives up agents that are silent."""
+        """Gives up agents that are silent; runs in a thread of its own."""
         while not self._closing.wait(1.0):
             now_s = time.monotonic()
             for agent in self._present():
@@ -505,7 +508,7 @@ class Fleet:
     def _bind(self) -> None:
         host, port = self._listen
         self._threads = futures.ThreadPoolExecutor(_MOST_AGENTS, thread_name_prefix="fleet")
-        with quiet():
+        with silenced_grpc():
             self._server = grpc.server(
                 self._threads, options=wire.OPTIONS, maximum_concurrent_rpcs=_MOST_AGENTS
             )
@@ -530,14 +533,14 @@ class Fleet:
         self._server.start()
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One agent, from its handshake to its end; in a thread of gRPC's."""
+        """Serves one agent from its handshake to its end, in a thread of gRPC."""
         timer = threading.Timer(wire.HANDSHAKE_S, context.cancel)
         timer.daemon = True
         timer.start()
         peer = clean(str(context.peer())).removeprefix("ipv4:")
         mine, theirs = new_nonce(), ""
         handshake = _Handshake(lambda text: self._closing.is_set() or self._refuse(text))
-        # Who hangs up between two answers is seen by nobody else: gRPC asks for no further one.
+        # Only this callback notices a client that closes the connection between two answers.
         context.add_callback(
             lambda: handshake.settle(f"a connection from {peer} was refused: {_HUNG_UP}")
         )
@@ -595,12 +598,12 @@ class Fleet:
             yield from own.close(message)
 
     def _admit(self, facts: HostFacts, close: Callable[[], object]) -> _Agent | str:
-        """Takes an agent among those of this search; else gives why it cannot be one."""
+        """Adds an agent to those of this search; returns the reason if it is refused."""
         if other := version_difference(dict(own_versions()), dict(facts.versions)):
             return f"it has {other}"
-        with self._lock:  # Two may come at once.
+        with self._lock:  # Two may connect at the same time.
             if len(self._agents) >= self.hosts:
-                return f"the {self.hosts} hosts of this search are there already"
+                return f"the {self.hosts} hosts of this search are connected already"
             for agent in self._agents.values():
                 if agent.facts.platforms != facts.platforms:
                     return (
@@ -613,13 +616,13 @@ class Fleet:
         return agent
 
     def _listen_to(self, agent: _Agent, requests: Iterator[bytes], seal: Seal) -> None:
-        """In a thread of its own: takes what an agent says."""
+        """Receives the messages of an agent, in a thread of its own."""
         why = "its connection was closed"
         try:
             for data in _until_closed(requests):
                 agent.heard_s = time.monotonic()
                 if (message := seal.open(data)) is not None:
-                    self._hear(agent, message)
+                    self._handle(agent, message)
         except BrokenSeal as error:
             why = str(error)
         except (KeyError, TypeError, ValueError) as error:
@@ -627,7 +630,7 @@ class Fleet:
         self.lose(agent, why)
 
     def status(self) -> tuple[HostStatus, ...]:
-        """What the hosts are and do; from any thread."""
+        """The hosts and what they do; from any thread."""
         now_s = time.monotonic()
         with self._lock:
             agents = sorted(self._agents.values(), key=_order)
@@ -648,12 +651,13 @@ class Fleet:
         )
 
     def _keep(self, key: str, data: object) -> None:
-        """Keeps a program that was compiled elsewhere; what is damaged is compiled again."""
+        """Stores a program that another host compiled; drops a damaged one, which is then compiled
+        again."""
         if self._store is not None and isinstance(data, str):
             with contextlib.suppress(OSError, ValueError):
                 self._store.take(key, base64.b64decode(data, validate=True))
 
-    def _hear(self, agent: _Agent, message: Message) -> None:
+    def _handle(self, agent: _Agent, message: Message) -> None:
         agent.load = float(message.get("load", agent.load))
         if "port" in message:
             if (asked := agent.ports.get(int(message["port"]))) is not None:
@@ -671,14 +675,15 @@ class Fleet:
 
 
 def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
-    """As their engine numbers the hosts, else by name, in which `host-10` follows `host-9`."""
+    """Sort key: the engine's order of the hosts, else their names, where `host-10` follows
+    `host-9`."""
     parts = re.split(r"(\d{1,18})", agent.facts.name)
     natural = [int(part) if number % 2 else part for number, part in enumerate(parts)]
     return agent.facts.order, natural, agent.number
 
 
 def _until_closed(requests: Iterator[bytes]) -> Iterator[bytes]:
-    """What arrives, until the stream ends: then gRPC raises a bare exception."""
+    """Yields messages until the stream ends, which gRPC signals by a bare exception."""
     with contextlib.suppress(Exception):
         yield from requests
 
@@ -692,4 +697,4 @@ def _facts(seal: Seal, answer: Message) -> HostFacts:
         said = seal.open(bytes.fromhex(str(answer.get("facts", "")))) or {}
         return from_json(said["facts"], HostFacts)
     except (AutomeshError, KeyError, ValueError):
-        raise ValueError("it does not say what its host is") from None
+        raise ValueError("it did not describe its host") from None

@@ -1,11 +1,12 @@
-"""A gang: processes on several hosts that run one jax program, and to a pool are one worker.
+"""A gang: processes on several hosts that run one jax program and are one worker of a pool.
 
-Every order goes to all of them, and what they say is passed on once all have said it. So all run
-the same executables in the same order, and none decides anything by itself: where they have to
-agree (whether to compile, how long to warm up, whether all are ready) they send an event and wait,
-and the answer goes to all at once. If one is lost or fails alone, the others hang in a collective
-or fail with words of their own: then the reports of a moment are collected, the origin is named
-(`launch.cause`), and the whole gang is ended from outside.
+The gang sends every order to all its processes, and passes a message on to the pool once all of
+them have sent it. So all processes run the same executables in the same order, and none decides
+anything by itself: where they have to agree (whether to compile, how long to warm up, whether all
+are ready), each sends an event and waits, and the gang sends the answer to all at once. If one
+process is lost or fails alone, the others hang in a collective or fail with errors of their own.
+The gang then collects reports for a moment, names the process that failed first (`launch.cause`),
+and has the agents end all processes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from automesh.worker.run_time import RunTime
 from automesh.worker.wire import Message
 
 GRACE_S = 1.0
-"""How long the reports of other processes are waited for after the first failure: a process that
-ended is seen by its guardian within a tenth of a second, and the echoes come as fast."""
-_DEAF_S = 4.0  # An agent that has not ended its processes by then is stopped, or its host is gone.
+"""How long the gang waits for the reports of other processes after the first failure. A guardian
+sees the end of its process within a tenth of a second, and the errors that follow from it come as
+fast."""
+# An agent that has not ended its processes by then is stopped, or its host is gone.
+_ABANDON_S = 4.0
 # The coordinator's port was free when it was looked up, and somebody took it since.
 _PORT_TAKEN = re.compile(r"address already in use|failed to (?:add|bind)|bind.*port", re.IGNORECASE)
 
@@ -50,19 +53,19 @@ class Member(Protocol):
     def send(self, message: Message) -> None: ...
     def kill(self, *, force: bool) -> None: ...
     def abandon(self) -> None:
-        """Gives up the agent, which does not do what it is told."""
+        """Gives up the agent, which does not carry out orders."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """What one process has said.
+    """One process of a gang, and the messages that it has sent on the running job.
 
     Attributes:
-      steps: how often it has come to a place where others are waited for: stages, agreements.
-      waiting: the event that it waits for an answer to.
-      result: its last message on the job.
-      ended: True once it is gone, or given up.
+      steps: how often it has reached a point where it waits for others: stages, agreements.
+      waiting: the event whose answer it waits for.
+      result: its last message on the job, an answer or a failure.
+      ended: True once it has ended or was given up.
       is_stopped: True if it was found stopped (SIGSTOP) when it was killed.
     """
 
@@ -78,7 +81,7 @@ class _Rank:
 
 
 class _WakeupPipe:
-    """A descriptor on which a thread waits until another one wakes it."""
+    """A pair of sockets: one thread waits on one end until another thread writes to the other."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -89,7 +92,8 @@ class _WakeupPipe:
         return self._reader.fileno()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # It is awake already, or closed.
+        # OSError: the buffer is full, so the reader wakes anyway; or the pipe is closed.
+        with contextlib.suppress(OSError):
             self._writer.send(b"!")
 
     def drain(self) -> None:
@@ -102,17 +106,18 @@ class _WakeupPipe:
         self._writer.close()
 
     def __del__(self) -> None:
-        self.close()  # Of a gang whose end nobody has waited for.
+        self.close()  # Nobody called `close` if nobody waited for the end of the gang.
 
 
 class Gang:
-    """See the module. Everything but `deliver` is called in the pool's thread.
+    """A gang as one worker; see the module. The pool's thread calls all methods except `deliver`,
+    `end`, `give_up` and `activity`.
 
     Args:
-      log: of each process there is one beside it, with its rank and its host in the name.
-      on_end: told when nothing is left of it; see `automesh.launch.lending`, whose gangs are a
-        single process each: that one fails at its start is no verdict on its job then, which
-        another host may do.
+      log: path from which the names of the logs are made: one per process, with its rank and host.
+      on_end: called when no process is left. Given by `automesh.launch.lending`, whose gangs are a
+        single process each: if that one fails at its start, its job is not judged by it, since
+        another host may do the job.
     """
 
     def __init__(self, log: Path, on_end: Callable[[Gang], object] | None = None) -> None:
@@ -142,25 +147,26 @@ class Gang:
         self.channel.wakeup.wake()
 
     def end(self, rank: int, message: Message) -> None:
-        """Takes what an agent, or the loss of one, says of the end of a process; from any thread.
+        """Takes the message of an agent that a process has ended, or that it was lost with its
+        agent; from any thread.
 
         Args:
-          message: `ended` is an `Ending`, or why; see `automesh.launch.agent`.
+          message: its `ended` is an `Ending`, or the reason as text; see `automesh.launch.agent`.
         """
         self._heard.append((rank, message, True))
         self.channel.wakeup.wake()
         self.leash.wake()
 
     def give_up(self, why: str) -> None:
-        """Says that it can never start; from any thread."""
+        """Notes why the gang can never start; from any thread."""
         self._start_error = why
         for pipe in (self.channel.wakeup, self.leash):
             pipe.wake()
 
-    # What a pool does with a worker; see `automesh.worker.process.Running`.
+    # The methods by which a pool uses a worker; see `automesh.worker.process.Running`.
 
     def kill(self) -> None:
-        """Has all processes ended by their agents."""
+        """Asks the agents to end all processes."""
         if self._killed_at_s < float("inf"):
             return
         self._killed_at_s = time.monotonic()
@@ -169,27 +175,27 @@ class Gang:
         self.leash.wake()
 
     def kill_deputy(self) -> None:
-        """Tries harder; gives up agents that do not obey."""
-        is_deaf = time.monotonic() > self._killed_at_s + _DEAF_S
+        """Asks the agents to kill the processes by force; gives up agents that are too slow."""
+        is_overdue = time.monotonic() > self._killed_at_s + _ABANDON_S
         for rank in self._living():
             rank.member.kill(force=True)
-            if is_deaf:
+            if is_overdue:
                 rank.ended = True
                 rank.member.abandon()
         self.leash.wake()
 
     def has_ended(self) -> bool:
-        """True once no process is left."""
+        """Whether no process is left."""
         self.leash.drain()
         self.hear()
         return not self._living()
 
     def run_time(self) -> RunTime:
-        """Zeros: what keeps the cores of other hosts busy is not asked."""
+        """Returns zeros: the load of other hosts is not measured."""
         return RunTime()
 
-    def bury(self) -> Ending:
-        """Frees what is held. How single processes ended was said on the channel."""
+    def collect_ending(self) -> Ending:
+        """Closes the pipes. The channel has already reported how each process ended."""
         self.leash.close()
         self.channel.wakeup.close()
         if self._on_end is not None:
@@ -198,19 +204,19 @@ class Gang:
 
     @property
     def served(self) -> int:
-        """Jobs that it has answered."""
+        """Number of jobs that the gang has answered."""
         return self._served
 
     @property
     def lost_at_start(self) -> str:
-        """Why it was lost before it had begun with anything; empty if it was not."""
+        """Why the gang was lost before it began its first job; empty if it was not."""
         cause = self._cause
         if self._served or self._stage != "start" or cause is None or cause.ending is None:
             return ""
         return cause.failure.reason if isinstance(cause.failure, Failed) else cause.failure.kind
 
     def activity(self, rank: int) -> str:
-        """What one of its processes does, in words; empty if it has no job. From any thread."""
+        """What one of the processes is doing, in words; empty if it has no job. From any thread."""
         job, stages = self._job, self._ranks[rank].stages
         if job is None:
             return ""
@@ -218,7 +224,7 @@ class Gang:
         return f"{words}, rank {rank} of {len(self._ranks)}" if len(self._ranks) > 1 else words
 
     def with_log(self, result: Answer | Failure, _last_line: str = "", /) -> Answer | Failure:
-        """Adds what the process in question has printed, and its name to a timeout."""
+        """Adds the end of the log of the process that failed, and the slow ranks to a timeout."""
         if isinstance(result, TimedOut):
             result = replace(result, where=result.where or self._waited_for())
         if isinstance(result, Failed | TimedOut) and not result.log_tail:
@@ -226,7 +232,7 @@ class Gang:
             return replace(result, log_tail=self._ranks[of].tail)
         return result
 
-    # What the processes say.
+    # Messages of the processes.
 
     def order(self, message: Message) -> None:
         """Sends a message to all."""
@@ -241,7 +247,7 @@ class Gang:
         self._to_all(message)
 
     def hear(self) -> list[Message]:
-        """Works through what was delivered; gives what the gang as a whole has to say."""
+        """Handles the delivered messages; returns the messages of the gang as a whole."""
         said = self.channel.unread
         if self._start_error:
             for rank in self._ranks:
@@ -286,7 +292,7 @@ class Gang:
             raise KeyError("answer")
 
     def _conclude(self, said: list[Message]) -> None:
-        """Says how the job went once all have said it, or ended."""
+        """Ends the job once every process has sent its result or has ended."""
         if self._ignores_messages:
             return
         if all(one.result is not None or one.ended for one in self._ranks):
@@ -294,7 +300,7 @@ class Gang:
 
     @property
     def _ignores_messages(self) -> bool:
-        """Nothing that is said now counts: there is no job, or it is decided how it ended."""
+        """Whether messages have no effect now: there is no job, or its outcome is settled."""
         return self._job is None or self._cause is not None or self._killed_at_s < float("inf")
 
     def _event(self, number: int, rank: _Rank, message: Message, said: list[Message]) -> None:
@@ -313,7 +319,7 @@ class Gang:
             said.append(message)
 
     def _agree(self, said: list[Message]) -> None:
-        """All wait for an answer: those that are about the gang itself are given here."""
+        """Answers the event that all processes wait on, or passes it to the pool."""
         events = [rank.waiting or {} for rank in self._ranks]
         for rank in self._ranks:
             rank.waiting = None
@@ -324,7 +330,7 @@ class Gang:
                 what = (
                     "it lowered another program"
                     if event.get("event") == first.get("event") == "lowered"
-                    else "it does other things"
+                    else "it ran something else"
                 )
                 self._fail(number, f"{what} than rank 0 on {self._ranks[0].member.host}")
                 self._decide(said)
@@ -339,7 +345,7 @@ class Gang:
                 said.append(first)
 
     def _answer(self, said: list[Message]) -> None:
-        """All have answered."""
+        """Merges the answers of all processes into one for the pool."""
         job, hosts = self._job, [rank.member.host for rank in self._ranks]
         assert job is not None
         try:
@@ -375,7 +381,7 @@ class Gang:
         self._report(number, self._ranks[number], Failed(stage=self._stage, reason=reason))
 
     def _end(self, number: int, rank: _Rank, message: Message) -> None:
-        """A process is gone, or the agent that had it."""
+        """Handles the end of a process, or the loss of its agent."""
         if rank.ended:
             return
         rank.ended, rank.is_stopped = True, bool(message.get("stopped"))
@@ -384,7 +390,7 @@ class Gang:
         if self._killed_at_s < float("inf"):
             return
         if self._job is None:
-            self.kill()  # Idle: the next job gets a new gang.
+            self.kill()  # Idle: the pool starts a new gang for the next job.
             return
         ending = Ending(**message["ended"]) if isinstance(message["ended"], dict) else None
         if ending is None:
@@ -394,7 +400,7 @@ class Gang:
             stage = rank.stages[-1] if rank.stages else "start"
             limit = int(message.get("limit_bytes", 0))
             failure = ending.outcome(stage=stage, memory_limit_bytes=limit)
-        # What it has said of its failure before it ended says more than its end.
+        # A failure that the process reported before it ended says more than its exit code.
         if number not in self._reports:
             self._report(number, rank, failure, ending=ending)
 
@@ -423,7 +429,7 @@ class Gang:
             timer.start()
 
     def _decide(self, said: list[Message]) -> None:
-        """Says how the job failed; a gang that failed as a whole and in order stays."""
+        """Reports how the job failed; keeps the gang if all processes reported the same failure."""
         reports = list(self._reports.values())
         common = common_failure(reports, len(self._ranks))
         self._job, self._decide_at_s = None, float("inf")
@@ -434,7 +440,7 @@ class Gang:
             return
         self._cause = cause = cause_of(reports)
         if self._is_accident(cause):
-            self.kill()  # Without a verdict the pool starts another gang for the same job.
+            self.kill()  # The pool gets no failure, so it starts another gang for the same job.
             return
         doubtful = cause.ending is not None and (cause.ending.by_stranger or self._served > 0)
         said.append(protocol.failure_message(cause.named, retire=True, doubtful=doubtful))
@@ -448,7 +454,7 @@ class Gang:
         return isinstance(cause.failure, Failed) and bool(_PORT_TAKEN.search(cause.failure.reason))
 
     def _waited_for(self) -> str:
-        """Whom the others waited for when the time was up; empty if that cannot be told."""
+        """The ranks that the others waited for at the timeout; empty if all were equally far."""
         stopped = [rank for rank in self._ranks if rank.is_stopped]
         least = min(rank.steps for rank in self._ranks)
         behind = stopped or [rank for rank in self._ranks if rank.steps == least]
@@ -488,7 +494,7 @@ class GangChannel:
 
     @property
     def has_unsent(self) -> bool:
-        """False: what is to be sent waits at the agent's own stream."""
+        """False: the agents' streams keep the messages that are not sent yet."""
         return False
 
     def send(self, message: Message) -> None:
@@ -496,10 +502,10 @@ class GangChannel:
         self._gang.order(message)
 
     def flush(self) -> None:
-        """Nothing is left to be sent."""
+        """Does nothing: the channel itself keeps no messages."""
 
     def receive(self) -> list[Message]:
-        """What the gang as a whole has said since."""
+        """The messages of the gang as a whole since the last call."""
         self.wakeup.drain()
         said = self._gang.hear()
         self.unread = []

@@ -1,4 +1,4 @@
-"""What a launcher does: it starts agents, and ends them (no jax)."""
+"""The interface of launchers, which start and end agents (no jax)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What is to be started.
+class AgentOrder:
+    """The agents that a launcher shall start.
 
     Attributes:
       search: `address:port` that agents dial.
-      token: for the environment of the agents, never for their arguments.
+      token: goes into the environment of the agents, never into their arguments.
       hosts: how many agents.
-      ca: file, on all hosts, with what they trust; empty for a channel without certificates.
+      ca: file on all hosts with the certificates that agents trust; empty for no encryption.
     """
 
     search: str
@@ -27,57 +27,57 @@ class Order:
 class Launcher(Protocol):
     """An engine of a cluster that starts the agents of a search, one for each host.
 
-    The engine places and cancels; nothing here schedules.
+    The engine chooses the hosts and cancels the agents; automesh schedules nothing.
     """
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name of the launcher on the command line."""
         ...
 
-    def start(self, order: Order) -> None:
-        """Starts agents; returns before they have come.
+    def start(self, order: AgentOrder) -> None:
+        """Starts the agents; returns before they have connected.
 
         Raises:
-          UsageError: the engine is not here, or refuses.
+          UsageError: the engine is not installed, or refuses.
         """
         ...
 
     def refill(self) -> bool:
-        """Starts those agents again that have ended.
+        """Restarts agents that have ended.
 
         Returns:
-          False if the engine does that by itself, or nobody does.
+          False if this launcher restarts nothing: the engine does it by itself, or nobody does.
         """
         ...
 
     def give_up(self, name: str) -> None:
-        """Ends an agent that hangs, for instance stopped by a signal; from any thread.
+        """Ends an agent that hangs, for instance because a signal stopped it; from any thread.
 
-        While it is there, `refill` has no place for another one.
+        While it exists, `refill` cannot start another one.
 
         Args:
-          name: of its host, as the agent says it.
+          name: name of its host, as the agent reported it.
         """
         ...
 
     def trouble(self) -> str:
-        """Why agents may not come, as far as the engine says; empty if it says nothing."""
+        """Why agents may not start, as far as the engine reports; empty if it reports nothing."""
         ...
 
     def close(self) -> None:
-        """Ends all agents, and waits for it."""
+        """Ends all agents and waits until they have ended."""
         ...
 
 
-def agent_command(order: Order, *, wait_s: float, name: str = "") -> list[str]:
-    """The command of an agent, with the Python of this process; the token is not in it.
+def agent_command(order: AgentOrder, *, wait_s: float, name: str = "") -> list[str]:
+    """The command that runs an agent with the Python of this process, without the token.
 
     Args:
-      wait_s: for the search, which listens already.
-      name: of its host; empty for its own.
+      wait_s: how long the agent tries to reach the search.
+      name: name for its host; empty for the host's own name.
     """
-    # -P: an `automesh.py` in the folder of the user's script must not take its place.
+    # -P: Python must not import an `automesh.py` from the folder of the user's script instead.
     command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
     command += ["--name", name] if name else []
     command += ["--ca", order.ca] if order.ca else []

@@ -1,8 +1,9 @@
 """Compiles on every host of a search: workers that are single processes under its agents.
 
-A pool starts and ends them as it does its own. This module picks the host with the most free cores
-and memory. The search picks the job, so that each program is compiled once in the whole cluster
-(`automesh.tuner.compile.rung`). When an agent is lost, other agents get its jobs.
+A pool starts and ends them in the same way as processes on its own host. This module picks the host
+with the most free cores and memory. The search picks the job, so that each program is compiled once
+in the whole cluster (`automesh.tuner.compile.rung`). When an agent is lost, other agents get its
+jobs.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from automesh.launch.gang import Gang
 from automesh.worker.messages import Surroundings
 
 QUICK_FAILURES = 3
-"""So many processes in a row that are lost before they have begun set their host aside."""
+"""Number of processes in a row that must fail to start before their host is no longer used."""
 
 
 class Lender:
-    """The workers that the hosts of a search have room for.
+    """Starts workers on the hosts of a search that have room for them.
 
     Args:
-      fleet: with its agents there.
-      needed_bytes: what a worker takes, by which a host has room for so many.
-      notice: told when a host is set aside, in the thread of the pool.
+      fleet: the connected agents.
+      needed_bytes: memory that one worker needs; decides how many a host has room for.
+      notice: is called in the thread of the pool when a host is no longer used.
     """
 
     def __init__(
@@ -46,17 +47,18 @@ class Lender:
         self._aside: set[str] = set()
 
     def room(self) -> int:
-        """How many workers there may be now, on all hosts together."""
-        self._fleet.call_back()
+        """How many workers may run now on all hosts together."""
+        self._fleet.restart_lost()
         return sum(self._rooms().values())
 
     def start_worker(
         self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
     ) -> Gang:
-        """Starts a worker where the most room is left; see `automesh.worker.process.StartWorker`.
+        """Starts a worker on the host with the most room; see
+        `automesh.worker.process.StartWorker`.
 
         Args:
-          memory_limit_bytes: what is free on this host, which says nothing of the others.
+          memory_limit_bytes: not used: it is the free memory of the search's own host.
 
         Raises:
           OSError: no host is left.
@@ -87,12 +89,12 @@ class Lender:
         return gang
 
     def load(self) -> dict[int, int]:
-        """Workers by the number of their agent."""
+        """The number of running workers, by the number of their agent."""
         with self._lock:
             return dict(Counter(number for number, _ in self._running.values()))
 
     def _rooms(self) -> dict[int, int]:
-        """Workers that each host has room for, by the number of its agent."""
+        """How many workers each host has room for, by the number of its agent."""
         present = self._fleet.present
         beside = Counter(facts.machine for _, facts in present)
         return {
@@ -117,6 +119,6 @@ class Lender:
                 self._aside.add(host)
         if is_bad:
             self._notice(
-                f"{host} is set aside: {QUICK_FAILURES} processes in a row were lost there before "
-                f"they had begun ({why})"
+                f"{host} is not used any more: {QUICK_FAILURES} processes in a row failed to start "
+                f"there ({why})"
             )

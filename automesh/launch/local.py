@@ -1,4 +1,4 @@
-"""Several agents on this host: to try a search of several processes, and to test it."""
+"""Starts several agents on this host, to try or test a search with several processes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from pathlib import Path
 import psutil
 
 from automesh.errors import UsageError
-from automesh.launch.launcher import Order, agent_command
+from automesh.launch.launcher import AgentOrder, agent_command
 from automesh.worker.environment import TOKEN, TOKEN_FILE
 from automesh.worker.process import Guarded
 from automesh.worker.temporary import temporary_folder
 
 _CLOSE_S = 5.0
-_WAIT_S = 120.0  # For the search: it listens already, but a busy machine is slow.
+_WAIT_S = 120.0  # The search listens already, but a busy machine is slow.
 
 
 class LocalLauncher:
-    """Agents as processes of this account, each under a guardian: they end with this process.
+    """Runs agents as processes of this account, each under a guardian, so that they end with this
+    one.
 
     Args:
-      folder: for what the agents print.
-      is_one: start the agent of this host alone; an engine has started the others.
+      folder: where the output of the agents is kept.
+      is_one: start only the agent of this host, since an engine has started the others.
     """
 
     name = "local"
@@ -37,13 +38,13 @@ class LocalLauncher:
         self._folder = folder
         self._is_one = is_one
         self._filled_s = float("-inf")
-        self._order: Order | None = None
+        self._order: AgentOrder | None = None
         self._agents: dict[int, Guarded] = {}
         self._started = 0
-        self._lock = threading.Lock()  # A gang is manned by a thread of its own.
+        self._lock = threading.Lock()  # A thread of its own starts each gang.
         self._is_closed = False
 
-    def start(self, order: Order) -> None:
+    def start(self, order: AgentOrder) -> None:
         """See `Launcher`."""
         self._order = order
         with self._lock:
@@ -58,7 +59,7 @@ class LocalLauncher:
                 return False
             for number, agent in list(self._agents.items()):
                 if agent.has_ended():
-                    agent.bury()
+                    agent.collect_ending()
                     self._start(number, self._order)
                     self._filled_s = time.monotonic()
         return not self._is_one or time.monotonic() < self._filled_s + _WAIT_S
@@ -81,7 +82,7 @@ class LocalLauncher:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes of the agents themselves, by their numbers; of those that live."""
+        """The process ids of the running agents, by the agents' numbers."""
         found: dict[int, int] = {}
         for number, agent in self._agents.items():
             with contextlib.suppress(psutil.Error):
@@ -100,14 +101,14 @@ class LocalLauncher:
         while left and time.monotonic() < deadline:
             for number, agent in list(left.items()):
                 if agent.has_ended():
-                    agent.bury()
+                    agent.collect_ending()
                     del left[number]
             time.sleep(0.02)
         for agent in left.values():
             agent.kill_deputy()
         self._agents.clear()
 
-    def _start(self, number: int, order: Order) -> None:
+    def _start(self, number: int, order: AgentOrder) -> None:
         variables = {**os.environ, TOKEN: order.token}
         variables.pop(TOKEN_FILE, None)
         self._started += 1
@@ -116,7 +117,7 @@ class LocalLauncher:
                 agent_command(order, wait_s=_WAIT_S, name=self._name_of(number)),
                 variables=variables,
                 log=self._folder / f"agent-{self._started}.log",
-                # Its workers have limits of their own.
+                # The agent needs no limit: its workers have limits of their own.
                 memory_limit_bytes=psutil.virtual_memory().total,
             )
         except OSError as error:
@@ -130,7 +131,7 @@ class LocalLauncher:
 
 @contextmanager
 def local_launcher(*, is_one: bool = False) -> Generator[LocalLauncher]:
-    """A launcher whose agents are gone when the body ends."""
+    """Makes a launcher whose agents have ended when the body ends."""
     with temporary_folder("agents") as folder:
         launcher = LocalLauncher(folder, is_one=is_one)
         try:

@@ -1,4 +1,4 @@
-"""What the processes of a gang answer, as one answer (no jax)."""
+"""Merges the answers of a gang's processes into one (no jax)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 from automesh.outcomes import Failed
 from automesh.program.nouns import (
     Attachment,
-    Calibration,
     CompileAnswer,
     Inspection,
     Lowered,
+    ProbeTimes,
     Traced,
     VisitAnswer,
 )
@@ -26,19 +26,20 @@ _FINGERPRINT = (
 def merged_answer(
     answers: Sequence[Answer], hosts: Sequence[str], *, is_joint: bool = True
 ) -> Answer | Failed:
-    """One answer for a job that all processes of a gang did.
+    """Merges the answers to a job that all processes of a gang did.
 
-    A step is as slow as its slowest process, and memory is what the hungriest needs. All else must
-    be the same everywhere: if it is not, the processes did not do the same job.
+    The time is that of the slowest process, and the memory that of the process that needs the most.
+    All else must be equal: if it is not, the processes did not do the same job.
 
     Args:
       answers: in the order of the ranks, all of one type.
-      hosts: where each ran.
-      is_joint: False if each ran a program of its own, on a device of its own, whose number stands
-        in the program: the step on one device, with which others are compared.
+      hosts: name of each process's host.
+      is_joint: False if each process ran a program of its own on one of its devices. This is the
+        step on one device, with which other plans are compared; the programs differ by the number
+        of the device.
 
     Returns:
-      The answer; a failure that names the first process which did something else.
+      The answer; or a failure that names the first process that did something else.
     """
     first = answers[0]
     for rank, answer in enumerate(answers):
@@ -56,14 +57,14 @@ def merged_answer(
             found = [one for one in answers if isinstance(one, CompileAnswer)]
             hungriest = max(found, key=lambda one: one.memory.peak_bytes)
             return replace(hungriest, compile_s=max(one.compile_s for one in found))
-        case Calibration():
-            return _slowest_points([one for one in answers if isinstance(one, Calibration)])
+        case ProbeTimes():
+            return _slowest_points([one for one in answers if isinstance(one, ProbeTimes)])
         case _:
             return first
 
 
 def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
-    """Every sample as the slowest process took it: it began at the same time in all of them."""
+    """Takes each sample from the slowest process, since all processes begin it at the same time."""
     return replace(
         answers[0],
         samples_s=tuple(max(sample) for sample in zip(*(one.samples_s for one in answers))),
@@ -74,9 +75,9 @@ def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
     )
 
 
-def _slowest_points(answers: Sequence[Calibration]) -> Calibration:
-    """Every probe as the slowest process has measured it: the others wait for that one."""
-    return Calibration(
+def _slowest_points(answers: Sequence[ProbeTimes]) -> ProbeTimes:
+    """Takes each probe from the slowest process, since the others wait for it."""
+    return ProbeTimes(
         points=tuple(
             max(same, key=lambda point: point.seconds)
             for same in zip(*(one.points for one in answers))
@@ -85,16 +86,16 @@ def _slowest_points(answers: Sequence[Calibration]) -> Calibration:
 
 
 def _difference(first: Answer, other: Answer, *, is_joint: bool) -> str:
-    """How another process did something else, in words; empty if it did the same."""
+    """How another process's answer differs, in words; empty if it does not."""
     if type(first) is not type(other):
-        return "it answered another kind of thing"
+        return "it gave another kind of answer"
     match first, other:
         case (VisitAnswer(), VisitAnswer()):
             if is_joint and first.fingerprint != other.fingerprint:
                 return "it ran another program"
             if len(first.samples_s) != len(other.samples_s):
                 return "it took another number of samples"
-            return "" if _same(first.losses, other.losses) else "it has read other losses"
+            return "" if _same(first.losses, other.losses) else "it computed other losses"
         case (CompileAnswer() | Lowered() | Traced(), CompileAnswer() | Lowered() | Traced()):
             return "it lowered another program" if first.fingerprint != other.fingerprint else ""
         case (Inspection(), Inspection()):
@@ -103,7 +104,7 @@ def _difference(first: Answer, other: Answer, *, is_joint: bool) -> str:
             return _versions(first, other)
         case (Attachment(), Attachment()):
             return _versions(first, other)
-        case (Calibration(), Calibration()):
+        case (ProbeTimes(), ProbeTimes()):
             mine, theirs = (tuple(point.probe for point in one.points) for one in (first, other))
             return "" if mine == theirs else "it measured other probes"
         case _:

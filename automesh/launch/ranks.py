@@ -1,11 +1,12 @@
-"""This process as one of several that an engine has started alike: `srun automesh search ...`.
+"""Finds which of several processes this one is, if an engine started all: `srun automesh search
+...`.
 
-`jax.distributed.initialize()` finds out by itself which process of how many it is, and where number
-0 is. What it reads is read here, so that the command that starts a training starts a search as
-well: the process that jax would call 0 searches, the others are its agents. Source: the classes of
-jax/_src/clusters (SlurmCluster, OmpiCluster, GkeTpuCluster, GceTpuCluster; equal in jax 0.10.1 and
-0.12 but for Open MPI 5, which 0.12 asks mpi4py for); a test compares them. It is read without jax,
-which a search's own process does not import.
+`jax.distributed.initialize()` finds out by itself the number of processes, which of them it is in,
+and the host of process 0. This module reads the same variables, so that the command that starts a
+training can start a search as well: process 0 searches, the others are its agents. Source: the
+classes of jax/_src/clusters (SlurmCluster, OmpiCluster, GkeTpuCluster, GceTpuCluster; equal in jax
+0.10.1 and 0.12 but for Open MPI 5, which 0.12 asks mpi4py for); a test compares them. This module
+does not import jax, since a search's own process does not.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _MOST_PROCESSES = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """Which process of how many this one is.
+    """The number of this process among those that an engine has started.
 
     Attributes:
-      number: what `jax.process_index()` would say.
-      count: what `jax.process_count()` would say.
-      host: where number 0 is.
-      port: at which jax's coordination service would listen there; nothing does while a search
-        runs, whose gangs use others.
-      local: of the processes on this host, which one; None where all devices of the host are its
-        own.
+      number: what `jax.process_index()` would return.
+      count: what `jax.process_count()` would return.
+      host: the host of process 0.
+      port: where jax's coordination service would listen on that host; nothing listens there while
+        a search runs, since its gangs use other ports.
+      local: the number of this process among those on its host; None if the process has all devices
+        of the host.
     """
 
     number: int
@@ -53,13 +54,13 @@ class Rank:
 
 
 def find_rank(environ: Mapping[str, str]) -> Rank | None:
-    """Which of several processes this is; None if it is alone, or that cannot be told."""
+    """Finds which of several processes this is; None if it is alone or this is not known."""
     readers = (_of_jax, _of_mpi, _of_slurm, _of_tpu_in_gke, _of_tpu_vm)
     for read in readers:
         try:
             rank = read(environ)
         except (ValueError, KeyError, IndexError):
-            continue  # As if it were not there: what it is then, others say.
+            continue  # Malformed variables count as missing: try the next engine.
         if rank is not None and rank.count > 1:
             if not 0 <= rank.number < rank.count <= _MOST_PROCESSES:
                 return None
@@ -68,9 +69,9 @@ def find_rank(environ: Mapping[str, str]) -> Rank | None:
 
 
 def devices_of(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which a process takes the devices that a training would take there.
+    """Environment variables with which this process takes the devices that a training would take.
 
-    Where several processes share a host, or could, jax gives each the device with its number.
+    Where several processes share a host, jax gives each one the device with its local number.
     """
     if rank.local is None or environ.get(_LOCAL_DEVICES):
         return {}
@@ -78,10 +79,10 @@ def devices_of(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _number(text: str) -> int:
-    """A number of at most eight digits.
+    """Reads a number of at most eight digits.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the text is no such number.
     """
     if not re.fullmatch(r"[0-9]{1,8}", text):
         raise ValueError(text)
@@ -93,7 +94,7 @@ def _port(environ: Mapping[str, str], otherwise: int) -> int:
 
 
 def _of_jax(environ: Mapping[str, str]) -> Rank | None:
-    """What people set by hand: the address is jax's own, the two others are a usage of many."""
+    """The variables that people set by hand: jax's own one for the address, and two common ones."""
     if not all(environ.get(name) for name in _JAX):
         return None
     host, _, port = environ[_JAX[0]].rpartition(":")
@@ -128,7 +129,7 @@ def _of_mpi(environ: Mapping[str, str]) -> Rank | None:
     if found is None or not all(name in environ for name in _MPI):
         return None
     count, number, local = (_number(environ[name]) for name in _MPI)
-    job = int(uri.partition(".")[0][:18]) // 2**12  # It counts in steps of 2^12.
+    job = int(uri.partition(".")[0][:18]) // 2**12  # Open MPI's job ids are multiples of 2^12.
     return Rank(
         number=number,
         count=count,
@@ -146,7 +147,7 @@ def _of_tpu_in_gke(environ: Mapping[str, str]) -> Rank | None:
 
 
 def _of_tpu_vm(environ: Mapping[str, str]) -> Rank | None:
-    """A TPU VM, whose metadata server is asked only where there are chips and libtpu."""
+    """The rank on a TPU VM; asks the metadata server only if there are chips and libtpu."""
     if environ.get("TPU_SKIP_MDS_QUERY") is not None or not _has_chips():
         return None
     number = _metadata(environ, "agent-worker-number")
@@ -156,7 +157,7 @@ def _of_tpu_vm(environ: Mapping[str, str]) -> Rank | None:
         re.findall(r"(?m)^\s*(MEGASCALE_\w+)\s*:\s*'?([^'\n]*)", _metadata(environ, "tpu-env"))
     )
     workers = _metadata(environ, "worker-network-endpoints").split(",")
-    # Either the names of hosts, or triples of a name, a number and an address.
+    # Each entry is the name of a host, or a name, a number and an address with colons between.
     hosts = [one.split(":")[2] if one.count(":") == 2 else one for one in workers]
     return _of_tpu({**own, **environ}, hosts, _number(number.strip()))
 
@@ -177,14 +178,14 @@ def _of_tpu(environ: Mapping[str, str], hosts: list[str], number: int) -> Rank |
 
 
 def _has_chips() -> bool:
-    """Whether this seems to be a TPU VM, as jax finds out by its PCI devices and libtpu."""
+    """Whether this looks like a TPU VM: jax, too, looks for PCI devices and libtpu."""
     if find_spec("libtpu") is None:
         return False
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def _metadata(environ: Mapping[str, str], key: str) -> str:
-    """An attribute of this machine; empty if nobody says it."""
+    """Reads an attribute of this machine from the metadata server; empty if it is not set."""
     server = environ.get("GCE_METADATA_IP", "metadata.google.internal")
     asked = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/instance/attributes/{key}",
@@ -199,6 +200,6 @@ def _metadata(environ: Mapping[str, str], key: str) -> str:
 
 
 def order_of_this_host() -> int:
-    """Where this host stands among those of its engine; -1 if that cannot be told."""
+    """The number of this host in the order of its engine; -1 if unknown."""
     rank = find_rank(os.environ)
     return rank.number if rank is not None else -1

@@ -1,14 +1,14 @@
-"""What a search and its agents know each other by: the token, and the seal of their messages.
+"""The token by which a search and its agents recognise each other, and the seal of their messages.
 
-Whoever may send orders to an agent runs code on its host, and whoever may answer for one forges
-figures. So both sides prove that they know the token before anything else is said (each by a hash
-over fresh random numbers of both, so that the token itself never travels and no answer can be
-replayed), and every message is sealed by a key of this one conversation and its number in it.
-Without certificates the messages can be read on the way, but neither changed, nor added, nor left
-out in between.
+Whoever can send orders to an agent can run code on its host, and whoever can answer for one can
+forge figures. So both sides first prove that they know the token, each by a hash over fresh random
+numbers of both: the token itself is never sent, and no answer can be replayed. Every message then
+has a seal, made with a key of this one conversation and the number of the message. Without
+certificates others on the network can read the messages, but cannot change, add or drop one
+unnoticed.
 
-A long message is cut into pieces: so a stranger, who can send one piece before it is found out that
-it knows no token, cannot fill the memory, and whoever sends much is heard all the while.
+A long message is sent in pieces. So a stranger, who can send one piece before its proof is checked,
+cannot fill the memory; and a side that sends much still counts as alive.
 """
 
 from __future__ import annotations
@@ -38,31 +38,32 @@ _COUNT = struct.Struct(">Q")
 _DIGEST_BYTES = 32
 PIECE_BYTES = 2**20
 LARGEST_BYTES = 80 * 2**20
-"""Of a message in all its pieces: above what a worker may say at once (`automesh.worker.wire`)."""
+"""Size limit of a message, all pieces together; more than a worker's longest message
+(`automesh.worker.wire`)."""
 _MORE, _LAST = b"+", b"."
 
 
 def new_token() -> str:
-    """A token for one search."""
+    """Makes a random token for one search."""
     return secrets.token_hex(32)
 
 
 def read_token(environ: Mapping[str, str]) -> str:
-    """The token that the environment holds, or the file that it names.
+    """Reads the token from the environment, or from the file that the environment names.
 
-    A token is never an argument of a command: others on the machine can read those.
+    A token is never an argument of a command, since other users can read those.
 
     Raises:
       UsageError: there is none, it is too short to be safe, or others may read the file.
     """
     if not (token := environ.get(TOKEN, "").strip()):
         if not (name := environ.get(TOKEN_FILE, "")):
-            raise UsageError("no token is set, and nothing is served without one", hint=_HINT)
+            raise UsageError("no token is set, and a search needs one", hint=_HINT)
         token = _token_of(Path(name))
     if len(token) < _LEAST_CHARS:
         raise UsageError(
-            f"the token has {len(token)} characters, and could be guessed; {_LEAST_CHARS} are the "
-            "least",
+            f"the token has {len(token)} characters and could be guessed; it needs at least "
+            f"{_LEAST_CHARS}",
             hint=_HINT,
         )
     return token
@@ -82,34 +83,34 @@ def _token_of(path: Path) -> str:
 
 
 def new_nonce() -> str:
-    """A random number for one conversation."""
+    """Makes a random number for one conversation."""
     return secrets.token_hex(32)
 
 
 def proof(token: str, side: str, agent_nonce: str, search_nonce: str) -> str:
-    """What only a side that knows the token can say in this conversation.
+    """The proof that a side of this conversation knows the token.
 
     Args:
-      side: `search` or `agent`: what the one has said is no proof of the other.
+      side: `search` or `agent`, so that one side cannot repeat the other's proof.
     """
     said = f"automesh {side} {agent_nonce} {search_nonce}".encode()
     return hmac.new(token.encode(), said, hashlib.sha256).hexdigest()
 
 
 def is_proof(given: object, expected: str) -> bool:
-    """Whether a proof is right; takes as long for every wrong one."""
+    """Whether a proof is right, compared in constant time."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
 
 
 class BrokenSeal(Exception):
-    """A message was changed, added or left out on its way."""
+    """A message was changed, added or dropped on its way."""
 
 
 class Seal:
-    """The messages of one conversation in one direction.
+    """Seals or opens the messages of one conversation in one direction.
 
     Args:
-      side: who speaks: `search` or `agent`.
+      side: the sender: `search` or `agent`.
     """
 
     def __init__(self, token: str, side: str, agent_nonce: str, search_nonce: str) -> None:
@@ -118,7 +119,7 @@ class Seal:
         self._begun = bytearray()
 
     def close(self, message: Message) -> Iterator[bytes]:
-        """Seals the next message, in as many pieces as it needs; all of them have to be sent."""
+        """Seals the next message as one or more pieces, all of which must be sent."""
         body = dumps(message).encode()
         for start in range(0, len(body), PIECE_BYTES):
             mark = _MORE if start + PIECE_BYTES < len(body) else _LAST
@@ -129,10 +130,10 @@ class Seal:
         """Reads the next piece.
 
         Returns:
-          The message that ends with it; None if more of it is to come.
+          The message if this was its last piece; None if more pieces follow.
 
         Raises:
-          BrokenSeal: it is not what the other side has sent next.
+          BrokenSeal: it is not the next piece that the other side sent.
         """
         mac, piece = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
         if not hmac.compare_digest(mac, self._mac(piece)):
@@ -145,14 +146,14 @@ class Seal:
         body, self._begun = bytes(self._begun), bytearray()
         message = decode_json(body)
         if message is None:
-            raise BrokenSeal("a message is no JSON object")
+            raise BrokenSeal("a message is not a JSON object")
         return message
 
     def read(self, pieces: Iterator[bytes]) -> Message:
         """Reads a whole message from a stream.
 
         Raises:
-          BrokenSeal: as `open`, or the stream ends within it.
+          BrokenSeal: as `open`, or the stream ends inside the message.
         """
         while (message := self.open(next(pieces, b""))) is None:
             pass

@@ -1,28 +1,29 @@
-"""The stream between a search and an agent: gRPC carries it, sealed JSON is in it.
+"""The stream of messages between a search and an agent: sealed JSON over gRPC.
 
-The search serves one method, a stream in both directions, which an agent calls when it comes and
-that lasts until the search ends. The first messages are a handshake, in plain JSON:
+The search serves one method, a stream in both directions. An agent calls it when it starts, and the
+stream lasts until the search ends. The first messages are a handshake, in plain JSON:
 
     agent   {"hello": nonce}
     search  {"nonce": nonce, "proof": ...}     the search knows the token
     agent   {"proof": ..., "facts": sealed}    so does the agent
     search  sealed {"welcome": number}, or {"refused": why}
 
-Whoever knows the token may also ask what the hosts do (`launch.asking`), in the place of the third:
+A client with the token may also ask what the hosts do (`launch.asking`); it sends this third
+message instead:
 
     guest   {"asks": proof}
     search  sealed {"hosts": [...], "wanted": number}, and the end
 
-Who comes to no channel, because of its certificate, says so and nothing else, unsealed:
+An agent that gets no encrypted channel, because of a certificate, sends only this, unsealed:
 
     stranger    {"turns_away": why}                see `launch.certificates`
 
-All that follows is sealed, and long messages come in pieces (`launch.secret`). Whoever has nothing
-to say says `{"beat": true}` every few seconds: who is silent for longer is stopped, lost, or behind
-a network that is.
+All later messages are sealed, and long ones are sent in pieces (`launch.secret`). A side that has
+nothing else to send sends `{"beat": true}` every few seconds: if it is silent for longer, it or the
+network has failed.
 
-What a process says and what its agent says of it are told apart: `{"from": name, "message": ...}`
-and `{"from": name, "ended": ...}`. The former is the script's, and may be anything.
+`{"from": name, "message": ...}` passes on a message of a process, whose content the user's script
+may have made. `{"from": name, "ended": ...}` is the agent's own report that the process has ended.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from automesh.worker.wire import Message, decode_json
 SERVICE, METHOD = "automesh.Fleet", "Serve"
 BEAT_S = 2.0
 LOST_S = 20.0
-"""An agent or a search that has said nothing for so long counts as lost (docs/clusters.md)."""
+"""After this many seconds without a message an agent or a search counts as lost
+(docs/clusters.md)."""
 HANDSHAKE_S = 15.0
-_LARGEST_BYTES = PIECE_BYTES + 2**10  # Of one piece with its seal; see `automesh.launch.secret`.
+_LARGEST_BYTES = PIECE_BYTES + 2**10  # One piece with its seal; see `automesh.launch.secret`.
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\])(?::(?P<port>[0-9]{1,5}))?"
 )
@@ -47,17 +49,17 @@ _HIGHEST_PORT = 65535
 OPTIONS = (
     ("grpc.max_receive_message_length", _LARGEST_BYTES),
     ("grpc.max_send_message_length", _LARGEST_BYTES),
-    # No keepalive of gRPC's own: beats tell who is lost, and a server that thinks pings come too
-    # often hangs up on everybody.
+    # gRPC's own keepalive is off: beats show who is lost, and a server closes connections whose
+    # pings seem too frequent.
     ("grpc.keepalive_time_ms", 2**31 - 1),
-    # A proxy between the hosts of a cluster would only be in the way, and would see everything.
+    # A proxy between the hosts of a cluster is of no use, and could read every message.
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
 )
 
 
 def plain(data: Any) -> Message:
-    """A message of the handshake; empty if it is none."""
+    """Reads a message of the handshake; empty if the data is not one."""
     return (decode_json(data) if isinstance(data, bytes) else None) or {}
 
 
@@ -68,7 +70,7 @@ def check_address(text: str, *, port_needed: bool) -> tuple[str, int]:
       port_needed: False if the port may be left out, which gives 0: any that is free.
 
     Raises:
-      UsageError: it is none.
+      UsageError: the text is not an address.
     """
     found = _ADDRESS.fullmatch(text)
     port = (found["port"] or "") if found else ""

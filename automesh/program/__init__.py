@@ -1,1 +1,1 @@
-"""The user's step as a program. The nouns here are free of jax; the modules that say so are not."""
+"""The user's step as a program. The data classes do not import jax; modules that do say so."""

@@ -1,4 +1,4 @@
-"""What searches call the devices that jax has here (jax)."""
+"""Names the devices of this machine as searches do (jax)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from automesh.program.surroundings import described
 
 
 def attached_selector() -> str:
-    """The selector of all devices of the default backend, those of other processes too.
+    """The selector of all devices of the default backend, with those of other processes.
 
     Raises:
       UsageError: jax has no devices, or knows none of their platform.

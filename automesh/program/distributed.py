@@ -1,7 +1,7 @@
-"""Several processes as one jax program: joining them, and what they agree on (jax).
+"""Joins several processes to one jax program, and exchanges values between them (jax).
 
-A worker of a gang joins before any code of the user's runs. A script that calls
-`jax.distributed.initialize()` itself, as training under a launcher does, finds that done.
+A worker of a gang joins before any user code runs. If a script itself calls
+`jax.distributed.initialize()`, as training under a launcher does, the call does nothing.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 
 from automesh.program.notes import note
 
-# The search watches the processes from outside, and ends all of them when one is lost: jax's own
-# limits are the second line, far above it.
+# The search watches the processes from outside and ends all of them if one is lost. jax's own
+# limits are much longer and only a fallback.
 _JOIN_S = 100
 _HEARTBEAT_S = 100
 _SOCKET = "jax_cross_host_transfer_socket_address"
 _TRANSPORTS = "jax_cross_host_transport_addresses"
-_NUM_TRANSPORTS = 4  # As jax has by itself, of which each carries a part of an array.
+_NUM_TRANSPORTS = 4  # jax's default; each one sends a part of an array.
 
 
 def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
-    """Makes this process number `rank` of `count` that run one jax program.
+    """Makes this process number `rank` of the `count` processes of one jax program.
 
     Args:
       coordinator: `address:port` of the process of rank 0.
-      host: address at which the others reach this one; empty if nobody says it: then stages of a
+      host: address at which the other processes reach this one; empty if unknown: then stages of a
         pipeline cannot send from CPU to CPU.
 
     Raises:
-      RuntimeError: the others did not come, or jax had started already.
+      RuntimeError: the others did not join, or jax had already started.
     """
     if host and jax.config.values.get("jax_platforms") == "cpu":
-        # Before jax makes its devices, of whatever plans these are for. Other devices have wires.
+        # Must be set before jax makes its devices, so for all plans. Other devices need no sockets.
         jax.config.update(_SOCKET, _free_address(host))
-        # Those of jax are at 0.0.0.0, and each tells its sender so: for another host that is the
-        # sender itself.
+        # jax's default address is 0.0.0.0, which it sends to the other side; on another host this
+        # address means that host itself.
         own = f"[{host}]:0" if ":" in host else f"{host}:0"
         jax.config.update(_TRANSPORTS, ",".join([own] * _NUM_TRANSPORTS))
     distributed: Any = jax.distributed
@@ -48,8 +48,8 @@ def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
         coordinator_address=coordinator,
         num_processes=count,
         process_id=rank,
-        # Under SLURM and Open MPI jax would take one device by itself; JAX_LOCAL_DEVICE_IDS still
-        # counts, which an agent sets where that is wanted.
+        # Under SLURM and Open MPI jax would choose one device by itself. JAX_LOCAL_DEVICE_IDS,
+        # which an agent sets if needed, still works.
         cluster_detection_method="deactivate",
         initialization_timeout=_JOIN_S,
         heartbeat_timeout_seconds=_HEARTBEAT_S,
@@ -59,9 +59,9 @@ def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
 
 
 def _free_address(host: str) -> str:
-    """With a port that nobody has now; jax binds it when it makes its devices.
+    """The host with a port that is free now; jax binds it when it makes its devices.
 
-    Port 0 leaves the receiver waiting for ever (jax 0.10.2).
+    With port 0 the receiver would wait for ever (jax 0.10.2).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as one:
@@ -84,23 +84,24 @@ def _stays_joined() -> None:
 
 
 def count_processes() -> int:
-    """Processes of this jax program; does not start jax, which the script may yet configure."""
+    """The number of processes of this jax program; does not start jax, which the script may still
+    configure."""
     return jax.process_count() if is_joined() else 1
 
 
 def meet() -> None:
-    """Waits on the devices until all processes are here, within microseconds of each other.
+    """Waits on the devices until all processes have arrived; they continue within microseconds.
 
-    Only for processes that come at about the same time: gloo, the library of jax's collectives on
-    CPUs, gives up after 30 s.
+    The processes must arrive at about the same time: gloo, which does jax's collectives on CPUs,
+    gives up after 30 s.
     """
     multihost_utils.sync_global_devices("automesh")
 
 
 def gathered(own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What all processes have: [processes, ...own]; all of them must call it with equal shapes.
+    """The arrays of all processes: [processes, ...own]; all must call it with equal shapes.
 
-    float64 goes as bytes, since jax may be told to know no 64 bits.
+    float64 is sent as bytes, since 64-bit types may be disabled in jax.
     """
     as_bytes = np.frombuffer(own.tobytes(), np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(as_bytes))

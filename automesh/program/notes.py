@@ -1,4 +1,4 @@
-"""Remarks for the log of the worker: what was done instead of what was hoped for (no jax)."""
+"""Writes notes to the worker's log, for example on a fallback that was used (no jax)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 def note(text: str) -> None:
     """Writes one line to stderr, which a worker sends to its log."""
-    with contextlib.suppress(Exception):  # The script may have put anything in its place.
+    with contextlib.suppress(Exception):  # The script may have replaced stderr by anything.
         sys.stderr.write(f"automesh: {text}\n")
         sys.stderr.flush()
 

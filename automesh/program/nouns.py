@@ -1,4 +1,4 @@
-"""What the parent and a worker tell each other about the user's program (no jax)."""
+"""The data classes in the messages between parent and worker about the user's program (no jax)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from automesh.space.mapping import SplitArray, StepMapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What the user pointed at.
+    """The script, module or pickled function that the user named.
 
     Attributes:
       kind: a script's path, an importable module, or a file with a cloudpickled callable.
       location: absolute path, or dotted module name.
       function: name of the build function inside it (unused for a pickle).
       argv: the script's own arguments, without its name.
-      capture: of a script that is run unmodified up to its step, how; `function` is the step's name
-        then.
-      start: how such a script is started where Python is not given its file: `-m pkg.train`, or
-        `--entry NAME` for a console script; `location` is the file of that module.
+      capture: how an unmodified script is run up to its step; `function` is then the step's name.
+      start: how such a script is started if not by its file: `-m pkg.train`, or `--entry NAME` for
+        a console script; `location` is then the file of that module.
     """
 
     kind: Literal["script", "module", "pickle"]
@@ -40,7 +39,7 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """What the user calls it, in short."""
+        """A short name for messages."""
         if self.start:
             return self.start.partition(" ")[2]
         return self.location.rpartition("/")[2] if self.kind == "script" else self.location
@@ -57,12 +56,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRef:
-    """The step that a worker works on, and what user code is told before it builds it.
+    """The step that a worker works on, with the facts that user code needs to build it.
 
     Attributes:
-      axis_types: of the mesh that `build` gets, as the inspection reported them; empty: as usual.
-      facts: of the workload, as the inspection reported them: a mesh must not change them.
-      absent: the devices that user code is told of, if the process that runs it has others.
+      axis_types: axis types of the mesh for `build`, as the inspection reported them; empty for the
+        default.
+      facts: facts of the workload, as the inspection reported them; they must not depend on the
+        mesh.
+      absent: the absent devices that user code sees; None if it sees those of its process.
     """
 
     entry: Entry
@@ -91,7 +92,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """What jax finds here, without any script; the attributes are those of `Inspection`."""
+    """The devices and versions that jax finds without a script; the attributes are those of
+    `Inspection`."""
 
     devices: tuple[Device, ...]
     process_count: int
@@ -102,19 +104,19 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What the first job of every search learns.
+    """The answer of the first job of every search.
 
     Attributes:
       devices: all devices, in jax's order.
       process_count: jax processes of the job; only 1 is served.
-      device_memory_bytes: what one device can hold, 0 where the backend does not say (CPU).
+      device_memory_bytes: memory of one device; 0 if the backend does not state it (CPU).
       knobs: `build`'s keyword parameters after the mesh, with their defaults.
       takes_any_knob: True if `build` has `**kwargs`.
-      mapping: what the step says of its logical axes; None if `build` takes no mapping. The arrays
-        are looked for if the job names logical axes.
+      mapping: the facts about the step's logical axes; None if `build` takes no mapping. Its arrays
+        are found if the job names logical axes.
       facts: named integers that constraints may refer to, sorted by name.
-      used_axes: mesh axes that any sharding or manual region of the step names; where the job names
-        logical axes, other than by way of these.
+      used_axes: mesh axes that any sharding or manual region of the step names; if the job names
+        logical axes, without those that only these use.
       axis_types: one of auto, explicit, manual per axis; empty means Auto.
       baseline: the workload's own mesh in text form; empty if it has none.
       tokens_per_step: 0 if the workload does not say.
@@ -123,14 +125,14 @@ class Inspection:
       fingerprint: of the program on the all-ones mesh at default knobs.
       source_hash: hash of the script and of the user's modules that it imported.
       sources: these files, each with its own hash.
-      reads: what else they read while the step was built.
+      reads: other files, variables and packages that they read while the step was built.
       versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
       environment: XLA, LIBTPU and NCCL environment variables that are set.
       seen: (program without the sizes of its mesh, as a hash; meshes for which it was lowered, at
         the default knobs, for the platform of the job), empty if the job names no platform.
-      made_up: arguments of the step without values, where there is no `init` that could give them:
-        by the name of the parameter, else `args[0]`.
-      notices: what the user should know of the script, one sentence each.
+      made_up: arguments of the step without values, if no `init` can give them: by the name of the
+        parameter, else `args[0]`.
+      notices: notices for the user about the script, one sentence each.
     """
 
     devices: tuple[Device, ...]
@@ -174,8 +176,8 @@ class Traced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildAnswer:
-    """What came of building the step of a plan on its mesh, and tracing it. An exception of the
-    user's code is no answer, but the job's failure.
+    """The result of building and tracing the step of a plan on its mesh. An exception of user code
+    is no answer, but a failure of the job.
 
     Attributes:
       arguments: those that are split, with the mesh axes.
@@ -189,15 +191,15 @@ class BuildAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileAnswer:
-    """What one compile tells.
+    """The answer of one compile.
 
     Attributes:
       compile_s: of build, lowering and compilation; what was found in the store keeps the seconds
         of its own compile.
-      effort: how hard the compiler tried.
+      effort: the effort of the compiler.
       stored: key of the scheduled program in the store; empty if it is not kept.
-      asked: what user code asked about devices while it was built and traced for devices that are
-        not here, in words, each once.
+      asked: questions of user code about absent devices while it was built and traced, in words,
+        each once.
       pipeline: the stages, if the step is a pipeline.
     """
 
@@ -214,23 +216,23 @@ class CompileAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafUpdate:
-    """What the first step changed in one array that it carries on, by elements read before and
-    after it; see `automesh.program.execute.updates`.
+    """The update of one carried array by the first step, from elements read before and after it;
+    see `automesh.program.execute.updates`.
 
     Attributes:
-      path: where the array is among the arguments.
-      dtype: in which it is kept.
+      path: path of the array in the arguments.
+      dtype: type of its elements.
       norm: Euclidean norm of new minus old.
-      old_norm: that of the old values: what rounding is measured by.
-      spread: standard deviation over mean of the sizes of the changes: near 0 where all elements
-        move by the same, as in the first step of Adam.
+      old_norm: norm of the old values, the scale of rounding errors.
+      spread: standard deviation over mean of the sizes of the changes: near 0 if all elements
+        change equally, as in the first step of Adam.
       apart: largest difference of two copies of an element after the step.
       count: elements that were read.
       is_finite: False if a change is not a number; the figures are then 0.
-      projections: of the update on random signs, the same in every plan.
-      sensitivity: how far it moves, relative to its norm, if every argument is changed by a unit in
-        the last place; 0 where that was not tried. About 1.4 for what is rounding alone, as the
-        gradient of a bias that cancels.
+      projections: projections of the update on random signs, which are the same in every plan.
+      sensitivity: change of the update, relative to its norm, if every argument is changed by a
+        unit in the last place; 0 if not tested. About 1.4 for an update that is only rounding, such
+        as the gradient of a bias that cancels.
     """
 
     path: str
@@ -247,8 +249,8 @@ class LeafUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentDigest:
-    """What tells the values of one array among the arguments of a step from other values, by
-    elements at the same places of the whole array on every mesh.
+    """A digest of the values of one array argument of a step, from elements at the same positions
+    of the whole array on every mesh.
 
     Attributes:
       path: `args[1]['tokens']`.
@@ -267,12 +269,13 @@ class ArgumentDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossVector:
-    """An array of losses that the first step returns, as of each example of the batch.
+    """An array of losses that the first step returns, for example one for each example of the
+    batch.
 
     Attributes:
-      path: where it is among what the step returns: `[1]['losses']`.
-      size: elements that it has.
-      values: of those that were read, in their order in the whole array.
+      path: path in the return value of the step: `[1]['losses']`.
+      size: number of its elements.
+      values: values of the elements that were read, in their order in the whole array.
     """
 
     path: str
@@ -282,7 +285,7 @@ class LossVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitAnswer:
-    """What one visit to a finalist tells.
+    """The answer of one visit to a plan.
 
     Attributes:
       samples_s: seconds per step, one per sample of `steps` chained steps with one synchronization.
@@ -320,7 +323,7 @@ class VisitAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Propagation:
-    """What one propagation of shardings gives.
+    """The answer of one propagation of shardings.
 
     Attributes:
       terms: of the step; `terms.fixed` names axes whose sizes are baked into the program.
@@ -346,7 +349,8 @@ class Propagation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What single pieces of work take on the attached devices, in the order of the job's probes."""
+class ProbeTimes:
+    """The times of single pieces of work on the attached devices, in the order of the job's
+    probes."""
 
     points: tuple[Point, ...]

@@ -1,12 +1,12 @@
-"""The exception for a plan that ends in an outcome rather than in an answer (no jax)."""
+"""The exception for a plan that ends in a failure instead of an answer (no jax)."""
 
 from __future__ import annotations
 
 from automesh.outcomes import Failure
 
 
-class Refused(Exception):
-    """Carries the finished `Failure`; the layer above hands it to the parent."""
+class StepRefused(Exception):
+    """Carries the finished `Failure` to the layer above, which sends it to the parent."""
 
     def __init__(self, outcome: Failure) -> None:
         super().__init__(outcome)

@@ -1,4 +1,4 @@
-"""What a step takes, what becomes of it and what it gives, in words and numbers (no jax)."""
+"""The summary of a step: its arguments, carried state and results (no jax)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Origin = Literal["made up", "init", "build", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array that the step takes.
+    """One array among the step's arguments.
 
     Attributes:
-      name: as one writes it, `args[0].params['w']`.
-      spec: how it is split, `P('fsdp', 'tp')`; empty if nothing says so.
-      device_bytes: on one device; all of it if nothing says how it is split.
+      name: its name as a Python expression: `args[0].params['w']`.
+      spec: how it is split, `P('fsdp', 'tp')`; empty if unknown.
+      device_bytes: bytes on one device; of the whole array if its split is unknown.
       is_donated: True if the step may reuse its memory.
       is_ref: True for a mutable array reference.
-      origin: where its first values come from; empty where nothing is run.
-      values: what is made up, `positive floats`; empty if it is not.
+      origin: where its first values come from; empty if the step is not run.
+      values: words for made-up values, `positive floats`; empty if they are not made up.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """An argument of so many arrays that an output replaces in the next step, or that the step
-    changes in place: then `output` is empty."""
+class CarriedArgument:
+    """An argument that is carried to the next step. An output replaces it; `output` is empty if the
+    step changes it in place. `arrays` is the number of its arrays."""
 
     argument: str
     output: str
@@ -48,24 +48,24 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """A step on one mesh, by what `build` gave.
+    """The summary of a step that `build` made on one mesh.
 
     Attributes:
       arguments: all arrays, in the order of the step's arguments.
       static: (name, value) of the arguments that are no arrays.
-      carried: what the next step takes from the outputs by itself; empty if `advance` says it.
+      carried: the arguments that the default `advance` replaces; empty if the workload has its own.
       lost: names of arrays that are donated and that nothing replaces.
       losses: names of the scalar floats that the step returns.
       has_init, has_advance: whether the workload has these functions.
       is_pipeline: True if the step is `pipeline.train_step`'s.
-      change: how the arguments differ that a second call of `build` gives; empty if they do not.
-      fingerprint: of the program.
-      classes: of its dimensions; None of a pipeline.
+      change: how the arguments of a second call of `build` differ; empty if they do not.
+      fingerprint: fingerprint of the program.
+      classes: classes of its dimensions; None for a pipeline.
     """
 
     arguments: tuple[Argument, ...]
     static: tuple[tuple[str, str], ...]
-    carried: tuple[Carried, ...]
+    carried: tuple[CarriedArgument, ...]
     lost: tuple[str, ...]
     losses: tuple[str, ...]
     has_init: bool

@@ -1,4 +1,4 @@
-"""From a step that was built and lowered to what `automesh check-script` says of it (jax)."""
+"""Summarizes a built and lowered step for `automesh check-script` (jax)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
 from automesh.program.script.build import Built
 from automesh.program.script.workload import NamedWorkload, leaf_names_of
-from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
+from automesh.program.step_summary import Argument, CarriedArgument, Origin, StepSummary
 
 _STATIC_CHARS = 60
 
@@ -45,9 +45,9 @@ def summarize(
 
     Args:
       program: the step.
-      again: what a second call of `build` gave, on the same mesh.
-      reference: the step on one device, by which values are made up.
-      is_run: whether the step is going to be run here: else nobody asks for values.
+      again: the result of a second call of `build` on the same mesh.
+      reference: the step on one device, which determines made-up values.
+      is_run: whether the step will be run here, so that it needs values.
     """
     built = program.built
     known = leaf_names_of(built.workload)
@@ -120,7 +120,7 @@ def _carried_leaves(program: SingleProgram) -> Iterator[tuple[int, int]]:
     for position, output in program.carry.pairs:
         place = output - program.changed_in_place
         if place < 0:
-            continue  # A mutable array, which the step replaces itself.
+            continue  # A mutable array, which the step changes in place.
         mine, theirs = jax.tree.leaves(program.args[position]), jax.tree.leaves(parts[place])
         for offset in range(min(len(mine), len(theirs))):
             yield arguments[position] + offset, results[place] + offset
@@ -155,18 +155,18 @@ def _in_words(value: Any) -> str:
 
 def _carried(
     program: StepProgram,
-) -> tuple[tuple[Carried, ...], tuple[int, ...]]:
-    """What is carried to the next step, and the positions of the arrays that are lost."""
+) -> tuple[tuple[CarriedArgument, ...], tuple[int, ...]]:
+    """The arguments that are carried to the next step, and the positions of lost arrays."""
     workload = program.built.workload
     if isinstance(workload, NamedWorkload) and workload.leaf_names:
         return _by_name(workload), program.carry.lost if workload.advance is None else ()
     if workload.advance is not None:
         return (), ()
     carry, in_place = program.carry, program.changed_in_place
-    is_whole = type(program.told) not in (tuple, list)
+    is_whole = type(program.compared_outputs) not in (tuple, list)
     places = program.split.places(len(program.args))
     carried = tuple(
-        Carried(
+        CarriedArgument(
             argument=f"args[{places[position]}]",
             output=""
             if output < in_place
@@ -180,8 +180,8 @@ def _carried(
     return carried, carry.lost
 
 
-def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
-    """What a script gives back to its step, by the user's names of the arguments."""
+def _by_name(workload: NamedWorkload) -> tuple[CarriedArgument, ...]:
+    """The results that a script passes to its next step, by the user's names of the arguments."""
     outputs: dict[str, list[int]] = {}
     for argument, output in workload.carried:
         if argument < len(workload.leaf_names):
@@ -189,7 +189,7 @@ def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
             head = name[: min(place for mark in ".[" if (place := f"{name}{mark}".find(mark)) > 0)]
             outputs.setdefault(head, []).append(output)
     return tuple(
-        Carried(
+        CarriedArgument(
             argument=name,
             output=f"outputs[{min(places)}]" + (f"..[{max(places)}]" if len(places) > 1 else ""),
             arrays=len(places),
@@ -199,7 +199,7 @@ def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
 
 
 def _losses(program: StepProgram) -> tuple[str, ...]:
-    outputs = program.told
+    outputs = program.compared_outputs
     first = "output" if type(outputs) not in (tuple, list) else "outputs"
     return tuple(
         first + jax.tree_util.keystr(path)
@@ -216,12 +216,13 @@ def _origins(program: StepProgram, leaves: Sequence[Any]) -> list[Origin]:
 
 
 def _specs(program: StepProgram, leaves: Sequence[Any]) -> list[Any]:
-    """How each leaf is split: as it says itself, else as the jitted step does; None if neither."""
+    """How each leaf is split: by its own sharding, else by the jitted step's; None if neither
+    states it."""
     own = [_own_spec(leaf) for leaf in leaves]
     if all(spec is not None for spec in own):
         return own
     by_jit = program.stated_splits
-    # Arguments that the step does not use are no arguments of its program.
+    # Arguments that the step does not use are not in its program.
     if len(by_jit) != len(leaves):
         return own
     return [
@@ -235,9 +236,10 @@ def _entry(axes: Sequence[str]) -> Any:
 
 
 def _own_spec(leaf: Any) -> Any:
-    """A partition spec, or another sharding where it is none of a mesh; None if it says nothing."""
+    """The leaf's own partition spec, or its sharding if that is not on a mesh; None if it has
+    none."""
     sharding = getattr(leaf, "sharding", None)
-    # An array that nobody has put anywhere goes where the step wants it.
+    # An uncommitted array goes where the step wants it.
     if sharding is None or not getattr(leaf, "committed", True):
         return None
     return sharding.spec if isinstance(sharding, NamedSharding) else sharding

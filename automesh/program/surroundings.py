@@ -1,4 +1,4 @@
-"""What surrounds a program: devices, versions, environment, the source that it came from (jax)."""
+"""Describes what a program depends on: devices, versions, environment and source files (jax)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from automesh.program.script.sources import Sources, hash_of_file, is_users
 
 _PACKAGES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _VARIABLES = ("XLA_", "LIBTPU_", "NCCL_")
-# What kernels are chosen by, of devices that say it; the same for all of a kind.
+# Attributes of devices by which kernels are chosen; equal for all devices of a kind.
 _SAID = (
     "compute_capability",
     "core_count",
@@ -30,8 +30,8 @@ _SAID = (
 )
 # The order of sets of strings, which programs may depend on: `automesh.worker.environment` sets it.
 _HASH_SEED = "PYTHONHASHSEED"
-# jax's own, which change programs or how they are compiled (jax/_src/config.py). What the script
-# sets itself is part of its source.
+# jax's variables that change programs or their compiles (jax/_src/config.py). Settings in the
+# script are part of its source.
 _JAX_VARIABLES = frozenset(
     f"JAX_{name}"
     for name in (
@@ -59,7 +59,7 @@ def devices() -> tuple[Device, ...]:
 
 
 def described(found: Sequence[Any]) -> tuple[Device, ...]:
-    """What jax says of devices, in their order."""
+    """Describes devices by jax's attributes, in their order."""
     return tuple(_device(device) for device in found)
 
 
@@ -80,13 +80,13 @@ def _device(device: Any) -> Device:
 
 
 def device_memory_bytes() -> int:
-    """What the first local device can hold, 0 where the backend does not say."""
+    """Memory of the first local device; 0 if the backend does not state it."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit", 0))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Of python, automesh, jax, jaxlib, and of libtpu or the CUDA plugin where installed."""
+    """Versions of python, automesh, jax, jaxlib, and of libtpu or the CUDA plugin if installed."""
     found = [
         ("python", platform.python_version()),
         ("jax", jax.__version__),
@@ -103,12 +103,12 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def other_libtpu(environ: Mapping[str, str]) -> str:
-    """A libtpu that the user names instead of the package's, told from others; empty if none."""
+    """Identifies a libtpu that the user names instead of the package's; empty if there is none."""
     named = environ.get("TPU_LIBRARY_PATH", "")
     if not named:
         return ""
     path = Path(named)
-    # The package names itself here when it is imported.
+    # The package sets this variable to its own file when it is imported.
     spec = importlib.util.find_spec("libtpu")
     own = list(spec.submodule_search_locations or ()) if spec is not None else []
     if any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in own):
@@ -122,8 +122,7 @@ def other_libtpu(environ: Mapping[str, str]) -> str:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """The variables that change what gets traced and compiled, or how devices talk, sorted by
-    name."""
+    """The environment variables that change traces, compiles or communication, sorted by name."""
     return tuple(
         sorted(
             (name, value)
@@ -134,8 +133,8 @@ def environment() -> tuple[tuple[str, str], ...]:
 
 
 def sources(entry: Entry) -> Sources:
-    """The user's own code: the script, and the modules that are imported now, wherever they are.
-    Installed packages are left out: their versions stand for them."""
+    """Hashes of the user's own code: the script, and all modules that are imported now. Installed
+    packages are left out, since their versions identify them."""
     roots, files = roots_of(entry), set[Path]()
     if entry.kind != "module":
         files.add(Path(entry.location).resolve())
@@ -149,6 +148,6 @@ def sources(entry: Entry) -> Sources:
 
 
 def roots_of(entry: Entry) -> tuple[Path, ...]:
-    """Folders in which the user's own code is."""
+    """The folders that contain the user's own code."""
     cwd = Path.cwd().resolve()
     return (Path(entry.location).resolve().parent, cwd) if entry.kind == "script" else (cwd,)

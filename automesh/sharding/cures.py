@@ -13,7 +13,7 @@ from typing import Any
 
 from automesh.cost.terms import Cure
 from automesh.outcomes import Failed
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.sharding.attribute_names import CARRY
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.passes import STAGE, Bindings, bindings, functions_of
@@ -27,11 +27,11 @@ def apply_cure(module: Any, cure: Cure) -> None:
     """Changes a module, whose context is entered, in place.
 
     Raises:
-      Refused: the cure finds no place in this program.
+      StepRefused: the cure finds no place in this program.
     """
     copy = _Copy(bindings(), module)
     if not CURES[cure.kind](copy, cure):
-        raise Refused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
+        raise StepRefused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
 
 
 class _Copy:

@@ -28,7 +28,7 @@ def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[Sp
         name in a `SplitArray`.
 
     Raises:
-      Refused: this jaxlib does not show the shardings of a program.
+      StepRefused: this jaxlib does not show the shardings of a program.
     """
     known = program.built.mesh.axis_names  # Code may have other meshes, too.
     distinct: dict[tuple[SplitDimension, ...], str] = {}

@@ -19,7 +19,7 @@ import jaxlib
 
 from automesh.outcomes import Failed
 from automesh.program.notes import in_one_line
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
 from automesh.sharding.partitioner.insert import (
@@ -121,7 +121,7 @@ def bindings() -> Bindings:
     """What the installed jaxlib offers.
 
     Raises:
-      Refused: something is missing.
+      StepRefused: something is missing.
     """
     try:
         found = Bindings(
@@ -163,7 +163,7 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
       is_plain: it is what `plain` gave.
 
     Raises:
-      Refused: this jaxlib lacks a pass, or a pass fails.
+      StepRefused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
     module = _parse(found, program) if isinstance(program, str) else program
@@ -194,7 +194,7 @@ def partitioned(
       The builtin.module operation; locations are kept.
 
     Raises:
-      Refused: this jaxlib lacks a pass, or a pass fails.
+      StepRefused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
     module = (program if isinstance(program, Prepared) else prepared(program)).module
@@ -223,7 +223,7 @@ def _saying_what_failed(found: Bindings) -> Generator[None]:
     try:
         yield
     except found.ir.MLIRError as error:
-        raise Refused(
+        raise StepRefused(
             Failed(stage=STAGE, reason=f"Shardy could not partition it: {_said(error)}")
         ) from error
 
@@ -239,7 +239,7 @@ def plain(program: Any) -> Any:
     calls whose shapes happen to be equal at some sizes.
 
     Raises:
-      Refused: this jaxlib lacks a pass, or a pass fails.
+      StepRefused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
     with program.context, found.ir.Location.unknown():
@@ -247,7 +247,7 @@ def plain(program: Any) -> Any:
         try:
             _flatten(found, copy.operation)
         except found.ir.MLIRError as error:
-            raise Refused(
+            raise StepRefused(
                 Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_said(error)}")
             ) from error
         return copy
@@ -265,8 +265,8 @@ def lowered_text(program: Any) -> str:
         return copy.get_asm(enable_debug_info=False)
 
 
-def _missing(what: str) -> Refused:
-    return Refused(
+def _missing(what: str) -> StepRefused:
+    return StepRefused(
         Failed(
             stage=STAGE,
             reason=f"jaxlib {jaxlib.__version__} cannot propagate shardings: {what}",

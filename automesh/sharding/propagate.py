@@ -67,7 +67,7 @@ def propagate(
       cure: what is changed in a copy of the program first.
 
     Raises:
-      Refused: Shardy's passes are missing here, or fail; or the cure has no place in the program.
+      StepRefused: Shardy's passes are missing or fail; or the cure has no place in the program.
       Exception: whatever the user's code raises at `sizes`.
     """
     lowering_before_s = programs.lower_s

@@ -34,7 +34,7 @@ from automesh.launch.cluster import (
     workers_of,
 )
 from automesh.outcomes import Failed, Failure, OutOfMemory
-from automesh.program.nouns import Attachment, Calibration
+from automesh.program.nouns import Attachment, ProbeTimes
 from automesh.reading import kind_of_file
 from automesh.report.pages.calibration import CalibrationResult
 from automesh.report.progress import Progress
@@ -268,7 +268,7 @@ class _Run:
 
         self.progress.now(lot.name)
         left_s = self.deadline_s - self.clock()
-        answer = ask(self.pool, job, Calibration, max(2 * left_s, _LEAST_LOT_S), on_event)
+        answer = ask(self.pool, job, ProbeTimes, max(2 * left_s, _LEAST_LOT_S), on_event)
         if isinstance(answer, Failure):
             self.failed.append(f"{lot.name}: {_why(answer)}")
             self.progress.notice(f"{lot.name} could not be measured: {_why(answer)}")

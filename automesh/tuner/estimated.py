@@ -1,5 +1,5 @@
-"""The answer while nothing but estimates is known: kept in the study from the first of them on, and
-the result of a search that is stopped before anything was compiled."""
+"""The ranking by estimates: kept in the study from the first estimate on, and the result of a
+search that is stopped before its first compile."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from automesh.units import format_bytes
 INTERRUPTED = "interrupted"
 NOT_BUILT = "whether the step can be built on the meshes that are listed is not known yet"
 _NOTE = "ranking"
-_ROWS = 64  # that a study keeps
+_ROWS = 64  # rows that a study keeps
 _EVERY_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
 class RankingKeeper:
-    """Keeps the ranking in the study while estimates are made: the first one, then every few
-    seconds. Somebody who looks at a search that runs, or was killed, sees it.
+    """Stores the ranking in the study while estimates are made: the first one, then one every few
+    seconds. So a running or killed search can be shown.
 
-    A study that has trials keeps what its last search has noted: they say more.
+    A study with trials keeps the notes of its last search, which say more.
     """
 
     request: SearchRequest
@@ -54,7 +54,7 @@ class RankingKeeper:
         self._has_trials = any(rung.trials() for rung in rungs)
 
     def __call__(self, so_far: SoFar) -> None:
-        """Keeps a table, unless another was kept just now."""
+        """Stores a table, unless another was stored just before."""
         now_s = self.clock()
         if self._has_trials or now_s - self._kept_s < _EVERY_S:
             return
@@ -107,7 +107,7 @@ class RankingKeeper:
 def keep_ranking(
     header: Header, estimates: Estimates, study: Study, *, stop_reason: str = ""
 ) -> tuple[Candidate, ...]:
-    """Ranks all estimates, and keeps the header and the first of them in the study."""
+    """Ranks all estimates, and stores the header and the first ones in the study."""
     candidates = estimated_candidates(
         estimates.found,
         baseline=header.baseline,
@@ -133,7 +133,8 @@ def with_estimates(result: SearchResult, study: Study, header: Header) -> Search
     so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)
     if so_far is None:
         return result
-    # Of a search with another space, other plans were legal; what failed since is known better.
+    # A search with another space had other legal plans; and plans that failed since are in the
+    # result.
     outside = frozenset(header.outside) | {str(one.plan) for one in result.candidates}
     rows = [row for row in so_far.rows if str(row.plan) not in outside]
     if not rows:

@@ -21,7 +21,7 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import is_ranked
 from automesh.space.space import SearchSpace
-from automesh.tuner.choose.affordable import said_of_budget
+from automesh.tuner.choose.affordable import short_budget_notice
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
 from automesh.tuner.estimated import (
@@ -89,7 +89,7 @@ def run_search(
         if target.absent is None and request.entry.capture is None:
             took_s = clock() - started_s
             left_s = request.budget_s - took_s
-            told = said_of_budget(request.entry, start_s=took_s, left_s=left_s, used_s=took_s)
+            told = short_budget_notice(request.entry, start_s=took_s, left_s=left_s, used_s=took_s)
             if told:
                 progress.notice(told)
         if target.absent is None:

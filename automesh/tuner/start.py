@@ -22,7 +22,7 @@ from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace
-from automesh.tuner.choose.affordable import said_of_budget
+from automesh.tuner.choose.affordable import short_budget_notice
 from automesh.tuner.choose.baseline import check_baseline
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.paths import check_places
@@ -67,7 +67,7 @@ def _told_of_budget(
     """Says at once what the budget cannot buy, where a script was run up to its step."""
     if request.dry_run or target.absent is not None:
         return request
-    told = said_of_budget(
+    told = short_budget_notice(
         request.entry,
         start_s=capture.start_s,
         left_s=request.budget_s - request.used_s,

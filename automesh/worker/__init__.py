@@ -1,1 +1,1 @@
-"""The child process that runs user code, and the pool that survives its death."""
+"""Worker processes that run user code, and the pool that survives their failures."""

@@ -1,4 +1,4 @@
-"""What a worker is doing, in the words of a progress line: `calling build on dp:8` (no jax)."""
+"""Words on what a worker is doing, for the progress line: `calling build on dp:8` (no jax)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from automesh.worker.messages import (
     VisitJob,
 )
 
-# Called again and again while jobs are waited for, with what the workers are doing.
+# Is called repeatedly during a wait for jobs, with words on what the workers are doing.
 OnWait = Callable[[str], object]
 _ONE_DEVICE = "a mesh of one device"
 
 
 def activity_of(job: Job, stage: str) -> str:
-    """A few words on one job.
+    """A few words on what one job is doing.
 
     Args:
-      stage: where it is, as `Stages` tells it.
+      stage: the job's stage, as `Stages` reports it.
     """
     match stage:
         case "start":
@@ -46,10 +46,10 @@ def activity_of(job: Job, stage: str) -> str:
 
 
 def doing_all(running: Sequence[tuple[Job, str]]) -> str:
-    """What several workers are doing: that of the first one, and how many others there are.
+    """Words on what several workers are doing: the first one, and the number of the others.
 
     Args:
-      running: job and stage of each, the one that has run longest first.
+      running: job and stage of each, the longest running one first.
     """
     if not running:
         return ""

@@ -1,4 +1,4 @@
-"""Words for what went wrong in a worker: one sentence, and the user's part of a traceback."""
+"""Describes what went wrong in a worker: one sentence, and the user's part of a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.package import is_our_module, our_folders
 from automesh.texts.terminal import as_unicode
 
-# How job code in a worker says that it ended in a failure which is an outcome, not a crash.
+# The exception by which job code in a worker reports a failure that is an outcome, not a crash.
 
 
 class OutcomeError(Exception):
@@ -37,10 +37,10 @@ _DOING = {
     "propagate": "propagating shardings",
     "calibrate": "measuring the devices",
 }
-# How the reason begins where a script was run up to its step, and did not get there.
+# The beginning of the reason if a script failed before it reached its step.
 ON_THIS_MESH = "on this mesh "
 _REASON_CHARS = 200
-_SAID_CHARS = 100_000  # of a message; jax's longest ones, which hold a whole type, are shorter
+_SAID_CHARS = 100_000  # of a message; even jax's longest ones, with a whole type, are shorter
 # jax/_src/sharding.py
 _INDIVISIBLE = re.compile(
     r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
@@ -51,16 +51,16 @@ _TAIL_CHARS = 6000
 
 
 def stage_words(stage: str) -> str:
-    """What a worker does in a stage: `compiling`."""
+    """A word for what a worker does in a stage: `compiling`."""
     return _DOING.get(stage, stage)
 
 
 def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int) -> Failure:
-    """What an exception that ended a job means.
+    """The failure that an exception in a job means.
 
     Args:
-      error: anything, `SystemExit` and `KeyboardInterrupt` included.
-      stage: where it was raised.
+      error: any exception, also `SystemExit` and `KeyboardInterrupt`.
+      stage: the stage in which it was raised.
       function: name of the user's build function.
       limit_bytes: memory that the worker may hold.
     """
@@ -79,7 +79,7 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
                 stage=stage, needed_bytes=peak_bytes(), limit_bytes=limit_bytes, detail=detail
             )
         case SystemExit():
-            # What it printed before (argparse does) says more than a traceback: the parent adds it.
+            # Its last output (of argparse, say) explains more than a traceback; the parent adds it.
             return Failed(stage=stage, reason=f"the script called sys.exit({_argument(error)})")
         case _ if is_our_module(type(error).__module__):
             # What automesh itself says of a script: the name of its class tells the user nothing.
@@ -92,7 +92,7 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
 
 
 def replaced_builtins(names: Sequence[str]) -> str:
-    """What to do about builtins that user code has replaced: other code calls them, too."""
+    """Advice about builtins that user code has replaced, since other code calls them, too."""
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
     what = "builtins" if len(names) > 1 else "builtin"
     return f"the script replaces the {what} {shown}, which jax and automesh call: do not replace it"
@@ -101,15 +101,15 @@ def replaced_builtins(names: Sequence[str]) -> str:
 def hint_where_replaced(names: Sequence[str], outcome: Failed) -> str:
     """The hint for a failure after user code has replaced builtins."""
     hint = replaced_builtins(names)
-    # A jax that could not start for it has a hint, which leads astray. So may a refusal: where
-    # `len` lies, a function has other parameters than it seems.
+    # If jax could not start for this reason, its own hint is misleading. So may be a refusal: with
+    # a wrong `len`, a function seems to have other parameters.
     if not outcome.hint or outcome.stage == "start":
         return hint
     return f"{hint}; if it was not that: {outcome.hint}"
 
 
 def ended(code: int | None, stage: str) -> str:
-    """The sentence for a worker that ended without an answer; `code` is negative for a signal."""
+    """A sentence on a worker that ended without an answer; `code` is negative for a signal."""
     if code is None:
         return f"the worker was lost while {stage_words(stage)}"
     if code >= 0:
@@ -122,7 +122,7 @@ def ended(code: int | None, stage: str) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The end of the traceback, without the frames of automesh and of the import machinery."""
+    """The end of the traceback without the frames of automesh and of the import system."""
     report = traceback.TracebackException.from_exception(error, compact=True)
     _drop_our_frames(report)
     lines = as_unicode("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
@@ -130,7 +130,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """The peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -150,7 +150,7 @@ def _raised(stage: str, function: str) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    """`ValueError: the first line of its message`; what jax says of a mesh, without the mesh."""
+    """`ValueError: the first line of its message`; shortens jax's message about a mesh."""
     name, said = type(error).__name__, _said(error)
     if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
         axis, parts, size, shape = found.groups()
@@ -182,9 +182,9 @@ def _shortened(text: str) -> str:
 
 
 def _drop_our_frames(report: traceback.TracebackException) -> None:
-    """Leaves the frames of the user's code and of libraries, in all that led to an exception."""
+    """Keeps only frames of the user's code and of libraries, in an exception and all its causes."""
     waiting, seen = [report], set[int]()
-    while waiting:  # No recursion: user code may raise a thousand exceptions from each other.
+    while waiting:  # No recursion: user code may chain a thousand exceptions.
         one = waiting.pop()
         if id(one) in seen:
             continue

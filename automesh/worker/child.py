@@ -1,8 +1,8 @@
-"""The worker: does the jobs that come over the control channel, and says of each how it ended.
+"""The worker process: does the jobs from the control channel, and reports how each one ended.
 
-User code runs in here and may do anything: what it raises, even `SystemExit`, becomes an answer;
-what it does to the standard streams, the working directory or signal handlers does not reach the
-channel; what ends the process is seen by the guardian.
+User code runs in this process and may do anything. An exception, even `SystemExit`, becomes an
+answer. Changes to the standard streams, the working directory or signal handlers do not affect the
+channel. The guardian sees an end of the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from automesh.worker.wire import ChildEnd, Message, PrivateDescriptor, WireError
 Emit = Callable[[Message], Message]
 Handle = Callable[[Job, Emit], object]
 
-# Bound before any user code runs, which may replace what their modules call so.
+# Bound before any user code runs, which may replace these functions in their modules.
 _exit = os._exit
 _fstat, _dup2, _fdopen = os.fstat, os.dup2, os.fdopen
 _umask = os.umask
@@ -42,8 +42,8 @@ class Child:
 
     Args:
       channel: to the parent.
-      log: the log, for what must be in it whatever user code did to the standard streams.
-      limit_bytes: memory that the worker may hold, to be named in failures.
+      log: the log, for lines that must be in it even if user code changed the standard streams.
+      limit_bytes: memory limit of the worker, to name in failures.
     """
 
     def __init__(self, channel: ChildEnd, log: PrivateDescriptor, limit_bytes: int) -> None:
@@ -70,42 +70,42 @@ class Child:
                 if "failure" in outcome:
                     outcome["last_line"] = self._end_log(number)
                 self._channel.send(outcome)
-                # An alarm that the script set and left would go off in the next job.
+                # Clears an alarm of the script, which would go off in the next job.
                 _setitimer(_ALARM, 0)
-                # Of a mask that lets nobody read, what later jobs keep could not be read back.
+                # With a restrictive umask of the script, later jobs could not read their own files.
                 _umask(self._own_umask)
         except WireError as error:
             self._write_log(f"automesh: {error}\n")
             _exit(protocol.CHANNEL_LOST)
-        # Not sys.exit: threads and exit hooks of the script could hold the process up.
+        # Not sys.exit: threads and exit hooks of the script could delay the end.
         _exit(0)
 
     def _outcome(self, handler: str, job: Job) -> Message:
-        """Does one job; every exception but a lost channel becomes a failure."""
+        """Does one job; turns every exception except a lost channel into a failure."""
         spoilt = bool(self._interpreter.replaced)
         try:
             handle = self._handler(handler)
-            # After the import of jax: that is part of the start, not of the time for the job.
+            # After the import of jax, which is part of the start and not of the job.
             self._channel.send({"accepted": True})
-            return protocol.answer_message(job, self._lend(handle, job))
+            return protocol.answer_message(job, self._call_handler(handle, job))
         except WireError:
             raise
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a script must not end the worker
             return self._failure(job, error, spoilt=spoilt)
 
-    def _lend(self, handle: Handle, job: Job) -> object:
-        """Does a job with the interpreter as user code has left it in the one before."""
-        self._interpreter.give()
+    def _call_handler(self, handle: Handle, job: Job) -> object:
+        """Does a job with the interpreter state that user code left in the previous job."""
+        self._interpreter.restore_users()
         try:
             return handle(job, self._emit)
         finally:
             try:
-                self._interpreter.take()
+                self._interpreter.restore_own()
             except:  # noqa: E722 - a function that traces, and raises, is switched off by that
-                self._interpreter.take()
+                self._interpreter.restore_own()
 
     def _failure(self, job: Job, error: BaseException, *, spoilt: bool) -> Message:
-        """What an exception means. Its words are user code as well, and may raise anything.
+        """Describes an exception. Even its message is user code, which may raise anything.
 
         Args:
           spoilt: True if an earlier job has replaced builtins.
@@ -118,10 +118,10 @@ class Child:
                 function=_function(job),
                 limit_bytes=self._limit_bytes,
             )
-            # The script wanted the process to end, or its memory may be unusable.
+            # The script wanted to end the process, or the process may be out of memory for good.
             retire = not isinstance(error, Exception) or outcome.kind == "out_of_memory"
             replaced = self._interpreter.replaced
-            retire = retire or bool(replaced)  # What they have spoilt may be spoilt for all.
+            retire = retire or bool(replaced)  # The replaced builtins may have broken more.
             if replaced and isinstance(outcome, Failed):
                 outcome = replace(outcome, hint=blame.hint_where_replaced(replaced, outcome))
             return protocol.failure_message(outcome, retire=retire, doubtful=spoilt)
@@ -130,14 +130,14 @@ class Child:
             return protocol.failure_message(Failed(stage=self._stage, reason=reason), retire=True)
 
     def _handler(self, name: str) -> Handle:
-        # Imported in the first job, not before: then it has somebody to report a failure to.
+        # Imported in the first job, so that a failure of the import is reported as that job's.
         handle = self._handle or importlib.import_module(name).handle
         self._handle = handle
         return handle
 
     def _emit(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Sends an event of the running job; gives the reply if it has `"reply": True`, else {}."""
-        self._interpreter.take()
+        """Sends an event of the running job; returns the reply if it asks for one, else {}."""
+        self._interpreter.restore_own()
         try:
             if event.get("event") == "stage":
                 self._stage = event["stage"]
@@ -149,10 +149,10 @@ class Child:
                 _exit(0)
             return message["reply"]
         finally:
-            self._interpreter.give()
+            self._interpreter.restore_users()
 
     def _reopen_streams(self) -> None:
-        """Undoes that an earlier job closed the standard streams: this one's output is wanted."""
+        """Reopens standard streams that an earlier job closed, to get the output of this job."""
         for fd in (1, 2):
             try:
                 _fstat(fd)
@@ -163,9 +163,9 @@ class Child:
                 setattr(sys, name, _fdopen(fd, "w", buffering=1, closefd=False))
 
     def _end_log(self, number: int) -> str:
-        """Ends a failed job's output with a line of its own, which is the result; "" for none.
+        """Writes a last line after a failed job's output, and returns it; "" if that fails.
 
-        It has no dashes at its end, as the heading of a job has.
+        Unlike the heading of a job, it does not end with dashes.
         """
         line = f"--- job {number} has failed"
         try:
@@ -180,34 +180,35 @@ class Child:
 
 
 def _is_closed(stream: Any) -> bool:
-    """Whether nothing can be written; what is no stream at all is the script's own affair."""
+    """Whether a stream is closed; False for an object of the script that is no stream."""
     try:
         return stream is None or bool(getattr(stream, "closed", False))
     except BaseException:  # noqa: BLE001 - the script's own stream may do anything
         return True
 
 
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """Does nothing. Whoever interrupts a worker alone means no plan; the parent ends its workers
-    otherwise, and a Ctrl-C in the terminal does not reach them."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Ignores an interruption: a SIGINT to a worker alone must not fail a plan, the parent ends its
+    workers by other means, and Ctrl-C in the terminal does not reach them."""
 
 
 def _function(job: Job) -> str:
-    """The user's function that the job calls; empty if it calls none."""
+    """The name of the user's function that the job calls; empty if it calls none."""
     if isinstance(job, DevicesJob | LayoutJob | CalibrateJob):
         return ""
-    # A script that is run as it is has no function yet.
+    # An unmodified script has no function yet.
     return job.step.entry.function or Path(job.step.entry.location).name
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Arguments: descriptor of the control channel, memory limit in bytes, module with `handle`."""
+    """Runs a worker; arguments: descriptor of the channel, memory limit in bytes, handler
+    module."""
     control, limit_bytes, handler = int(arguments[0]), int(arguments[1]), arguments[2]
     log = PrivateDescriptor(2)
-    # Says in the log in which line a segmentation fault or an abort came.
+    # Writes the line of a segmentation fault or an abort to the log.
     faulthandler.enable(log.fileno())
-    # A handler, since programs that the script starts would inherit that a signal is ignored.
-    signal.signal(signal.SIGINT, _pass_over)
+    # A handler and not SIG_IGN, which programs that the script starts would inherit.
+    signal.signal(signal.SIGINT, _ignore_signal)
     sys.argv = sys.argv[:1]
     Child(ChildEnd(control), log, limit_bytes).serve(handler)
 

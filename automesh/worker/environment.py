@@ -1,4 +1,4 @@
-"""The environment that a worker is born with."""
+"""The environment variables of a new worker."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from automesh.texts.storage_url import OWN_VARIABLES
 from automesh.worker.messages import Surroundings
 from automesh.worker.place import PLACE
 
-# Without it the order of a set of strings changes from process to process, and with it the program
-# of a step that goes through one: what a plan compiles to could not be compared with what runs.
+# Without it the order of a set of strings differs between processes, and so does the program of a
+# step that iterates over one: the compiled program of a plan could not be compared with the
+# measured one.
 _HASH_SEED = "0"
 TOKEN = "AUTOMESH_TOKEN"
-"""The environment variable with what a search and its agents know each other by."""
+"""The environment variable with the token of a search and its agents."""
 TOKEN_FILE = "AUTOMESH_TOKEN_FILE"
 """The environment variable that names a file of mode 0600 with the token."""
 TOKEN_VARIABLES = (TOKEN, TOKEN_FILE)
 CPU_DEVICES = "AUTOMESH_CPU_DEVICES"
-"""Variable of a worker: how many virtual devices its target has; absent if jax is to say it."""
+"""The environment variable with the number of a worker's virtual devices; not set if jax chooses
+it."""
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?")
 
 
 def surroundings_for(one: AbsentDevices, *, cpu_devices: int = 1) -> Surroundings:
-    """The environment in which workers compile for devices that are not here.
+    """The surroundings of workers that compile for absent devices.
 
     Args:
-      cpu_devices: virtual devices that stand in for them where nothing is compiled.
+      cpu_devices: number of virtual devices that replace them in jobs that compile nothing.
     """
     return Surroundings(
         platforms="cpu",
@@ -38,26 +40,27 @@ def surroundings_for(one: AbsentDevices, *, cpu_devices: int = 1) -> Surrounding
 
 
 def hash_seed(environ: Mapping[str, str]) -> str:
-    """PYTHONHASHSEED of all workers: the user's own, if there is one."""
-    # An empty value means to Python that there is none; `random` is the user's own wish.
+    """The PYTHONHASHSEED of all workers: the user's own, else a fixed one."""
+    # Python treats an empty value as unset; `random` is the user's own choice.
     return environ.get("PYTHONHASHSEED") or _HASH_SEED
 
 
 def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str, str]:
-    """The variables of a worker: those of the parent, the surroundings over them, ours last.
+    """The variables of a worker: the parent's, overridden by the surroundings, then by automesh's
+    own.
 
     Args:
       base: the parent's own environment.
-      surroundings: what the worker shall find.
+      surroundings: surroundings of the worker.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **base, **dict(surroundings.variables)}
-    # The password of the storage and the token of a gang's search: user code has no use for them.
+    # Secrets that user code must not see: the password of the storage and the token of the search.
     for name in (*OWN_VARIABLES, *TOKEN_VARIABLES):
         variables.pop(name, None)
     if PLACE not in dict(surroundings.variables):
         variables.pop(PLACE, None)
     variables["PYTHONHASHSEED"] = hash_seed(variables)
-    variables["PYTHONUNBUFFERED"] = "1"  # What was printed before a crash must be in the log.
+    variables["PYTHONUNBUFFERED"] = "1"  # Output before a crash must be in the log.
     variables["JAX_PLATFORMS"] = surroundings.platforms
     variables.pop(CPU_DEVICES, None)
     if surroundings.cpu_devices > 0:
@@ -70,5 +73,5 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
 
 
 def without_device_count(flags: str) -> str:
-    """Flags of XLA without the one that says how many virtual CPU devices there are."""
+    """XLA's flags without the one for the number of virtual CPU devices."""
     return " ".join(_DEVICE_COUNT_FLAG.sub("", flags).split())

@@ -1,7 +1,6 @@
-"""Where jax keeps what it compiled for devices that are here: native code, which a worker will run.
-
-So only a folder that nobody but this account can write into: whoever could put a file there would
-run code as this account. Results may be shared; this folder is not among them.
+"""The folder where jax keeps executables for attached devices: native code, which workers run. Only
+this account may write into it, since anyone who can put a file there can run code as this account.
+So it is not a part of the results, which may be shared.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _FOLDER = "executables"
 def executables_folder(
     study: Path, environ: Mapping[str, str], notice: Callable[[str], object]
 ) -> Generator[Path]:
-    """The folder for the executables of a study: in `$AUTOMESH_CACHE`, else in the user's cache.
+    """Makes the folder for a study's executables, in `$AUTOMESH_CACHE` or the user's cache.
 
-    Where others may write into that, it is a temporary one, and the user is told why.
+    If others may write there, the folder is a temporary one, and the user is told why.
 
     Args:
-      study: the study's folder; another one has other executables.
-      notice: told in a sentence why nothing is kept.
+      study: the study's folder; each study has executables of its own.
+      notice: is called with a sentence that says why executables are not kept.
 
     Raises:
       UsageError: no temporary folder can be made.
@@ -43,26 +42,26 @@ def executables_folder(
     refused = _made(root) or why_others_may_write(root) or _made(mine)
     if refused:
         notice(
-            f"executables are not kept in `{root}`: {refused} (make a folder private, or name "
-            f"another one in {FOLDER_VARIABLE}, for the next search to start from them)"
+            f"executables are not kept in `{root}`: {refused} (make that folder private, or name "
+            f"another one in {FOLDER_VARIABLE}; then the next search can use them again)"
         )
         with temporary_folder(_FOLDER) as folder:
             yield folder
         return
-    with suppress(OSError):  # What cannot be removed now is removed by another search.
+    with suppress(OSError):  # Another search will remove what cannot be removed now.
         os.utime(mine)
         _make_room(root)
     yield mine
 
 
 def executables_here(name: str, environ: Mapping[str, str]) -> Path | None:
-    """On another host than the search's: the folder for the executables of a study.
+    """The folder for a study's executables on a host other than the search's.
 
     Args:
-      name: of the folder on the search's host.
+      name: name of the folder on the search's host.
 
     Returns:
-      None where others may write into it: then nothing is kept.
+      The folder; None if others may write into it, so that nothing is kept.
     """
     root = cache_root(environ) / _FOLDER
     mine = root / Path(name).name
@@ -71,7 +70,7 @@ def executables_here(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def _made(folder: Path) -> str:
-    """Makes a folder for this account alone; why that fails, in words."""
+    """Makes a folder for this account alone; returns why that fails, or an empty text."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -81,8 +80,8 @@ def _made(folder: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """What a study has left: how much, and when its last search began."""
+class _StudyFolder:
+    """The executables of a study: their size, and when its last search began."""
 
     folder: Path
     size_bytes: int
@@ -90,9 +89,9 @@ class _Kept:
 
 
 def _make_room(root: Path) -> None:
-    """Removes what was used least recently, until the rest is no larger than it may be."""
-    kept = sorted(map(_kept, _folders(root)), key=lambda one: one.used_s)
-    newest_s = kept[-1].used_s if kept else 0.0  # That of this search: the clock of the disk.
+    """Removes the least recently used folders until the rest is below the limit."""
+    kept = sorted(map(_measured, _folders(root)), key=lambda one: one.used_s)
+    newest_s = kept[-1].used_s if kept else 0.0  # The folder of this search, by the disk's clock.
     taken = sum(one.size_bytes for one in kept)
     for one in kept:
         if taken <= EXECUTABLES_BYTES or newest_s - one.used_s < EXECUTABLES_IN_USE_S:
@@ -105,10 +104,10 @@ def _folders(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
-def _kept(folder: Path) -> _Kept:
+def _measured(folder: Path) -> _StudyFolder:
     sizes: list[int] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # Another search of the same study repairs it.
+            with suppress(FileNotFoundError):  # Another search of the same study may remove it.
                 sizes.append(entry.stat(follow_symlinks=False).st_size)
-    return _Kept(folder=folder, size_bytes=sum(sizes), used_s=folder.stat().st_mtime)
+    return _StudyFolder(folder=folder, size_bytes=sum(sizes), used_s=folder.stat().st_mtime)

@@ -1,22 +1,21 @@
-"""The processes between the parent and a worker: they outlive neither, and leave nothing behind.
+"""The two processes between the parent and a worker, which end the worker and all its descendants.
 
     parent -> deputy -> guardian -> worker -> whatever the user's script starts
 
-Run as a script with nothing of automesh imported, so that it starts in milliseconds and stays
-small. The guardian
+This file runs as a script that imports nothing of automesh, so that it starts in milliseconds and
+stays small. The guardian
 * collects the worker's output into a log file of bounded size, which is its standard output,
 * kills the worker with all its descendants when the parent asks (by closing the leash), when the
   parent dies, when the worker dies, or when they hold more memory than they may,
-* reports on the leash, as one line of JSON, how the worker ended; where that must outlive the
-  parent, it is written to a file before. Whoever starts it has opened both files: here no name of a
-  file is trusted.
-The deputy, from which it was forked, sleeps, and does the killing if the guardian cannot; so any of
-the four may be killed at any time. The kernel helps: guardian and deputy are subreapers, so that no
-descendant gets away from them, whatever it did, and the worker is killed when the guardian dies.
-Known limit: who kills guardian and deputy within a tenth of a second kills the worker too, but not
-what the script had put into the background.
-macOS has neither help: there a double-forked child escapes, and a worker whose guardian was killed
-is found by the deputy only while it is still their descendant.
+* reports on the leash, as one line of JSON, how the worker ended; if the report must outlive the
+  parent, it is first written to a file. The process that starts the guardian opens both files, so
+  the guardian opens no file by its name.
+The deputy, the guardian's parent, sleeps and does the killing if the guardian cannot; so any of the
+four may be killed at any time. The kernel helps: guardian and deputy are subreapers, so no
+descendant can detach from both, and the kernel kills the worker when the guardian dies. Known
+limit: if guardian and deputy are both killed within a tenth of a second, the worker ends too, but
+background processes of the script stay. macOS has neither: there a double-forked child escapes, and
+the deputy finds a worker whose guardian was killed only while it is still a descendant.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from typing import NoReturn
 import psutil
 
 TICK_S = 0.05
-SCAN_S = 1.0  # New descendants are looked for this often; it costs a walk over all processes.
+SCAN_S = 1.0  # Interval of the search for new descendants, a walk over all processes.
 DEPUTY_TICK_S = 0.25
-OBEY_LIMIT_S = 0.5  # A guardian that has not obeyed the leash by then is stopped or stuck.
+OBEY_LIMIT_S = 0.5  # A guardian that has not reacted to the leash by then is stopped.
 KILL_LIMIT_S = 5.0  # A process in uninterruptible sleep may not die: give up then.
 CHUNK_BYTES = 2**20
 HEAD_BYTES = 2**20
@@ -52,7 +51,7 @@ LOG_LIMIT_BYTES = 4 * 2**20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h
-_LIKELY_VICTIM = "900"  # Of 1000: out of memory, the kernel should kill the worker, not the shell.
+_LIKELY_VICTIM = "900"  # Of 1000: if memory runs out, the kernel kills the worker, not the shell.
 _IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -65,7 +64,7 @@ _LINUX = sys.platform == "linux"
 
 
 class BoundedLog:
-    """A log file that keeps its beginning and its end when more is written than it may hold."""
+    """A log file of limited size, which keeps the beginning and the end of the output."""
 
     def __init__(self, file: RawIOBase) -> None:
         self._file = file
@@ -77,7 +76,7 @@ class BoundedLog:
             size = os.fstat(self._file.fileno()).st_size
             if size > LOG_LIMIT_BYTES:
                 self._compact(size)
-        except OSError:  # The disk is full: a lost log is no reason to lose the job.
+        except OSError:  # The disk is full; the job goes on without its log.
             self._left_out_bytes += len(data)
 
     def _compact(self, size: int) -> None:
@@ -88,8 +87,8 @@ class BoundedLog:
         self._file.write(b"\n[... about %d bytes left out ...]\n" % self._left_out_bytes + tail)
 
 
-class Memory:
-    """Watches how much memory the descendants of this process hold together."""
+class MemoryWatch:
+    """Measures how much memory the descendants of this process hold together."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -99,28 +98,28 @@ class Memory:
         self._next_scan = 0.0
 
     def exceeds(self) -> bool:
-        """Takes one look; True if the limit is passed."""
+        """Measures once; True if the limit is exceeded."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._known = self._self.children(recursive=True)
-            # With very many processes the walk is slow: never spend more than 2 % of a core on it.
+            # With very many processes the walk is slow; it must not take more than 2 % of a core.
             self._next_scan = time.monotonic() + max(SCAN_S, 50 * (time.monotonic() - now))
         held = sum(_resident_bytes(process) for process in self._known)
         if held > self.limit_bytes and len(self._known) > 1:
-            # Forked processes share pages, which the plain sum counts several times.
+            # Forked processes share pages, which the plain sum counts once for each process.
             held = sum(_proportional_bytes(process) for process in self._known)
         self.peak_bytes = max(self.peak_bytes, held)
         return held > self.limit_bytes
 
 
 def _resident_bytes(process: psutil.Process) -> int:
-    """What it has made. Pages of mapped files do not count: the kernel takes them back at need."""
+    """Resident memory of a process without pages of mapped files, which the kernel can drop."""
     own = _field_bytes(process.pid, "status", ("RssAnon", "RssShmem"))
     if own is not None:
         return own
     try:
         return process.memory_info().rss
-    except psutil.Error:  # Gone, or not ours to look at.
+    except psutil.Error:  # It has ended, or belongs to another user.
         return 0
 
 
@@ -136,8 +135,8 @@ def _proportional_bytes(process: psutil.Process) -> int:
 
 
 def _field_bytes(pid: int, file: str, names: tuple[str, str]) -> int | None:
-    """The sum of two fields of a file in /proc (man 5 proc); None where they are not told: the
-    process is gone or not ours, the kernel is old (RssAnon is of Linux 4.5, Pss_Anon of 5.3)."""
+    """The sum of two fields of a file in /proc (man 5 proc); None if it cannot be read: the process
+    has ended or is not ours, or the kernel is old (RssAnon: Linux 4.5, Pss_Anon: 5.3)."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text(errors="replace").splitlines()
     except OSError:
@@ -149,7 +148,7 @@ def _field_bytes(pid: int, file: str, names: tuple[str, str]) -> int | None:
 
 
 def _kernel_kills() -> int:
-    """How many processes the kernel's out-of-memory killer has ended since the machine started."""
+    """How many processes the kernel's out-of-memory killer has ended since the machine booted."""
     if not _LINUX:
         return 0
     for line in Path("/proc/vmstat").read_text().splitlines():
@@ -169,7 +168,7 @@ def _prepare_worker(guardian: int, *, keeps: tuple[int, ...]) -> None:
     """Runs in the worker between fork and exec.
 
     Args:
-      keeps: signals that it goes on ignoring.
+      keeps: signals that the worker continues to ignore.
     """
     for number in _IGNORED:
         if number not in keeps:
@@ -177,15 +176,15 @@ def _prepare_worker(guardian: int, *, keeps: tuple[int, ...]) -> None:
     if not _LINUX:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guardian:  # It died before the line above took effect.
+    if os.getppid() != guardian:  # The guardian died before the line above took effect.
         os._exit(1)
-    # Some sandboxes forbid it; it only matters when memory runs out.
+    # Some sandboxes forbid this; it only matters when memory runs out.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_LIKELY_VICTIM)
 
 
 class Guardian:
-    """One worker and what happens to it."""
+    """Starts one worker, watches it and ends it."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class Guardian:
         deputy: int,
         leash: socket.socket,
         log: BoundedLog,
-        memory: Memory,
+        memory: MemoryWatch,
         report: int,
     ) -> None:
         self._deputy = deputy
@@ -205,7 +204,7 @@ class Guardian:
         self._output, self._output_in = os.pipe()
         os.set_blocking(self._output, False)
         if _LINUX:
-            with contextlib.suppress(OSError):  # A smaller pipe is only slower.
+            with contextlib.suppress(OSError):  # A pipe of the default size is only slower.
                 fcntl.fcntl(self._output, _F_SETPIPE_SZ, CHUNK_BYTES)
         self._worker = 0
         self._popen: subprocess.Popen[bytes] | None = None
@@ -218,7 +217,7 @@ class Guardian:
           control: descriptor that it inherits; -1 for none.
         """
         guardian = os.getpid()
-        # A worker of ours passes an interruption over once it runs; before, it must not end it.
+        # Our worker handles SIGINT itself once it runs; before that, SIGINT must not end it.
         keeps = () if control < 0 else (signal.SIGINT,)
         worker = subprocess.Popen(
             command,
@@ -228,8 +227,8 @@ class Guardian:
             pass_fds=() if control < 0 else (control,),
             preexec_fn=lambda: _prepare_worker(guardian, keeps=keeps),
         )
-        # Kept: when it is dropped, subprocess takes notice of an end that came at once, and the
-        # exit code with it.
+        # A reference is kept: `subprocess` would collect the exit code of a process whose object is
+        # deleted.
         self._popen = worker
         self._worker = worker.pid
         if control >= 0:
@@ -237,7 +236,7 @@ class Guardian:
         os.close(self._output_in)
 
     def watch(self, alarm: int) -> bool:
-        """Waits until there is a reason to end; True if that is the memory limit."""
+        """Waits until the worker must end; True if the reason is the memory limit."""
         selector = selectors.DefaultSelector()
         for fd in (self._leash, self._output, alarm):
             selector.register(fd, selectors.EVENT_READ)
@@ -258,12 +257,12 @@ class Guardian:
                 return False
             if self._memory.exceeds():
                 return True
-            # A look at the pages of a very large worker is slow.
+            # Measuring a very large worker is slow.
             next_look = time.monotonic() + max(TICK_S, 10 * (time.monotonic() - now))
 
     def end(self, *, over_limit: bool) -> None:
-        """Kills what is left, writes the last of the log, reports."""
-        code = self._status  # None if the end is our doing.
+        """Kills all remaining processes, writes the rest of the log, and reports."""
+        code = self._status  # None if this guardian ends the worker.
         kill_descendants()
         while self._pump():
             pass
@@ -274,16 +273,17 @@ class Guardian:
             "kernel_killed": code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills,
         }
         line = json.dumps(report).encode() + b"\n"
-        # Only an end of its own: what was killed because the parent died says nothing of itself.
+        # Only if the worker ended by itself: one that is killed because the parent died has no
+        # result.
         if self._report >= 0 and (code is not None or over_limit):
-            # In one write: a line without its end, as of a full disk, is no report.
-            with contextlib.suppress(OSError):  # The leash still tells.
+            # In one write: readers ignore a line without its end, as on a full disk.
+            with contextlib.suppress(OSError):  # The leash still carries the report.
                 os.write(self._report, line)
         with contextlib.suppress(OSError):  # The parent may be gone.
             self._leash.sendall(line)
 
     def _pump(self) -> bool:
-        """Moves output into the log; False if there is nothing now, or never again."""
+        """Moves output into the log; False if there was none."""
         try:
             data = os.read(self._output, CHUNK_BYTES)
         except BlockingIOError:
@@ -297,7 +297,7 @@ class Guardian:
 
 
 def reap() -> dict[int, int]:
-    """Takes notice of all children that have ended: their exit codes, negative for signals."""
+    """Collects the exit codes of all children that have ended; negative for signals."""
     codes: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -306,7 +306,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants() -> None:
-    """Kills everything below this process, again and again until nothing is left."""
+    """Kills all descendants of this process, repeatedly until none is left."""
     me = psutil.Process()
     deadline = time.monotonic() + KILL_LIMIT_S
     while time.monotonic() < deadline:
@@ -320,17 +320,17 @@ def kill_descendants() -> None:
         time.sleep(TICK_S / 10)
 
 
-def stand_by(*, parent: int, leash: socket.socket, pulse: int, guardian: int) -> NoReturn:
-    """The deputy's life: sleeps until the guardian has ended, and does its work if it failed.
+def run_deputy(*, parent: int, leash: socket.socket, pulse: int, guardian: int) -> NoReturn:
+    """Runs the deputy: waits until the guardian has ended, and does its work if it failed.
 
     Args:
-      parent: pid of the process that started us.
-      leash: at its end when the parent wants everything killed.
-      pulse: pipe that ends with the guardian.
-      guardian: its pid.
+      parent: pid of the process that started the deputy.
+      leash: ends when the parent wants all processes killed.
+      pulse: pipe that closes when the guardian ends.
+      guardian: the guardian's pid.
     """
     give_up = float("inf")
-    code = -signal.SIGSTOP  # It does not obey.
+    code = -signal.SIGSTOP  # It does not react to the leash.
     while time.monotonic() < give_up:
         waiting = [pulse, leash.fileno()] if give_up == float("inf") else [pulse]
         ready = select.select(waiting, [], [], DEPUTY_TICK_S)[0]
@@ -345,8 +345,9 @@ def stand_by(*, parent: int, leash: socket.socket, pulse: int, guardian: int) ->
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Arguments: parent's pid, descriptors of leash and channel (-1 for none), limit in bytes,
-    descriptor of the file for the report (-1 for none), command. The log is standard output."""
+    """Runs deputy and guardian. The arguments: parent's pid, descriptors of leash and channel (-1
+    for none), limit in bytes, descriptor of the report file (-1 for none), command. The log is
+    standard output."""
     parent, leash_fd, control, limit_bytes, report = (int(argument) for argument in arguments[:5])
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -359,7 +360,7 @@ def main(arguments: list[str]) -> NoReturn:
         os.close(pulse_in)
         if control >= 0:
             os.close(control)
-        stand_by(parent=parent, leash=leash, pulse=pulse, guardian=guardian)
+        run_deputy(parent=parent, leash=leash, pulse=pulse, guardian=guardian)
     os.close(pulse)
     _adopt_orphans()
     os.setsid()  # A signal that the script sends to its own group must not reach the deputy.
@@ -369,9 +370,9 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(alarm_in, warn_on_full_buffer=False)
 
-    # Not buffered: what is written is there when this process is killed.
+    # Without a buffer: all that was written is kept if this process is killed.
     log = BoundedLog(os.fdopen(os.dup(1), "r+b", buffering=0))
-    memory = Memory(limit_bytes)
+    memory = MemoryWatch(limit_bytes)
     guardian = Guardian(deputy=deputy, leash=leash, log=log, memory=memory, report=report)
     guardian.start(arguments[5:], control)
     guardian.end(over_limit=guardian.watch(alarm))
@@ -379,7 +380,8 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _adopt_orphans() -> None:
-    """Makes the kernel give us the descendants whose parents end; not inherited by forks."""
+    """Makes this process the parent of descendants whose own parents end; forks do not inherit
+    it."""
     if _LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

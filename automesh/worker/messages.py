@@ -1,4 +1,4 @@
-"""The jobs that a worker does (no jax). Answers are the nouns of `automesh.program.nouns`."""
+"""The jobs that a worker does (no jax). Their answers are in `automesh.program.nouns`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from automesh.program.nouns import StepRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The process environment of a worker; a change of it needs a new process.
+    """The process environment of a worker; another environment needs a new process.
 
     Attributes:
       platforms: value of JAX_PLATFORMS, never empty.
-      cpu_devices: virtual CPU devices, 0 to leave jax's own number.
+      cpu_devices: number of virtual CPU devices; 0 leaves the number to jax.
       variables: further environment variables, sorted by name.
     """
 
@@ -31,10 +31,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectJob:
-    """Answer: `Inspection`.
+    """Asks about the step and its axes; the answer is an `Inspection`.
 
     Attributes:
-      platform: whose programs are going to be propagated: cpu, gpu, tpu; empty: none are.
+      platform: the platform whose programs will be propagated: cpu, gpu, tpu; empty for none.
       mapping: the logical axes of the search space, each with its first choice.
     """
 
@@ -47,14 +47,15 @@ class InspectJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverJob:
-    """Answer: `Discovery`: the mesh and the step of a script that has no `build`; `OtherDevices` if
-    it fails because it names another number of devices.
+    """Runs a script without `build` to find its mesh and step; the answer is a `Discovery`.
+
+    The answer is `OtherDevices` if the script fails because it names another number of devices.
 
     Attributes:
-      wanted: the name of the function that is wanted; empty for the one that looks like the step.
-      folder: where the step is stored; empty: nowhere.
-      num_devices: how many devices this worker was given, because the script names that number; 0
-        if they are those of the target.
+      wanted: the name of the step function; empty for the function that looks like the step.
+      folder: where the step is stored; empty to store it nowhere.
+      num_devices: the number of devices that the script names and this worker therefore got; 0 if
+        they are those of the target.
     """
 
     step: StepRef
@@ -66,10 +67,10 @@ class DiscoverJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryJob:
-    """Answer: `CarryCheck`: the stored step on another mesh, and that of a real run there.
+    """Compares the stored step on another mesh with a real run there; the answer is a `CarryCheck`.
 
     Attributes:
-      plans: the first of them is taken on which jax takes the stored step.
+      plans: plans to try in order; the first one on which jax accepts the stored step is used.
     """
 
     step: StepRef
@@ -79,9 +80,10 @@ class CarryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraysJob:
-    """Answer: `StepMapping`: what the step says of its logical axes at other knobs than its own.
+    """Asks which logical axes split the arrays of the step at other knobs; the answer is a
+    `StepMapping`.
 
-    Apart from the inspection, which a value that ends the process would end, too.
+    It is a job of its own, since a knob may end the process and with it the inspection.
 
     Attributes:
       knobs: keyword arguments for `build`.
@@ -98,11 +100,11 @@ class ArraysJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesJob:
-    """Answer: `Attachment`.
+    """Asks which devices the worker has; the answer is an `Attachment`.
 
     Attributes:
-      absent: devices that are not here, to be told of as a compile-only client knows them, with
-        the memory that its compiler lets a program use; a `Failed` of stage `start` says why they
+      absent: absent devices, for which the answer has the facts of a compile-only client and the
+        memory that its compiler lets a program use; a `Failed` of stage `start` says why they
         cannot be compiled for.
     """
 
@@ -112,14 +114,16 @@ class DevicesJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileJob:
-    """Answer: `CompileAnswer`, or `Lowered` if the parent answered `{"go": false}` to the event
-    `{"event": "lowered", "fingerprint": ...}`, which the worker sends before it compiles.
+    """Lowers and compiles a plan; the answer is a `CompileAnswer`.
+
+    The worker sends the event `{"event": "lowered", "fingerprint": ...}` before it compiles. If the
+    parent replies `{"go": false}`, the worker does not compile, and the answer is `Lowered`.
 
     Attributes:
-      cache_dir: where jax keeps executables for devices that are here.
+      cache_dir: where jax keeps executables for attached devices.
       effort: how hard the compiler shall try.
-      store_dir: where the scheduled program is kept, and that for devices that are not here looked
-        for before it is compiled; empty: nowhere.
+      store_dir: where the scheduled program is kept; for absent devices the worker looks there
+        before it compiles. Empty for nowhere.
     """
 
     step: StepRef
@@ -132,7 +136,8 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizeJob:
-    """Answer: `StepSummary`. Calls `build` twice for the plan."""
+    """Describes the step of a plan, for which it calls `build` twice; the answer is a
+    `StepSummary`."""
 
     step: StepRef
     plan: Plan
@@ -141,7 +146,7 @@ class SummarizeJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildJob:
-    """Answer: `BuildAnswer`. Calls `build` and traces the step: nothing is compiled."""
+    """Calls `build` and traces the step without compiling it; the answer is a `BuildAnswer`."""
 
     step: StepRef
     plan: Plan
@@ -150,7 +155,7 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """Answer: `Traced`. The program of a plan may be written to a file, line by line.
+    """Traces and lowers a plan, and may write its program to a file; the answer is a `Traced`.
 
     Attributes:
       text_file: path of that file; see `automesh.program.lower.program_text`. Empty to write none.
@@ -164,20 +169,19 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitJob:
-    """Answer: `VisitAnswer`.
+    """Runs steps of a plan on the devices; the answer is a `VisitAnswer`.
 
-    The worker keeps the executables of plans that it has visited, and their arrays only if told:
-    else state is rebuilt at every visit.
+    The worker keeps the executables of visited plans. It keeps their arrays only if `keep` is set;
+    else each visit makes them again.
 
     Attributes:
       steps: chained steps per sample; 0 measures nothing and only records losses.
       samples: samples to take.
-      loss_steps: how many first steps to record the losses of.
-      warmup_s: run steps for at least this long before the first sample.
-      sensitivity: also try how rounding of the arguments changes the first update.
-      keep: leave the state for the next visit to this plan, which goes on with it without warming
-        up. The states of several plans stay side by side until a visit that does not keep, or
-        another job.
+      loss_steps: number of first steps whose losses are recorded.
+      warmup_s: least time in seconds for which steps run before the first sample.
+      sensitivity: whether to test how rounding of the arguments changes the first update.
+      keep: whether to keep the state for the next visit to this plan, which then needs no warm-up.
+        The states of several plans are kept until a visit without `keep`, or another kind of job.
     """
 
     step: StepRef
@@ -192,26 +196,26 @@ class VisitJob:
     kind: Literal["visit"] = "visit"
 
 
-# The event with which a worker that propagates tells the parent what it has lowered, and asks what
-# others have: see `automesh.sharding.lowerings`.
+# The event with which a propagating worker sends the parent its lowerings and asks for those of
+# others; see `automesh.sharding.lowerings`.
 LOWERINGS = "lowerings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagateJob:
-    """Answer: `Propagation`: the terms of the step for one set of active axes.
+    """Computes the terms of the step for one set of active axes; the answer is a `Propagation`.
 
     Attributes:
-      mapping: what `build` gets as `mapping`, if it is not empty.
+      mapping: the argument `mapping` of `build`; empty to leave it out.
       knobs: keyword arguments for `build`.
-      sizes: of the active axes; all others are 1.
-      probes: other sizes of the same axes at which the terms must hold too.
-      platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
-      seen: programs that an inspection has lowered, see `Inspection.seen`.
-      exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
-      largest: of each axis, the largest size at which the terms are wanted; empty: as many devices
-        as there are.
-      cure: what is changed in a copy of the lowered step first.
+      sizes: sizes of the active axes; all others are 1.
+      probes: other sizes of the same axes at which the terms must hold as well.
+      platform: the compiler whose rewrites are applied: cpu, gpu, tpu, or `none`.
+      seen: programs that an inspection has lowered; see `Inspection.seen`.
+      exact: True if the step must be lowered at `sizes` and not derived from other lowerings.
+      largest: for each axis, the largest size at which the terms are used; empty for the number of
+        devices.
+      cure: a change to apply first to a copy of the lowered step.
     """
 
     step: StepRef
@@ -230,14 +234,14 @@ class PropagateJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutJob:
-    """Answer: `Layouts`: where jax's mesh code puts the axes of each ICI shape on a granule.
+    """Asks how jax's mesh code lays ICI shapes out on a granule; the answer is a `Layouts`.
 
     Attributes:
-      platform, device_kind: of the devices.
-      torus: chips along each physical dimension of a granule; empty where there is none.
-      devices_per_chip: 2 where a chip is two devices.
-      shapes: sizes of the mesh axes inside one granule.
-      wraps: per dimension, whether its ends are linked; empty: as is usual for the kind.
+      platform, device_kind: platform and kind of the devices.
+      torus: chips along each physical dimension of a granule; empty if it is no torus.
+      devices_per_chip: 2 if a chip is two devices.
+      shapes: for each layout, the sizes of the mesh axes inside one granule.
+      wraps: for each dimension, whether its ends are linked; empty for the usual links of the kind.
     """
 
     platform: str
@@ -251,12 +255,13 @@ class LayoutJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateJob:
-    """Answer: `Calibration`. Sends the event `{"event": "calibrated", "parts": ..., "of": ...}` as
-    it goes.
+    """Measures the probes of a calibration; the answer is a `ProbeTimes`.
+
+    The worker sends the event `{"event": "calibrated", "parts": ..., "of": ...}` as it goes on.
 
     Attributes:
-      rounds: samples of each probe, in another order in every round.
-      sample_s: how long one sample shall take.
+      rounds: number of samples of each probe; each round has another order.
+      sample_s: how long one sample should take, in seconds.
     """
 
     probes: tuple[Probe, ...]

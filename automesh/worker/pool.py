@@ -1,7 +1,7 @@
 """A pool of worker processes that survives whatever they do (no jax).
 
-Everything happens in the caller's thread, inside `wait` and `run`: no threads, no signal handlers.
-Ctrl-C interrupts either at once, and `close` then kills all processes.
+The pool works only in the caller's thread, inside `wait` and `run`: it has no threads and no signal
+handlers. Ctrl-C interrupts these calls at once, and `close` then kills all processes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from automesh.worker.protocol import Answer
 from automesh.worker.run_time import RunTime, lost_s
 from automesh.worker.wire import Message, WireError
 
-# What a pool is given and what it gives back (no jax).
+# The jobs of a pool and their results (no jax).
 
 OnEvent = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A job that is done, in whatever way.
+    """A job that has ended, with its answer or its failure.
 
     Attributes:
-      ticket: what `submit` gave for it.
+      ticket: the number that `submit` returned for it.
       job: the job.
-      result: the noun that its kind of job is answered with, or why there is none.
-      doubtful: True if the job need not be to blame: the process ended by itself and had done other
-        jobs before, or somebody killed it; or an earlier job has replaced builtins in it.
+      result: the answer of its kind of job, or the failure.
+      doubtful: True if something else may have caused the failure: an earlier job of the same
+        process, which may have replaced builtins, or somebody who killed the process.
     """
 
     ticket: int
@@ -51,10 +51,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job that waits or runs; what `Pool.submit` was given, with its ticket.
+    """A job that waits or runs: the arguments of `Pool.submit`, with its ticket.
 
     Attributes:
-      lost_starts: workers that somebody has killed before they had begun with it.
+      lost_starts: how many workers somebody killed before they began this job.
     """
 
     ticket: int
@@ -67,37 +67,37 @@ class Task:
     lost_starts: int = 0
 
 
-START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
+START_LIMIT_S = 120.0  # Importing jax takes seconds, and many on a busy machine.
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _CLOSE_LIMIT_S = 1.0
 # The end of a process is seen on the channel first, and by its guardian milliseconds later; on a
 # machine that is very busy, seconds. A process that lives on for longer has lost its channel.
 _SEVERED_S = 10.0
-# Of the limit of a job, the most that it is given for time in which others had the cores.
+# A job may get this many times its limit as extra time if others had the cores.
 _MOST_PATIENCE = 3.0
-_LEAST_PATIENCE_S = 0.1  # A process that does nothing waits for some milliseconds, too.
-_LOST_STARTS = 3  # More of them are no accident: then the start itself is to blame.
+_LEAST_PATIENCE_S = 0.1  # Even an idle process waits for a core for some milliseconds.
+_LOST_STARTS = 3  # After this many lost starts the start itself is the cause.
 _KEPT_LOGS = 64  # 4 MB each at most.
-_PULSE_S = 0.5  # Between two calls of `on_wait`, at most.
+_PULSE_S = 0.5  # Longest time between two calls of `on_wait`.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Worker:
-    """A process and what the pool knows of it. While `task` is None it is idle.
+    """A worker process and its state in the pool. While `task` is None it is idle.
 
     Attributes:
-      deadline: time of the clock when the start, the running job, or the killing has taken too
-        long.
-      starting: True until the process has begun with its task, and while jax looks for devices.
-      left_s: seconds that its task has after the start.
-      began: when its task began, jax being ready; `run_time` is of then.
-      granted_s: what its task was given beyond its limit, others having had the cores.
-      served: jobs that it has finished.
-      affinity: of the last job that it was given; see `Pool.submit`.
-      severed: True once its channel is at its end: it can answer no more.
-      verdict: outcome of the task, settled before the process has ended; may lack its log tail.
-      doubtful: True if its verdict may be the fault of a job that it did before.
-      dying: True once it was told to end.
+      deadline: clock time at which the start, the running job, or the killing has taken too long.
+      starting: True until the process begins its task, and while jax looks for devices.
+      left_s: seconds that its task may take after the start.
+      began: when its task began with jax ready; `run_time` was read at that time.
+      granted_s: extra time that its task got because others had the cores.
+      served: number of jobs that it has finished.
+      affinity: affinity of its last job; see `Pool.submit`.
+      severed: True once its channel has ended, so that it can answer no more.
+      verdict: outcome of the task if it was settled before the process ended; may lack its log
+        tail.
+      doubtful: True if an earlier job may have caused its verdict.
+      dying: True once the pool told it to end.
     """
 
     process: Running
@@ -119,20 +119,21 @@ class _Worker:
 
 
 class Pool:
-    """Up to `size` worker processes, started when there are jobs, used again until they end.
+    """Up to `size` worker processes, which start when there are jobs and serve until they end.
 
-    Use it as a context manager, or call `close`; if this process dies, so do the workers.
+    Use it as a context manager, or call `close`. If this process dies, so do the workers.
 
     Args:
-      size: processes at the same time; 1 for an attached accelerator, which serves only one.
+      size: most processes at the same time; 1 for an attached accelerator, which serves only one.
       surroundings: the environment of the workers.
-      log_dir: made if missing; one file of at most 4 MB per process.
-      memory_limit_bytes: for each worker together with the processes that it starts.
-      handler: module with a function `handle(job, emit)` that does the jobs in the worker.
-      on_wait: called inside `wait` and `run`, twice a second or more, with what the workers do.
-      start: starts a worker: by default a process on this machine; `automesh.launch` has gangs,
+      log_dir: folder of the logs, made if missing; one file of at most 4 MB per process.
+      memory_limit_bytes: limit of each worker together with the processes that it starts.
+      handler: module whose function `handle(job, emit)` does the jobs in the worker.
+      on_wait: is called inside `wait` and `run` with words on what the workers do, at least twice a
+        second.
+      start: starts a worker: by default a process on this machine; `automesh.launch` starts gangs
         and processes on other hosts.
-      room: how many there may be now, where hosts come and go; None for `size`.
+      room: gives the number of workers that may run now, if hosts come and go; None for `size`.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Pool:
 
     @property
     def unfinished(self) -> int:
-        """Jobs submitted whose result no `wait` or `run` has given yet."""
+        """Number of submitted jobs whose result no `wait` or `run` has returned yet."""
         running = sum(worker.task is not None for worker in self._workers)
         return len(self._queue) + running + len(self._finished)
 
@@ -191,18 +192,19 @@ class Pool:
         affinity: Hashable = None,
         patient: bool = False,
     ) -> int:
-        """Puts a job into the queue and gives its ticket.
+        """Puts a job into the queue and returns its ticket.
 
         Args:
           job: what to do.
-          timeout_s: seconds from its start in the worker; starting a process has its own limit.
-          on_event: called inside `wait` with each event of the job; what it returns is the reply
-            to an event that asks for one. What it raises comes out of `wait`, and the job fails.
-          fresh: only in a process that has done nothing before.
-          affinity: jobs of equal affinity share work: among idle workers, one whose last job had
-            the same gets it. None for none.
-          patient: seconds in which the job was ready to run and others had the cores do not count,
-            up to three times `timeout_s`: the limit is there for jobs that hang.
+          timeout_s: limit in seconds from its start in the worker; the start of a process has its
+            own.
+          on_event: is called inside `wait` with each event of the job; its result is the reply to
+            an event that asks for one. If it raises, `wait` raises too, and the job fails.
+          fresh: whether only a new process may do the job.
+          affinity: jobs with equal affinity share work, so the job goes to an idle worker whose
+            last job had the same one. None for none.
+          patient: whether time does not count in which the job was ready to run but others had the
+            cores, up to three times `timeout_s`: the limit is meant for jobs that hang.
         """
         task = Task(
             ticket=next(self._tickets),
@@ -218,10 +220,11 @@ class Pool:
         return task.ticket
 
     def wait(self, timeout_s: float | None = None) -> list[Finished]:
-        """Waits for finished jobs; gives all there are, [] after `timeout_s` or if none is left."""
+        """Waits for a job to end; returns all ended jobs, [] after `timeout_s` or if none is
+        left."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self._finished and self.unfinished:
-            self._turn_telling(deadline)
+            self._turn_with_progress(deadline)
             if time.monotonic() >= deadline:
                 break
         finished = list(self._finished)
@@ -236,20 +239,21 @@ class Pool:
         *,
         patient: bool = False,
     ) -> Answer | Failure:
-        """Does one job and waits for it; other jobs go on meanwhile. Arguments as of `submit`."""
+        """Does one job and waits for it while other jobs go on; the arguments are those of
+        `submit`."""
         return self.result_of(self.submit(job, timeout_s, on_event, patient=patient))
 
     def result_of(self, ticket: int) -> Answer | Failure:
-        """Waits for one job; what others give meanwhile stays for `wait`."""
+        """Waits for one job; results of others are kept for `wait`."""
         while True:
             for finished in self._finished:
                 if finished.ticket == ticket:
                     self._finished.remove(finished)
                     return finished.result
-            self._turn_telling(float("inf"))
+            self._turn_with_progress(float("inf"))
 
     def recycle(self, surroundings: Surroundings | None = None) -> None:
-        """Lets all jobs from now on run in new processes, with new surroundings if given."""
+        """Makes all later jobs run in new processes, with new surroundings if given."""
         self._generation += 1
         self._surroundings = surroundings or self._surroundings
         for worker in self._workers:
@@ -257,7 +261,7 @@ class Pool:
                 self._kill(worker)
 
     def close(self) -> None:
-        """Kills all workers with everything they started, and drops all jobs, in under a second."""
+        """Kills all workers with all that they started, and drops all jobs, in under a second."""
         self._queue.clear()
         for worker in self._workers:
             self._kill(worker)
@@ -273,8 +277,8 @@ class Pool:
         while self._workers and time.monotonic() < deadline:
             self._turn(deadline)
 
-    def _turn_telling(self, deadline: float) -> None:
-        """As `_turn`, and says what the workers are doing."""
+    def _turn_with_progress(self, deadline: float) -> None:
+        """Does `_turn`, and reports what the workers are doing."""
         if self._on_wait is None:
             self._turn(deadline)
             return
@@ -284,29 +288,29 @@ class Pool:
         ]
         self._on_wait(doing_all(running))
 
-    def _excuse(self) -> None:
-        """Gives jobs back the time in which nobody listened to them: their events had to wait."""
+    def _extend_deadlines(self) -> None:
+        """Extends the limits of jobs by the time in which the pool did not read their events."""
         away_s = time.monotonic() - self._listened
         self._listened += away_s
         for worker in self._workers:
             worker.deadline += away_s
 
     def _turn(self, deadline: float) -> None:
-        """Waits until something happens or `deadline` has passed, and deals with all that did."""
-        self._excuse()
+        """Waits until something happens or `deadline` has passed, and handles all that happened."""
+        self._extend_deadlines()
         limits = [w.deadline for w in self._workers if w.task is not None or w.dying or w.severed]
         patience_s = min([deadline, *limits]) - time.monotonic()
         ready = self._selector.select(max(0.0, patience_s) if patience_s < float("inf") else None)
         self._listened = time.monotonic()
         for key, events in ready:
             worker, part = key.data
-            if worker not in self._workers:  # Its end was dealt with in this same round.
+            if worker not in self._workers:  # Its end was handled in this same round.
                 continue
             if part == "leash":
                 self._read_leash(worker)
             else:
                 self._read_channel(worker, events)
-        self._excuse()
+        self._extend_deadlines()
         for worker in self._workers:
             self._check_deadline(worker)
         self._assign()
@@ -322,7 +326,7 @@ class Pool:
             wanted = first.affinity
             close = [one for one in able if wanted is not None and one.affinity == wanted]
             self._give((close or able)[0], self._queue.popleft())
-        while self._queue and len(self._workers) < self._most():
+        while self._queue and len(self._workers) < self._size_now():
             task = self._queue.popleft()
             try:
                 worker = self._start()
@@ -333,9 +337,9 @@ class Pool:
             self._give(worker, task)
         spare = [one for one in idle if one.task is None]
         if self._queue and spare and not any(one.dying or one.severed for one in self._workers):
-            self._kill(spare[0])  # For the next job, which must have a process of its own.
+            self._kill(spare[0])  # Makes room: the next job needs a new process.
 
-    def _most(self) -> int:
+    def _size_now(self) -> int:
         return self._size if self._room is None else min(self._size, self._room())
 
     def _start(self) -> _Worker:
@@ -360,7 +364,7 @@ class Pool:
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))
 
     def _start_clock(self, worker: _Worker, *, starting: bool) -> None:
-        """Lets the limit of a start run, or again what the job has left of its own."""
+        """Starts the clock of a worker's start, or restarts that of its job with the time left."""
         if worker.starting == starting:
             return
         now, worker.starting = time.monotonic(), starting
@@ -390,17 +394,17 @@ class Pool:
         try:
             messages = worker.process.channel.receive()
         except WireError as error:
-            self._condemn(worker, f"the worker's message cannot be read: {error}")
+            self._fail_and_kill(worker, f"the worker's message cannot be read: {error}")
             return
         for message in messages:
-            self._obey(worker, message)
-        if worker.process.channel.ended:  # If this is the end of the process, the leash says so.
+            self._handle_message(worker, message)
+        if worker.process.channel.ended:  # If the process ended, the leash reports it.
             self._ignore_channel(worker)
             if not worker.dying:
                 worker.severed = True
                 worker.deadline = min(worker.deadline, time.monotonic() + _SEVERED_S)
 
-    def _obey(self, worker: _Worker, message: Message) -> None:
+    def _handle_message(self, worker: _Worker, message: Message) -> None:
         """Acts on one message from a worker."""
         task = worker.task
         if task is None or worker.dying:
@@ -409,25 +413,25 @@ class Pool:
             self._start_clock(worker, starting=False)
             return
         if "event" in message:
-            self._tell(worker, task, message)
+            self._handle_event(worker, task, message)
             return
         try:
             result = protocol.read_result(task.job, message)
         except AutomeshError as error:
-            self._condemn(worker, f"the worker's message is not understood: {error}")
+            self._fail_and_kill(worker, f"the worker's message is not understood: {error}")
             return
         worker.doubtful = bool(message.get("doubtful"))
         last_line = str(message.get("last_line", ""))
         self._settle(worker, result, retire=bool(message.get("retire")), last_line=last_line)
 
-    def _tell(self, worker: _Worker, task: Task, event: Message) -> None:
+    def _handle_event(self, worker: _Worker, task: Task, event: Message) -> None:
         if event["event"] == "stage":
             worker.stage = str(event["stage"])
             self._start_clock(worker, starting=worker.stage == "start")
         try:
             reply = task.on_event(event) if task.on_event else None
         except BaseException:
-            self._condemn(worker, "the search failed while it dealt with an event of this job")
+            self._fail_and_kill(worker, "the search failed while it handled an event of this job")
             raise
         if event.get("reply"):
             self._send(worker, {"reply": reply or {}})
@@ -435,7 +439,8 @@ class Pool:
     def _settle(
         self, worker: _Worker, result: Answer | Failure, *, retire: bool, last_line: str
     ) -> None:
-        """Ends the task of a worker that lives on; of one that retires, its death ends the task."""
+        """Ends the task of a worker that continues; if the worker retires, its end ends the
+        task."""
         assert worker.task is not None
         if retire:
             worker.verdict = result
@@ -448,7 +453,7 @@ class Pool:
         if worker.generation != self._generation:
             self._kill(worker)
 
-    def _condemn(self, worker: _Worker, reason: str) -> None:
+    def _fail_and_kill(self, worker: _Worker, reason: str) -> None:
         worker.verdict = Failed(stage=worker.stage, reason=reason)
         self._kill(worker)
 
@@ -470,14 +475,15 @@ class Pool:
             worker.process.kill_deputy()
             worker.deadline = time.monotonic() + _KILL_LIMIT_S
         elif worker.severed:
-            self._condemn(worker, protocol.NO_CHANNEL)
-        elif worker.task is not None and not self._has_waited(worker, worker.task):
+            self._fail_and_kill(worker, protocol.NO_CHANNEL)
+        elif worker.task is not None and not self._grant_extra_time(worker, worker.task):
             limit_s = START_LIMIT_S if worker.starting else worker.task.timeout_s
             worker.verdict = TimedOut(stage=worker.stage, limit_s=limit_s)
             self._kill(worker)
 
-    def _has_waited(self, worker: _Worker, task: Task) -> bool:
-        """Whether a job that is late is so because others had the cores: then it gets that time."""
+    def _grant_extra_time(self, worker: _Worker, task: Task) -> bool:
+        """Whether a job is late because others had the cores; if so, extends its limit by that
+        time."""
         if not task.patient or worker.starting:
             return False
         lost = lost_s(worker.run_time, worker.process.run_time(), time.monotonic() - worker.began)
@@ -489,7 +495,7 @@ class Pool:
         return True
 
     def _read_leash(self, worker: _Worker) -> None:
-        """Notices the end of a worker; its last words may still be in the channel."""
+        """Handles the end of a worker; its last messages may still be in the channel."""
         if not worker.process.has_ended():
             return
         if worker.process.channel in self._selector.get_map():
@@ -497,19 +503,19 @@ class Pool:
         self._workers.remove(worker)
         self._ignore_channel(worker)
         self._selector.unregister(worker.process.leash)
-        ending = worker.process.bury()
-        self._bury_log(worker.process.log)
+        ending = worker.process.collect_ending()
+        self._keep_log(worker.process.log)
         task = worker.task
         if task is None:
             return
-        # One that `close` has killed with its job must not have this job begun again.
+        # A job that `close` killed with its worker must not start again.
         if worker.verdict is None and worker.stage == "start" and not worker.dying:
             if worker.served:
-                # It died of an earlier job, for instance of a thread that this had left running.
+                # An earlier job killed the process, for instance by a thread that it left running.
                 self._queue.appendleft(task)
                 return
             if ending.by_stranger and task.lost_starts < _LOST_STARTS:
-                # Killed before it had begun: neither the job nor the machine is to blame.
+                # Somebody killed it before it began: neither the job nor the machine is the cause.
                 self._queue.appendleft(replace(task, lost_starts=task.lost_starts + 1))
                 return
         verdict = worker.verdict or ending.outcome(
@@ -520,7 +526,7 @@ class Pool:
             doubtful = worker.served > 0 or ending.by_stranger
         self._finish(task, worker.process.with_log(verdict), doubtful=doubtful)
 
-    def _bury_log(self, log: Path) -> None:
+    def _keep_log(self, log: Path) -> None:
         self._old_logs.append(log)
         if len(self._old_logs) > _KEPT_LOGS:
             self._old_logs.popleft().unlink(missing_ok=True)

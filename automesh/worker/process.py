@@ -1,4 +1,4 @@
-"""The parent's hold on a process under its guardian: a worker, or a command of the user's."""
+"""Starts and ends a process under its guardian: a worker, or a command of the user."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _LAST_LINE = re.compile(rb"\n--- job \d+ has failed$", re.MULTILINE)
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
-# A guardian that has nothing else to do writes within milliseconds.
+# An idle guardian writes the log within milliseconds.
 _LOG_LIMIT_S, _LOG_LOOK_S = 5.0, 0.005
-# Signals that end a process at somebody's wish, not for a fault of its own.
+# Signals by which somebody ends a process, as opposed to a fault of its own.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
 
@@ -47,10 +47,10 @@ class Ending:
     """How a worker process ended.
 
     Attributes:
-      code: its exit code, negative for a signal; None if nobody saw it end.
-      over_limit: True if it was killed for the memory that it held.
-      kernel_killed: True if the kernel's out-of-memory killer took it.
-      peak_bytes: the most memory that it and its descendants were seen to hold.
+      code: its exit code, negative for a signal; None if it is unknown.
+      over_limit: True if the guardian killed it because it held too much memory.
+      kernel_killed: True if the kernel's out-of-memory killer ended it.
+      peak_bytes: highest measured memory of the process and its descendants.
     """
 
     code: int | None
@@ -60,19 +60,19 @@ class Ending:
 
     @property
     def by_stranger(self) -> bool:
-        """Whether it was killed, or its guardian, by neither the kernel nor automesh."""
+        """Whether somebody else than the kernel or automesh killed it or its guardian."""
         killed = self.code is None or -self.code in _FROM_OUTSIDE
         return killed and not self.over_limit and not self.kernel_killed
 
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
-        """What it means for the job that the worker was doing, in `stage`."""
+        """The failure of the job that the worker was doing, in `stage`, when it ended."""
         if self.over_limit or self.kernel_killed:
             by, work = "the kernel" if self.kernel_killed else "automesh", blame.stage_words(stage)
             return OutOfMemory(
                 stage=stage,
                 needed_bytes=self.peak_bytes,
                 limit_bytes=memory_limit_bytes,
-                detail=f"killed by {by} for the host memory that it held while {work}",
+                detail=f"killed by {by} because of its host memory while {work}",
                 is_host=True,
             )
         if self.code == protocol.CHANNEL_LOST:
@@ -81,13 +81,13 @@ class Ending:
 
 
 class Waitable(Protocol):
-    """What a selector can wait for."""
+    """An object with a descriptor that a selector can wait for."""
 
     def fileno(self) -> int: ...
 
 
 class Channel(Waitable, Protocol):
-    """The parent's side of a conversation with a worker; see `automesh.worker.wire.ParentEnd`."""
+    """The parent's end of the channel to a worker; see `automesh.worker.wire.ParentEnd`."""
 
     ended: bool
 
@@ -102,7 +102,7 @@ class Running(Protocol):
     """A worker as its pool sees it: a process, or a gang of processes that act as one.
 
     Attributes:
-      log: file for its output; a gang has one for each of its ranks beside it.
+      log: file for its output; a gang has one in the same folder for each rank.
     """
 
     log: Path
@@ -115,12 +115,13 @@ class Running(Protocol):
     def kill_deputy(self) -> None: ...
     def has_ended(self) -> bool: ...
     def run_time(self) -> RunTime:
-        """What its process has run so far; zeros where nobody here can say."""
+        """Processor time of its process so far; zeros if it is not known here."""
         ...
 
-    def bury(self) -> Ending: ...
+    def collect_ending(self) -> Ending: ...
     def with_log(self, result: Answer | Failure, last_line: str = "", /) -> Answer | Failure:
-        """Adds the log's tail to a failure that has none; `last_line` as in `Guarded.log_tail`."""
+        """Adds the tail of the log to a failure without one; `last_line` as in
+        `Guarded.log_tail`."""
         ...
 
 
@@ -137,20 +138,19 @@ class StartWorker(Protocol):
 
 
 class Guarded:
-    """A command under its guardian, in a session of its own: Ctrl-C does not reach it.
+    """A command under its guardian, in a session of its own, so that Ctrl-C does not reach it.
 
     Args:
       command: executable and arguments.
-      variables: its environment, and its guardian's.
+      variables: environment of the command and its guardian.
       log: file for its output.
-      memory_limit_bytes: for the command and its descendants together.
-      control: a socket that it inherits; None for none.
-      report: file that outlives this process, for how the command ended if it did so by itself;
-        None for none.
+      memory_limit_bytes: limit of the command and its descendants together.
+      control: a socket that the command inherits; None for none.
+      report: open file, for use after this process ends, into which the guardian writes how the
+        command ended if it ended by itself; None for none.
 
     Raises:
       OSError: the system does not let us start another process.
-      UsageError: it would let it have too few open files.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Guarded:
         self.log = log
         self._report = b""
         self.leash, leash_end = socket.socketpair()
-        # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
+        # -P: Python must not import a `signal.py` or `json.py` from the user's working directory.
         guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(leash_end.fileno())]
         guard += [str(control.fileno() if control else -1), str(memory_limit_bytes)]
         try:
@@ -192,7 +192,7 @@ class Guarded:
 
     @property
     def deputy_pid(self) -> int:
-        """Of the process whose descendants are all that was started."""
+        """Pid of the deputy, whose descendants are all processes that were started."""
         return self._deputy.pid
 
     def run_time(self) -> RunTime:
@@ -200,18 +200,18 @@ class Guarded:
         return run_time_below(self._deputy.pid)
 
     def kill(self) -> None:
-        """Asks the guardian to kill everything; the leash ends when that is done."""
+        """Asks the guardian to kill all processes; the leash ends when it has done so."""
         try:
             self.leash.shutdown(socket.SHUT_WR)
-        except OSError:  # The guardian is gone already.
+        except OSError:  # The guardian has ended already.
             return
 
     def kill_deputy(self) -> None:
-        """For a deputy that is itself stopped or stuck: the guardian then does all the killing."""
+        """Kills a deputy that is stopped or stuck, so that the guardian does all the killing."""
         self._deputy.kill()
 
     def has_ended(self) -> bool:
-        """Reads the leash: True once it is at its end, when everything is gone."""
+        """Reads the leash; True once it has ended, when all processes have ended."""
         try:
             data = self.leash.recv(4096)
         except BlockingIOError:
@@ -221,19 +221,19 @@ class Guarded:
         self._report += data
         return not data
 
-    def bury(self) -> Ending:
-        """Frees everything after `has_ended`, and says how the command ended."""
+    def collect_ending(self) -> Ending:
+        """Closes all descriptors, after `has_ended` was True; returns how the command ended."""
         self._deputy.wait()
         self.leash.close()
-        # Without a report the guardian was killed, and the deputy took over.
+        # No report: the guardian was killed, and the deputy took over.
         return read_ending(self._report) or Ending(code=None)
 
     def log_tail(self, last_line: str = "") -> str:
-        """As the function `log_tail`, of its own log.
+        """The last lines of the command's log; see the function `log_tail`.
 
         Args:
-          last_line: of the job that has failed, which is waited for: the failure can be here before
-            the output that led to it, since that goes through the guardian. Empty for none.
+          last_line: last line of the failed job's output, to wait for: the failure can arrive
+            before that output, which goes through the guardian. Empty for none.
         """
         deadline_s = time.monotonic() + _LOG_LIMIT_S
         while last_line and not _has_line(self.log, last_line) and time.monotonic() < deadline_s:
@@ -242,12 +242,12 @@ class Guarded:
 
 
 class Process(Guarded):
-    """A worker process: a guarded command that is spoken to.
+    """A worker process: a command under a guardian, with a channel to it.
 
     Args:
-      surroundings: the environment to start it in.
+      surroundings: environment of the worker.
       log: file for its output.
-      memory_limit_bytes: for the worker and its descendants together.
+      memory_limit_bytes: limit of the worker and its descendants together.
       handler: module that does the jobs.
 
     Raises:
@@ -273,9 +273,9 @@ class Process(Guarded):
                 raise
         self.channel = ParentEnd(channel)
 
-    def bury(self) -> Ending:
-        """Frees everything after `has_ended`, and says how the worker ended."""
-        ending = super().bury()
+    def collect_ending(self) -> Ending:
+        """Closes all descriptors, after `has_ended` was True; returns how the worker ended."""
+        ending = super().collect_ending()
         self.channel.close()
         return ending
 
@@ -289,17 +289,17 @@ class Process(Guarded):
 
 
 def read_ending(report: bytes) -> Ending | None:
-    """What a guardian has reported; None if it did not come to that."""
+    """Reads the report of a guardian; None if there is none."""
     if not report.endswith(b"\n"):
         return None
     try:
         return read_json(report, Ending)
-    except AutomeshError:  # Somebody else has written it: then nobody saw the end.
+    except AutomeshError:  # Another program has written it, so the ending is unknown.
         return None
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a log, of a worker those of its last job, without control characters."""
+    """The last lines of a log without control characters; for a worker, those of its last job."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -308,14 +308,14 @@ def log_tail(log: Path) -> str:
         return f"(the log cannot be read: {error})"
     own = _LAST_LINE.sub(b"", _HEADING.split(data)[-1])
     last_job = own.decode(errors="replace")
-    # Of a progress bar, what it showed last.
+    # Keeps the last state of a progress bar.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
     text = "\n".join(lines[-_TAIL_LINES:])
     return clean_lines(text)[-_TAIL_CHARS:]
 
 
 def _has_line(log: Path, line: str) -> bool:
-    """Whether a line is in the end of a log; True of a log that cannot be read."""
+    """Whether a line is near the end of a log; True for a log that cannot be read."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -325,10 +325,11 @@ def _has_line(log: Path, line: str) -> bool:
 
 
 def clear_logs(folder: Path, *, keep: int) -> None:
-    """Removes all but the newest logs of earlier processes: a search may be resumed without end."""
+    """Removes all but the newest logs of earlier processes, since a search may be resumed many
+    times."""
     logs: list[tuple[float, Path]] = []
     for path in folder.glob("worker-*.log"):
-        with contextlib.suppress(FileNotFoundError):  # Another search may be clearing up, too.
+        with contextlib.suppress(FileNotFoundError):  # Another search may be removing it, too.
             logs.append((path.stat().st_mtime, path))
     for _, path in sorted(logs)[:-keep]:
         path.unlink(missing_ok=True)

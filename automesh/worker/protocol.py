@@ -1,8 +1,8 @@
-"""What the messages between parent and worker say.
+"""The messages between parent and worker.
 
 Parent to worker: `{"job": ..., "label": ...}` and `{"reply": {...}}`.
 Worker to parent: `{"accepted": true}` once jax is imported, `{"event": ...}` with `"reply": true`
-if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool, "doubtful": bool,
+if it waits for a reply, `{"answer": ...}`, `{"failure": ..., "retire": bool, "doubtful": bool,
 "last_line": str}`, where the last line ends the job's output in the log. An event that enters the
 stage `start` stops the clock of the job until the next stage.
 """
@@ -19,10 +19,10 @@ from automesh.program.capture.nouns import CarryCheck, Discovery, OtherDevices
 from automesh.program.nouns import (
     Attachment,
     BuildAnswer,
-    Calibration,
     CompileAnswer,
     Inspection,
     Lowered,
+    ProbeTimes,
     Propagation,
     Traced,
     VisitAnswer,
@@ -53,7 +53,7 @@ Answer = (
     | StepSummary
     | Traced
     | VisitAnswer
-    | Calibration
+    | ProbeTimes
     | Propagation
 )
 
@@ -73,18 +73,18 @@ _ANSWERS: dict[str, Any] = {
     "trace": Traced,
     "visit": VisitAnswer,
     "layout": Layouts,
-    "calibrate": Calibration,
+    "calibrate": ProbeTimes,
     "propagate": Propagation,
 }
 
 
 def job_message(job: Job, label: str) -> Message:
-    """The order to do a job; `label` heads its part of the log."""
+    """Makes the order to do a job; `label` is the heading of its part of the log."""
     return {"job": to_json(job, Job), "label": label}
 
 
 def read_job(message: Message) -> Job:
-    """The job of an order.
+    """Reads the job of an order.
 
     Raises:
       AutomeshError: the message is not one.
@@ -93,30 +93,30 @@ def read_job(message: Message) -> Job:
 
 
 def answer_message(job: Job, answer: object) -> Message:
-    """The answer to a job.
+    """Makes the message with the answer to a job.
 
     Raises:
-      AutomeshError: `answer` is not the noun that this kind of job is answered with.
+      AutomeshError: `answer` is not of the type that this kind of job has.
     """
     kind = _ANSWERS[job.kind]
     if not isinstance(answer, kind):
         raise AutomeshError(f"a job of kind {job.kind} was answered with a {type(answer).__name__}")
-    # A wrong type deep inside must fail here, where the job can be blamed.
+    # A wrong type deep inside must fail here, where the job is known.
     return {"answer": to_checked_json(answer, kind)}
 
 
 def failure_message(outcome: Failure, *, retire: bool, doubtful: bool = False) -> Message:
-    """The failure of a job.
+    """Makes the message with the failure of a job.
 
     Args:
-      retire: asks for a new process before the next job.
-      doubtful: an earlier job of this process may be to blame.
+      retire: whether the next job needs a new process.
+      doubtful: whether an earlier job of this process may be the cause.
     """
     return {"failure": to_json(outcome, Failure), "retire": retire, "doubtful": doubtful}
 
 
 def read_result(job: Job, message: Message) -> Answer | Failure:
-    """The answer or the failure in the last message of a job.
+    """Reads the answer or the failure in the last message of a job.
 
     Raises:
       AutomeshError: it holds neither, or an answer to another kind of job.
@@ -127,6 +127,6 @@ def read_result(job: Job, message: Message) -> Answer | Failure:
 
 
 def label(job: Job) -> str:
-    """A few words for the log: `compile dp:2,tp:4 remat=full`."""
+    """A heading for the log: `compile dp:2,tp:4 remat=full`."""
     has_plan = isinstance(job, BuildJob | CompileJob | SummarizeJob | TraceJob | VisitJob)
     return f"{job.kind} {job.plan}" if has_plan else job.kind

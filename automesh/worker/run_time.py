@@ -1,7 +1,7 @@
-"""How long processes have run and have waited for a core, as Linux counts it (no jax).
+"""Reads from Linux how long processes have run and how long they waited for a core (no jax).
 
-A compile that shares two cores with other work takes twice as long, and is no worse for it. What
-the kernel says of its threads tells that from a compile that hangs.
+A compile that shares two cores with other work takes twice as long, but does not hang. The kernel's
+counters of its threads show the difference.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
-    """Of all threads of some processes together, since these began.
+    """Processor time of some processes, summed over all threads since they began.
 
     Attributes:
-      ran_s: on a core.
-      waited_s: ready to run, while other threads had the cores: their own ones among them.
-      busy_s: of all cores of the machine, with whatever.
+      ran_s: seconds on a core.
+      waited_s: seconds in which threads were ready to run but other threads, also of the same
+        processes, had the cores.
+      busy_s: seconds that all cores of the machine were busy with any work.
     """
 
     ran_s: float = 0.0
@@ -31,7 +32,8 @@ class RunTime:
 
 
 def run_time_below(pid: int) -> RunTime:
-    """Of the descendants of a process that live; zeros where the system does not count it."""
+    """The run time of the living descendants of a process; zeros if the system does not count
+    it."""
     pids: list[int] = []
     with contextlib.suppress(psutil.Error):
         pids = [one.pid for one in psutil.Process(pid).children(recursive=True)]
@@ -49,17 +51,17 @@ def _busy_s() -> float:
 
 
 def _counted_twice(times: Any) -> float:
-    """What guests of a virtual machine had is in the time of the user, too (proc(5))."""
+    """The time of virtual guests, which Linux also counts as user time (proc(5))."""
     return getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
 
 
 def _counts(pid: int) -> Iterable[tuple[int, int]]:
-    """Nanoseconds that each thread of a process has run and has waited.
+    """Nanoseconds that each thread of a process has run, and has waited.
 
     The first two numbers of `/proc/PID/task/TID/schedstat` (Linux,
     Documentation/scheduler/sched-stats.rst).
     """
-    with contextlib.suppress(OSError):  # It has ended meanwhile.
+    with contextlib.suppress(OSError):  # The process has ended.
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 ran, waited, *_ = map(int, (thread / "schedstat").read_text().split())
@@ -69,13 +71,14 @@ def _counts(pid: int) -> Iterable[tuple[int, int]]:
 def lost_s(before: RunTime, now: RunTime, elapsed_s: float) -> float:
     """Seconds by which processes are late because others had the cores.
 
-    Threads that wait side by side are late once, not once each: the time for which they were ready
-    to run, on average side by side, is as long as what has elapsed at the most. What they waited
-    for each other is no more than what is left without the time that others had.
+    Threads that wait at the same time delay the process once, not once each. So the waiting time is
+    divided by the number of threads that were ready to run on average, and is at most the elapsed
+    time. It is also at most the time that others had the cores, since the rest was spent waiting
+    for each other.
 
     Args:
-      before: when the time began to count.
-      now: `elapsed_s` later.
+      before: counters at the beginning.
+      now: counters `elapsed_s` later.
     """
     ran_s = max(0.0, now.ran_s - before.ran_s)
     waited_s = max(0.0, now.waited_s - before.waited_s)

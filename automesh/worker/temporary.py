@@ -1,11 +1,11 @@
-"""Temporary folders of a search: removed at its end, and after a kill by the next search.
+"""Temporary folders of a search, which it removes at its end, or the next search after a kill.
 
-A folder holds a mark, which its process keeps locked while it lives. The kernel releases the lock
-at the death of the process, however it dies: a folder of ours whose mark nobody holds is left over.
+A folder holds a mark file, which its process keeps locked. The kernel releases the lock when the
+process ends, for whatever reason. So a folder whose mark is not locked is left over.
 
-Functions that are unpickled, native code and scripts for other programs lie in such folders. Where
-others may rename what lies in $TMPDIR, which has the sticky bit as a rule, they are made in the
-folder for caches.
+Such folders hold code: pickled functions, native code and scripts for other programs. If other
+accounts may rename files in $TMPDIR, which normally has the sticky bit, the folders are made in the
+user's cache.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HINT = "make room there, or set TMPDIR to another folder"
 
 @contextmanager
 def temporary_folder(purpose: str) -> Generator[Path]:
-    """A folder that only this account can enter, until the body ends.
+    """Makes a folder that only this account can enter; removes it when the body ends.
 
     Args:
-      purpose: a word of its name, in small letters.
+      purpose: a word for its name, in small letters.
 
     Raises:
       UsageError: it cannot be made.
@@ -50,12 +50,12 @@ def temporary_folder(purpose: str) -> Generator[Path]:
 
 
 def folder_until_exit(purpose: str) -> Path:
-    """As `temporary_folder`, until this process ends."""
+    """Makes a folder as `temporary_folder` does; removes it when this process ends."""
     folder, mark = _made(purpose)
     process = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == process:  # And not a child that was forked from it.
+        if os.getpid() == process:  # Not in a child that was forked from it.
             _remove(folder, mark)
 
     atexit.register(remove)
@@ -63,7 +63,7 @@ def folder_until_exit(purpose: str) -> Path:
 
 
 def _made(purpose: str) -> tuple[Path, int]:
-    """A new folder, and the descriptor of its mark."""
+    """Makes a new folder; returns it with the descriptor of its mark."""
     try:
         parent = Path(tempfile.gettempdir())
         if reason := why_others_may_replace(parent):
@@ -80,7 +80,8 @@ def _made(purpose: str) -> tuple[Path, int]:
 
 
 def _among_caches(reason: str) -> Path:
-    """A folder for temporary ones where $TMPDIR is none, for a reason."""
+    """The folder in the user's cache that replaces $TMPDIR, which is unusable because of
+    `reason`."""
     place = cache_root(os.environ) / "temporary"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if why := why_others_may_replace(place):
@@ -97,12 +98,14 @@ def _refused(error: OSError) -> UsageError:
     return UsageError(f"the temporary folder{name} cannot be made: {reason}", hint=_HINT)
 
 
-# A file system without locks. Then nobody can tell that the folder is left over: it has no mark.
+# Errors of a file system without locks. A folder there has no mark, and is not found when left
+# over.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 def _marked(folder: Path) -> int:
-    # Under its name only once it is locked: until then nobody takes the folder for left over.
+    # It gets its final name once it is locked, so that nobody takes the folder for left over
+    # before.
     draft, flags = folder / f"{_MARK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o600)
     try:
@@ -125,7 +128,8 @@ def _remove(folder: Path, mark: int) -> None:
 
 @cache
 def _collect(parent: Path) -> None:
-    """Removes what processes of this account have left over; once in a process."""
+    """Removes the folders that processes of this account have left over; does so once per
+    process."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
@@ -140,7 +144,7 @@ def _remove_if_left(folder: Path) -> None:
         return
     mark = os.open(folder / _MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Refused while its process lives.
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Fails while its process lives.
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(mark)

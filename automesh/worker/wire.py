@@ -1,4 +1,4 @@
-"""Messages between parent and worker: JSON objects, each behind its length in four bytes."""
+"""Messages between parent and worker: JSON objects, each after its length in four bytes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Any
 Message = dict[str, Any]
 
 _LENGTH = struct.Struct(">I")
-LONGEST_BYTES = 64 * 2**20  # Far above any message: a longer length can only be garbage.
+LONGEST_BYTES = 64 * 2**20  # Far above any message: a larger length is garbage.
 _CHUNK_BYTES = 2**16
 # Bound before any user code runs, which may replace `json.dumps` or `os.write`.
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 _read, _write, _fstat, _close = os.read, os.write, os.fstat, os.close
-_PRIVATE_FD = 200  # Above what scripts use by habit, below the smallest customary limit of 256.
+_PRIVATE_FD = 200  # Above what scripts use, below the smallest usual limit, 256.
 
 
 class WireError(Exception):
-    """The other side is gone, or what came over the channel is not a message."""
+    """The other side has ended, or has sent something that is not a message."""
 
 
 def encode(message: Message) -> bytes:
-    """Packs one message."""
+    """Encodes one message."""
     body = _encode(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 class Decoder:
-    """Cuts a stream of bytes, in whatever pieces it comes, into messages; gives no torn one."""
+    """Splits a stream of bytes, which arrives in any pieces, into whole messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Takes the next bytes and gives the messages that they complete.
+        """Takes the next bytes and returns the messages that they complete.
 
         Raises:
           WireError: the bytes are not what `encode` writes.
@@ -59,7 +59,7 @@ class Decoder:
 
 
 def decode_json(body: bytes) -> Message | None:
-    """The JSON object in some bytes; None if they are something else."""
+    """Reads a JSON object from bytes; None if they are something else."""
     try:
         message = _decode(body.decode())
     except (ValueError, RecursionError):
@@ -75,7 +75,8 @@ def _message(body: bytes) -> Message:
 
 
 class ParentEnd:
-    """The parent's end of a channel: never blocks, so no worker that hangs can stop the parent."""
+    """The parent's end of a channel, which never blocks, so that a worker that hangs cannot block
+    the parent."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -89,16 +90,17 @@ class ParentEnd:
 
     @property
     def has_unsent(self) -> bool:
-        """True while `flush` has something left to do."""
+        """Whether `flush` has something left to send."""
         return bool(self._unsent)
 
     def send(self, message: Message) -> None:
-        """Sends as much as the channel takes now and keeps the rest for `flush`."""
+        """Sends as much as the channel accepts now, and keeps the rest for `flush`."""
         self._unsent += encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Sends more of what is unsent; drops it if the worker is gone, which the leash reports."""
+        """Sends more of the unsent bytes; drops them if the worker has ended, which the leash
+        reports."""
         try:
             while self._unsent:
                 del self._unsent[: self._connection.send(self._unsent)]
@@ -108,10 +110,10 @@ class ParentEnd:
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """Gives all messages that are there; sets `ended` at the end of the channel.
+        """Returns all messages that have arrived; sets `ended` at the end of the channel.
 
         Raises:
-          WireError: the worker sent something else than messages.
+          WireError: the worker sent something other than messages.
         """
         messages: list[Message] = []
         try:
@@ -129,14 +131,15 @@ class ParentEnd:
 
 
 class ChildEnd:
-    """The worker's end: blocking, on a descriptor that user code does not meet by accident."""
+    """The worker's end of a channel, which blocks, on a descriptor that user code does not use by
+    accident."""
 
     def __init__(self, fd: int) -> None:
         self._descriptor = PrivateDescriptor(fd)
         os.close(fd)
         self._decoder = Decoder()
         self._received: list[Message] = []
-        # A copy of the worker that user code forks must not answer in its place.
+        # A process that user code forks from the worker must not answer for it.
         os.register_at_fork(after_in_child=self._descriptor.close)
 
     def send(self, message: Message) -> None:
@@ -151,7 +154,7 @@ class ChildEnd:
             raise WireError(str(error)) from error
 
     def receive(self) -> Message | None:
-        """Waits for the next message; None when the parent closed the channel.
+        """Waits for the next message; None if the parent closed the channel.
 
         Raises:
           WireError: the parent sent something else, or user code closed the descriptor.
@@ -170,7 +173,8 @@ class ChildEnd:
 
 
 class PrivateDescriptor:
-    """A copy of a descriptor, under a high number, that no program started from here inherits."""
+    """A copy of a descriptor under a high number, which programs started from here do not
+    inherit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PRIVATE_FD)
@@ -180,10 +184,10 @@ class PrivateDescriptor:
         return self._fd
 
     def read(self) -> bytes:
-        """Waits for some bytes; none at the end of the stream.
+        """Waits for some bytes; returns none at the end of the stream.
 
         Raises:
-          OSError: also if user code closed the descriptor.
+          OSError: reading failed, or user code closed the descriptor.
         """
         self._check()
         return _read(self._fd, _CHUNK_BYTES)
@@ -200,7 +204,7 @@ class PrivateDescriptor:
             view = view[_write(self._fd, view) :]
 
     def close(self) -> None:
-        """Closes it, unless it is closed already."""
+        """Closes the descriptor if it is open."""
         with contextlib.suppress(OSError):
             self._check()
             _close(self._fd)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from automesh.launch import agent as agent_module
-from automesh.launch.agent import Agent
+from automesh.launch.agent import HostAgent
 from automesh.launch.fleet import Fleet
 from automesh.launch.lending import Lender
 from automesh.launch.secret import new_token, read_token
@@ -41,7 +41,9 @@ def serve(address: str, count: int) -> None:
     token = read_token(os.environ)
     threads = [
         threading.Thread(
-            target=Agent(search=address, token=token, name=f"host-{number}", wait_s=WAIT_S).serve
+            target=HostAgent(
+                search=address, token=token, name=f"host-{number}", wait_s=WAIT_S
+            ).serve
         )
         for number in range(count)
     ]
@@ -55,7 +57,7 @@ def serve_on(address: str, core: int) -> None:
     """One agent that has one core of this machine, and all that it starts with it."""
     os.sched_setaffinity(0, {core})
     token = read_token(os.environ)
-    Agent(search=address, token=token, name=f"core-{core}", wait_s=WAIT_S).serve()
+    HostAgent(search=address, token=token, name=f"core-{core}", wait_s=WAIT_S).serve()
 
 
 @contextmanager

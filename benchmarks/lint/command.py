@@ -234,14 +234,14 @@ def _cures(chosen: Sequence[Any]) -> dict[str, Any]:
 
 def _saved(programs: Any, sizes: _Sizes, before: Any, cures: Sequence[Any]) -> float | None:
     from automesh.ir.findings.variants import variants
-    from automesh.program.refused import Refused
+    from automesh.program.refused import StepRefused
 
     best: float | None = None
     for cure in cures:
         for one in variants(cure):
             try:
                 after = _terms(programs, sizes, one)
-            except Refused:
+            except StepRefused:
                 continue
             gain = _memory(before, sizes) - _memory(after, sizes)
             best = gain if best is None else max(best, gain)

@@ -20,7 +20,7 @@ from automesh.answers import ScriptCheck
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import StepRef
-from automesh.program.step_summary import Argument, Carried, StepSummary
+from automesh.program.step_summary import Argument, StepSummary
 from automesh.report.script_check.nouns import CheckedScript, Problem, ProgramCheck
 from automesh.report.script_check.table import SCHEMA
 from automesh.tuner import script_check
@@ -263,7 +263,7 @@ def test_arrays_are_described_as_the_step_takes_them() -> None:
     assert (weights.total_bytes, weights.device_bytes) == (2048, 1024)
     assert weights.is_donated and not arguments["args[1]"].is_donated
     assert (keys.dtype, keys.origin, keys.values) == ("key<fry>", "made up", "random keys")
-    assert found.carried == (Carried(argument="args[0]", output="outputs[0]", arrays=3),)
+    assert found.carried == (CarriedArgument(argument="args[0]", output="outputs[0]", arrays=3),)
     assert found.losses == ("outputs[1]",)
     assert found.change == ""
 

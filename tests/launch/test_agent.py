@@ -20,7 +20,7 @@ from automesh.jsonio import dumps
 from automesh.launch import agent as agent_module
 from automesh.launch import fleet as fleet_module
 from automesh.launch import wire
-from automesh.launch.agent import Agent
+from automesh.launch.agent import HostAgent
 from automesh.launch.asking import ask
 from automesh.launch.fleet import Fleet
 from automesh.launch.secret import new_token
@@ -53,7 +53,7 @@ class Serving:
 
     def __init__(self, fleet: Fleet, token: str = TOKEN, **changes: Any) -> None:
         self.error: UsageError | None = None
-        self._agent = Agent(search=fleet.address, token=token, wait_s=60.0, **changes)
+        self._agent = HostAgent(search=fleet.address, token=token, wait_s=60.0, **changes)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -154,7 +154,7 @@ def test_one_agent_too_many_is_refused(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(hosts=1)
     first = Serving(fleet)
     fleet.wait(60)
-    assert Serving(fleet).refusal().endswith("the 1 hosts of this search are there already")
+    assert Serving(fleet).refusal().endswith("the 1 hosts of this search are connected already")
     fleet.close()
     first.ends_well()
 
@@ -164,7 +164,7 @@ def test_a_port_where_nobody_listens_is_a_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError) as caught:
-            Agent(search=address, token=TOKEN, wait_s=0.5).serve()
+            HostAgent(search=address, token=TOKEN, wait_s=0.5).serve()
     assert caught.value.message.startswith(f"nothing answers at {address} ")
     assert "firewall" in caught.value.hint
 
@@ -179,7 +179,7 @@ def test_an_address_that_is_taken_is_a_sentence(make_fleet: MakeFleet) -> None:
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:x", "host:70000", "::1:80"])
 def test_what_is_no_address_is_refused_at_once(text: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
-        Agent(search=text, token=TOKEN)
+        HostAgent(search=text, token=TOKEN)
 
 
 def test_addresses() -> None:
@@ -232,7 +232,7 @@ def test_a_search_that_does_not_greet_is_not_waited_for(monkeypatch: pytest.Monk
     mute = Mute()
     before = set(threading.enumerate())
     with pytest.raises(UsageError, match=r"has not greeted this agent within 0 s"):
-        Agent(search=mute.address, token=TOKEN, wait_s=60.0).serve()
+        HostAgent(search=mute.address, token=TOKEN, wait_s=60.0).serve()
     deadline = time.monotonic() + 20
     # Threads of the server of this test come and go.
     own = threading.enumerate
@@ -251,7 +251,7 @@ def test_who_knocks_without_end_is_told_of_for_a_while(
     with pytest.raises(UsageError):
         fleet.wait(0.0)
     assert len(notices) == 21
-    assert notices[-1] == "20 connections were refused; further ones are not told"
+    assert notices[-1] == "20 connections were refused; further ones are not shown"
 
 
 def test_who_hangs_up_is_told_of(make_fleet: MakeFleet, notices: list[str]) -> None:
@@ -259,7 +259,7 @@ def test_who_hangs_up_is_told_of(make_fleet: MakeFleet, notices: list[str]) -> N
     with pytest.raises(UsageError, match="has another token"):
         ask(fleet.address, new_token())
     said = heard(fleet, notices).partition(" was refused: ")[2]
-    assert said in ("it has another token", "it hung up before it had said who it is")
+    assert said in ("it has another token", "it closed the connection before it said who it is")
 
 
 def test_who_hangs_up_between_two_answers_is_told_of(
@@ -277,7 +277,8 @@ def test_who_hangs_up_between_two_answers_is_told_of(
     with pytest.raises(UsageError):
         fleet.wait(0.0)
     assert notices == [
-        "a connection from 10.0.0.9:40000 was refused: it hung up before it had said who it is"
+        "a connection from 10.0.0.9:40000 was refused: it closed the connection before it said "
+        "who it is"
     ]
 
 
@@ -311,7 +312,7 @@ def test_of_two_that_come_at_once_for_one_place_one_is_refused(
     assert len(fleet.facts) == 1
     fleet.close()
     (refused,) = (one for one in agents if one.error is not None)
-    assert refused.refusal().endswith("the 1 hosts of this search are there already")
+    assert refused.refusal().endswith("the 1 hosts of this search are connected already")
 
 
 def test_a_search_leaves_no_threads_behind(make_fleet: MakeFleet) -> None:

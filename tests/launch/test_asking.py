@@ -11,7 +11,7 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.launch import asking
-from automesh.launch.agent import Agent
+from automesh.launch.agent import HostAgent
 from automesh.launch.asking import Hosts, HostStatus, ask
 from automesh.launch.fleet import Fleet
 from automesh.launch.lending import Lender
@@ -32,7 +32,7 @@ TOKEN = new_token()
 def fleet() -> Iterator[Fleet]:
     """Of two hosts, one of which is there."""
     with Fleet(token=TOKEN, listen=("127.0.0.1", 0), hosts=2, memory_limit_bytes=2**28) as fleet:
-        agent = Agent(search=fleet.address, token=TOKEN, name="host-a")
+        agent = HostAgent(search=fleet.address, token=TOKEN, name="host-a")
         serving = threading.Thread(target=agent.serve, daemon=True)
         serving.start()
         while not fleet.present:

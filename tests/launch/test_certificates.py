@@ -21,9 +21,9 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.hardware import parse_target
-from automesh.launch.agent import Agent
+from automesh.launch.agent import HostAgent
 from automesh.launch.asking import ask
-from automesh.launch.certificates import quiet, read_identity, read_trusted
+from automesh.launch.certificates import read_identity, read_trusted, silenced_grpc
 from automesh.launch.cluster import Cluster, spread
 from automesh.launch.fleet import Fleet
 from automesh.launch.local import local_launcher
@@ -74,7 +74,7 @@ def trusted(pair: Pair) -> bytes:
 def refusal(fleet: Fleet, ca: Pair | None, token: str = TOKEN) -> UsageError:
     """What an agent says that is refused, well before it gives up."""
     trust = trusted(ca) if ca is not None else None
-    agent = Agent(search=fleet.address, token=token, trusted=trust, wait_s=4 * SOON_S)
+    agent = HostAgent(search=fleet.address, token=token, trusted=trust, wait_s=4 * SOON_S)
     began_s = time.monotonic()
     with pytest.raises(UsageError) as caught:
         agent.serve()
@@ -98,7 +98,7 @@ def serving(address: str, ca: Pair | None) -> Generator[None]:
     """An agent in a thread, which ends well when its search does."""
     errors: list[UsageError] = []
     trust = trusted(ca) if ca is not None else None
-    agent = Agent(search=address, token=TOKEN, name="host-of-ours", trusted=trust)
+    agent = HostAgent(search=address, token=TOKEN, name="host-of-ours", trusted=trust)
 
     def serve() -> None:
         try:
@@ -202,10 +202,10 @@ def test_who_does_not_trust_the_search_is_told_and_so_is_the_search(
         assert error.message == (
             f"none of the certificates in --ca has signed that of the search at {fleet.address}"
         )
-        assert error.hint.startswith("give --ca the certificate of who has signed")
+        assert error.hint.startswith("give --ca the certificate that signed")
         said = heard(fleet, notices)
     assert said.startswith("a connection from 127.0.0.1:")
-    assert said.endswith(" was given up: its --ca has not signed the certificate of this search")
+    assert said.endswith(" was given up: no certificate in its --ca has signed that of this search")
 
 
 @pytest.mark.parametrize("names", ["DNS:mesh.example.com", "DNS:*.example.com,IP:10.0.0.1"])
@@ -228,7 +228,7 @@ def test_a_certificate_that_has_expired_is_refused_by_the_search_itself_and_by_a
     ca: Pair, notices: list[str]
 ) -> None:
     pair = signed(ca, "expired", days=-1)
-    with pytest.raises(UsageError, match=r"--certificate: that in `.*` has expired"):
+    with pytest.raises(UsageError, match=r"--certificate: `.*` has expired"):
         read_identity(str(pair.certificate), str(pair.key), str(ca.certificate), host="")
     with fleet_of(pair, notices) as fleet:
         wanted = f"the certificate of the search at {fleet.address} has expired"
@@ -241,12 +241,12 @@ def test_an_agent_without_certificates_is_told_and_so_is_the_search(
     with fleet_of(search, notices) as fleet:
         error = refusal(fleet, None)
         assert error.message == (
-            f"the search at {fleet.address} encrypts what it says, and no --ca was given"
+            f"the search at {fleet.address} encrypts its channel, and no --ca was given"
         )
         assert heard(fleet, notices).endswith(
             " was given up: it has no --ca, and this search has a --certificate"
         )
-        with pytest.raises(UsageError, match="encrypts what it says"):
+        with pytest.raises(UsageError, match="encrypts its channel"):
             ask(fleet.address, TOKEN)
 
 
@@ -256,7 +256,7 @@ def test_a_search_without_certificates_is_told_and_so_is_the_agent(
     with fleet_of(None, notices) as fleet:
         error = refusal(fleet, ca)
         assert error.message == (
-            f"the search at {fleet.address} does not encrypt what it says, and --ca was given"
+            f"the search at {fleet.address} does not encrypt its channel, and --ca was given"
         )
         assert error.hint.startswith("start the search with --certificate and --key")
         assert heard(fleet, notices).endswith(
@@ -314,7 +314,7 @@ def test_files_that_go_together_are_read(files: dict[str, str], search: Pair) ->
     ("change", "says"),
     [
         ({"ca": "foreign"}, "--ca: nothing in `.*` has signed the certificate in `.*`"),
-        ({"host": "10.0.0.1"}, "--certificate: that in `.*` is not for `10.0.0.1`, which agents"),
+        ({"host": "10.0.0.1"}, "--certificate: `.*` is not for `10.0.0.1`, which agents"),
         ({"key": "foreign"}, "--certificate and --key cannot be used: "),
         ({"key": "missing"}, "--key: `.*missing` cannot be read: no such file"),
         ({"certificate": "folder"}, "--certificate: .* is a folder"),
@@ -372,7 +372,7 @@ def test_options_that_do_not_go_together_are_refused(given: dict[str, str], says
 
 def test_a_search_on_one_host_has_nothing_to_encrypt() -> None:
     cluster = Cluster(certificate="a", key="a", ca="a")
-    with pytest.raises(UsageError, match="a search on this host alone has none"):
+    with pytest.raises(UsageError, match="a search on this host alone has no agents"):
         spread(parse_target("cpu:4", os.environ), cluster)
     assert spread(parse_target("cpu:4*2", os.environ), cluster).processes == 2
     Cluster(certificate="a", key="a", listen="10.0.0.1")
@@ -387,10 +387,10 @@ def verbosity(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_what_grpc_prints_is_the_users_choice_and_none_of_the_workers(
     verbosity: pytest.MonkeyPatch,
 ) -> None:
-    with quiet():
+    with silenced_grpc():
         assert os.environ["GRPC_VERBOSITY"] == "NONE"
     assert "GRPC_VERBOSITY" not in os.environ
     verbosity.setenv("GRPC_VERBOSITY", "DEBUG")
-    with quiet():
+    with silenced_grpc():
         assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG"

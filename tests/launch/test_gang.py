@@ -281,7 +281,7 @@ def test_a_search_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_too_few_agents_are_a_sentence() -> None:
     with (
         Fleet(token=new_token(), listen=("127.0.0.1", 0), hosts=2) as fleet,
-        pytest.raises(UsageError, match=r"none of 2 agents has come within 0 s") as caught,
+        pytest.raises(UsageError, match=r"none of 2 agents has connected within 0 s") as caught,
     ):
         fleet.wait(0.3)
     assert caught.value.hint.startswith("run `automesh agent 127.0.0.1:")

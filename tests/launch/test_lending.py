@@ -57,7 +57,7 @@ class Hosts:
     def start_process(self, number: int, gang: Gang, *_: object, share: int) -> None:
         self.started.append((number, share))
 
-    def call_back(self) -> None:
+    def restart_lost(self) -> None:
         self.calls += 1
 
 
@@ -94,10 +94,10 @@ def test_the_emptiest_is_next_and_all_are_filled_evenly() -> None:
     assert sorted(number for number, _ in hosts.started[:3]) == [1, 1, 2]
     assert set(hosts.started) == {(1, 4), (2, 2)}
     assert lender.load() == {1: 4, 2: 2}
-    gangs[0].bury()
+    gangs[0].collect_ending()
     assert sum(lender.load().values()) == 5
     for gang in gangs[1:]:
-        gang.bury()
+        gang.collect_ending()
 
 
 def test_a_host_on_which_processes_are_lost_at_once_is_set_aside(
@@ -112,17 +112,16 @@ def test_a_host_on_which_processes_are_lost_at_once_is_set_aside(
             with monkeypatch.context() as good:
                 good.setattr(Gang, "lost_at_start", "")
                 good.setattr(Gang, "served", 1)
-                gang.bury()
+                gang.collect_ending()
         else:
-            gang.bury()
+            gang.collect_ending()
     assert [number for number, _ in hosts.started] == [1, 2, 2, 2, 2, 2], "it is the last choice"
     hosts.present = hosts.present[:1]
     for _ in range(2):
-        start(lender).bury()
+        start(lender).collect_ending()
     (said,) = notices
     assert said == (
-        "bad is set aside: 3 processes in a row were lost there before they had begun "
-        "(no room on its disk)"
+        "bad is not used any more: 3 processes in a row failed to start there (no room on its disk)"
     )
     assert lender.room() == 0
     with pytest.raises(OSError, match="no host is left to compile on"):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from automesh.launch import local
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import AgentOrder
 from automesh.launch.local import LocalLauncher
 
-ORDER = Order(search="127.0.0.1:1", token="x" * 32, hosts=2)
+ORDER = AgentOrder(search="127.0.0.1:1", token="x" * 32, hosts=2)
 
 
 class Ended:
@@ -35,7 +35,7 @@ class Ended:
     def has_ended(self) -> bool:
         return True
 
-    def bury(self) -> None: ...
+    def collect_ending(self) -> None: ...
 
     def log_tail(self) -> str:
         return "it was tired"

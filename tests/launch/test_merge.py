@@ -54,7 +54,7 @@ def test_who_did_something_else_is_named() -> None:
     than = "than rank 0 on a"
     assert why(VISIT, replace(VISIT, fingerprint="g")) == (f"it ran another program {than}", where)
     assert why(VISIT, replace(VISIT, losses=(1.0, 2.0))) == (
-        f"it has read other losses {than}",
+        f"it computed other losses {than}",
         where,
     )
     fewer = replace(VISIT, samples_s=(0.1,))
@@ -63,4 +63,4 @@ def test_who_did_something_else_is_named() -> None:
     assert merged_answer([VISIT, other], HOSTS, is_joint=False) == VISIT
     other = compiled(5, 2.0, "g")
     assert why(compiled(5, 2.0), other) == (f"it lowered another program {than}", where)
-    assert why(compiled(5, 2.0), Lowered(fingerprint="f"))[0].startswith("it answered another kind")
+    assert why(compiled(5, 2.0), Lowered(fingerprint="f"))[0].startswith("it gave another kind")

@@ -36,8 +36,8 @@ def test_the_processes_are_those_of_all_hosts() -> None:
 @pytest.mark.parametrize(
     ("target", "cluster", "why"),
     [
-        ("cpu:2*4", Cluster(processes_per_host=3), "cannot be dealt to hosts with 3 on each"),
-        ("cpu:2*4", Cluster(processes_per_host=8), "cannot be dealt to hosts with 8 on each"),
+        ("cpu:2*4", Cluster(processes_per_host=3), "cannot be spread over hosts with 3 on each"),
+        ("cpu:2*4", Cluster(processes_per_host=8), "cannot be spread over hosts with 8 on each"),
         ("cpu:2*4", Cluster(hosts=2, processes_per_host=4), "with --processes-per-host 4 are 8"),
         ("cpu:8", Cluster(processes_per_host=2), "is searched on this host alone"),
         ("local", Cluster(processes_per_host=2), "needs their number, got --hosts 0"),
@@ -75,7 +75,7 @@ def test_the_gpus_of_a_host_are_those_that_jax_would_number(tmp_path: Path) -> N
 def test_devices_are_dealt_in_order_and_evenly() -> None:
     assert shares_of((0, 1, 2, 3, 4, 5), 3) == ((0, 1), (2, 3), (4, 5))
     for devices in ((), (0, 1, 2)):
-        with pytest.raises(ValueError, match="cannot be dealt evenly to 2 processes"):
+        with pytest.raises(ValueError, match="cannot be split evenly among 2 processes"):
             shares_of(devices, 2)
 
 
@@ -128,7 +128,7 @@ def test_each_process_takes_its_share_of_the_gpus_of_its_host(fleet: Fleet, tmp_
 @pytest.mark.usefixtures("with_gpus")
 def test_a_host_whose_gpus_cannot_be_dealt_is_named(fleet: Fleet) -> None:
     agents = [Serving(fleet, name=name) for name in ("a-4", "b-3")]
-    with pytest.raises(UsageError, match="b-3 cannot have 2 processes: of `cuda`, 3 devices") as no:
+    with pytest.raises(UsageError, match="b-3 cannot have 2 processes: on `cuda`, 3 devices") as no:
         fleet.wait(60)
     assert "--processes-per-host" in no.value.hint
     fleet.close()

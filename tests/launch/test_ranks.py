@@ -212,7 +212,7 @@ def test_a_calibration_is_joined_as_a_search_is(number: int, tmp_path: Path) -> 
     assert ran.stderr.startswith("error: 3 processes of target `cpu:4*3` cannot be spread evenly")
     ran = bad_inputs_run.run(["calibrate", "--target", "cpu:4*2"], tmp_path, variables)
     assert ran.code == 2
-    assert ran.stderr.startswith("error: no token is set, and nothing is served without one\n")
+    assert ran.stderr.startswith("error: no token is set, and a search needs one\n")
 
 
 def test_without_a_token_nobody_serves(tmp_path: Path) -> None:
@@ -220,4 +220,4 @@ def test_without_a_token_nobody_serves(tmp_path: Path) -> None:
     variables = {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
     ran = bad_inputs_run.run(["search", "train.py", "--target", "cpu:4*2"], tmp_path, variables)
     assert ran.code == 2
-    assert ran.stderr.startswith("error: no token is set, and nothing is served without one\n")
+    assert ran.stderr.startswith("error: no token is set, and a search needs one\n")

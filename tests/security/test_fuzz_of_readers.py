@@ -46,7 +46,7 @@ from automesh.tuner.command.step_times import (
     Printed,
     PrintedReader,
 )
-from automesh.tuner.estimate.terms_cache import Kept, TermsCache
+from automesh.tuner.estimate.terms_cache import StoredPropagation, TermsCache
 from automesh.tuner.explain.study import _plan_of, estimate_rows
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.freshness import Grounds
@@ -263,8 +263,8 @@ def _timer(path: Path) -> None:
 @cache
 def kept() -> Any:
     job, propagation = propagated(samples.plan("fsdp:4,tp:4", remat="full"))
-    one = Kept(source_hash="abc", versions=(), job=job, propagation=propagation)
-    return to_json(one, Kept)
+    one = StoredPropagation(source_hash="abc", versions=(), job=job, propagation=propagation)
+    return to_json(one, StoredPropagation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +421,7 @@ def test_any_text_as_toml_or_json(data: bytes) -> None:
 
 
 NOUNS: dict[str, tuple[Any, Callable[[], Any]]] = {
-    "terms": (Kept, kept),
+    "terms": (StoredPropagation, kept),
     "header": (Header, lambda: to_json(header(Path("/x")), Header)),
     "footer": (
         Footer,
@@ -527,7 +527,7 @@ def test_texts_that_take_a_parser_long(text: str) -> None:
 @pytest.mark.parametrize("data", [b"[" * 10**6, b'{"a":' * 10**6, b"9" * 10**6, b"\xff" * 10**6])
 def test_json_of_ours_that_takes_a_parser_long(data: bytes) -> None:
     began_s = time.process_time()
-    for kind in (Kept, Header, list[Any]):
+    for kind in (StoredPropagation, Header, list[Any]):
         with pytest.raises(AutomeshError):
             read_json(data, kind)
     assert time.process_time() - began_s < LONGEST_S

@@ -96,7 +96,7 @@ def test_what_a_script_reads_may_have_any_name(
     monkeypatch.setitem(os.environ, "DATA", "caf\udce9")
     watch = Watch(modules=frozenset())
     for name in (b"/data.txt", b"/loop", b"/caf\xe9", b"/nul\0byte"):
-        watch.saw_open(folder + name, os.O_RDONLY)
+        watch.note_open(folder + name, os.O_RDONLY)
     watch.asked["DATA"] += 1
     reads = watch.reads([tmp_path], ())
     assert [Path(name).name for name, _ in reads.files] == ["data.txt"]

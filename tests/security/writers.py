@@ -242,7 +242,7 @@ def _log(folder: Path) -> Act:
         process = Guarded(["/bin/true"], variables={}, log=log, memory_limit_bytes=2**30)
         while not process.has_ended():
             time.sleep(0.01)
-        process.bury()
+        process.collect_ending()
 
     return start
 

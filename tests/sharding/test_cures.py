@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from automesh.cost.breakdown import peak_of
 from automesh.cost.terms import Cure, Footprint, Terms
 from automesh.ir.findings.variants import paths, variants
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import build_on
 from automesh.sharding.cures import CURES
 from automesh.sharding.programs import Programs
@@ -152,7 +152,7 @@ def test_every_cure_is_tried() -> None:
 
 def test_a_cure_without_a_place_says_so() -> None:
     cure = Cure(kind="interleave", shape=(7, 7), source="train.py:1")
-    with pytest.raises(Refused, match="no place"):
+    with pytest.raises(StepRefused, match="no place"):
         terms_of(undonated, (("fsdp", 2),), cure)
 
 

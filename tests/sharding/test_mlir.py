@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.cost.terms import Monomial
 from automesh.hlo.linear import executions
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.sharding import passes as shardy
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.module import read_graph
@@ -248,7 +248,7 @@ def test_a_program_that_passes_leave_broken_is_refused(monkeypatch):
 
     monkeypatch.setattr(shardy, "reshard_before_elementwise", break_it)
     module = lowered(lambda x, w: x @ w, jnp.ones((4, 8)), jnp.ones((8, 2)))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StepRefused) as caught:
         shardy.partitioned(module)
     reason = caught.value.outcome.reason
     assert reason.startswith("Shardy could not partition it: contracting dimension")
@@ -257,7 +257,7 @@ def test_a_program_that_passes_leave_broken_is_refused(monkeypatch):
 def test_a_jaxlib_without_a_pass_is_named(monkeypatch):
     module = lowered(jnp.sin, 1.0)
     monkeypatch.setattr(shardy, "_PROPAGATION", ("sdy-no-such-pass",))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StepRefused) as caught:
         shardy.partitioned(module)
     assert "cannot propagate shardings" in caught.value.outcome.reason
     assert caught.value.outcome.stage == "propagate"
@@ -266,7 +266,7 @@ def test_a_jaxlib_without_a_pass_is_named(monkeypatch):
 def test_a_jaxlib_without_a_binding_is_named(monkeypatch):
     shardy.bindings.cache_clear()
     monkeypatch.setattr(shardy, "_CLASSES", ("NoSuchAttr",))
-    with pytest.raises(Refused, match="NoSuchAttr"):
+    with pytest.raises(StepRefused, match="NoSuchAttr"):
         shardy.bindings()
     monkeypatch.undo()
     shardy.bindings.cache_clear()

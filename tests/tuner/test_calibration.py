@@ -33,7 +33,7 @@ from automesh.outcomes import Failed, TimedOut
 from automesh.program.execute import calibrate
 from automesh.program.execute.calibrate import work_of
 from automesh.program.execute.team import Alone
-from automesh.program.nouns import Attachment, Calibration, Device
+from automesh.program.nouns import Attachment, Device, ProbeTimes
 from automesh.report.progress import PlainProgress, Silent
 from automesh.tuner import calibration, workers
 from automesh.tuner.calibration import CalibrationRequest, run_calibration
@@ -229,12 +229,12 @@ def test_values_look_random() -> None:
 _TURN_S, _GRAPH_TURN_S, _LINK_S = 20e-6, 3e-6, 2e-6
 
 
-def _pretend(runs: list[int], *, is_disturbed: bool = False) -> Callable[..., calibrate.Trial]:
+def _pretend(runs: list[int], *, is_disturbed: bool = False) -> Callable[..., calibrate.ProbeTrial]:
     """Loops whose turns cost something by themselves, as a GPU's do: less where the body has so
     many kernels that it is a graph."""
     chains = iter((1, calibrate._CHAIN, calibrate._LONG_CHAIN))
 
-    def ready(work: calibrate.Work, *_: object) -> calibrate.Trial:
+    def ready(work: calibrate.Work, *_: object) -> calibrate.ProbeTrial:
         size = 2 * 4 * math.prod(work.arrays[0][0])
         turn_s, spent_s = _TURN_S, size * 1e-9
         if size < 1024:
@@ -247,7 +247,7 @@ def _pretend(runs: list[int], *, is_disturbed: bool = False) -> Callable[..., ca
             slow = 100.0 if is_disturbed and loops and len(runs) > 24 else 1.0
             return 0.5 + slow * loops * (turn_s + spent_s)
 
-        return calibrate.Trial(run=run, loops=10)
+        return calibrate.ProbeTrial(run=run, loops=10)
 
     return ready
 
@@ -312,7 +312,7 @@ class Pretender:
         if isinstance(result, BaseException):
             raise result
         if result is None:
-            return Calibration(points=tuple(point(probe, 1e-6) for probe in job.probes))
+            return ProbeTimes(points=tuple(point(probe, 1e-6) for probe in job.probes))
         return result
 
 
@@ -359,7 +359,7 @@ def test_nothing_measured_is_an_error_with_its_reason(monkeypatch, tmp_path) -> 
 
 
 def test_points_that_drown_in_noise_are_no_points(monkeypatch, tmp_path) -> None:
-    drowned = Calibration(points=(point(KernelProbe(), 0.0), point(_COPY, 1e-6)))
+    drowned = ProbeTimes(points=(point(KernelProbe(), 0.0), point(_COPY, 1e-6)))
     result = pretend(monkeypatch, tmp_path, drowned, None)
     assert KernelProbe() not in {one.probe for one in result.profile.points}
     assert result.failed == ("kernels and copies: 1 of 2 drowned in noise",)

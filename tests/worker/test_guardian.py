@@ -81,7 +81,7 @@ def test_the_names_of_its_files_are_not_looked_up_again(tmp_path: Path) -> None:
     limit_s = time.monotonic() + 60
     while not process.has_ended() and time.monotonic() < limit_s:
         time.sleep(0.02)
-    ending = process.bury()
+    ending = process.collect_ending()
     assert ending.code == 0
     assert victim.read_text() == "mine"
 
@@ -91,7 +91,7 @@ def test_a_report_outlives_whoever_asked(tmp_path: Path) -> None:
     limit_s = time.monotonic() + 60
     while not process.has_ended() and time.monotonic() < limit_s:
         time.sleep(0.02)
-    process.bury()
+    process.collect_ending()
     ending = read_ending((tmp_path / "ended.json").read_bytes())
     assert ending is not None and ending.code == 7
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ended.json", "worker-1-0001.log"]

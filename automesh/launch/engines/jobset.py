@@ -1,9 +1,9 @@
-"""Kubernetes: a search and its agents as a JobSet, written into a file and applied when asked.
+"""Kubernetes: writes a search and its agents as a JobSet into a file, and applies it on request.
 
 A JobSet (jobset.sigs.k8s.io) is a group of Jobs that start, fail and end together. The search is
 one Job of one pod; the agents are one Job for each slice or node, with one pod for each host, as
-GKE wants it of TPUs. The engine places, restarts and cancels; the study, which lies on a volume
-that all pods mount, lets a restarted search go on.
+GKE requires for TPUs. Kubernetes places, restarts and cancels the pods; all pods mount the volume
+that holds the study, so a restarted search goes on.
 
 Fields and their meaning: `jobset.x-k8s.io/v1alpha2`, kubernetes-sigs/jobset at 08dfbdf (2026-08);
 labels and resources of TPUs: Google's pages on TPUs in GKE; the annotation for one slice to a node
@@ -35,16 +35,16 @@ TOKEN_SECRET = ("automesh-token", "token")
 PASSWORD_SECRET = ("automesh-storage", "password")
 """Name and key of the Secret that may hold the password of --storage."""
 _PASSWORD = "AUTOMESH_STORAGE_PASSWORD"
-_WAIT = "1h"  # Nodes may have to be bought and booted first.
+_WAIT = "1h"  # The cloud may have to add and boot nodes first.
 _RESTARTS = 3
 _KUBECTL_S = 120.0
-_MOST_NAME_CHARS = 40  # Of 63: JobSet adds the name of the job, and two numbers.
+_MOST_NAME_CHARS = 40  # Names have 63 at most: JobSet adds the name of the job, and two numbers.
 # A reference to an image: registry, path, tag or digest (distribution's grammar, without spaces).
 _IMAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/:@-]{0,510}[A-Za-z0-9])?")
 _CLAIM = re.compile(
     r"(?P<claim>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?):(?P<path>/[^\0-\x1f:]{0,200})"
 )
-# Exit codes with which a search says that starting it again gains nothing.
+# Exit codes of a search that would fail again if it were restarted.
 _FINAL_CODES = (1, 2)
 
 
@@ -53,10 +53,10 @@ class Pods:
     """The pods that have the devices of a target.
 
     Attributes:
-      jobs: slices, or nodes.
-      hosts: of each job, with a pod each.
-      resources: of one pod: `limits` and `requests`.
-      selector: labels of the nodes that they run on.
+      jobs: number of slices or nodes, one Job each.
+      hosts: hosts of each job, one pod each.
+      resources: `limits` and `requests` of one pod.
+      selector: labels of the nodes that the pods run on.
       shared_memory: whether they need more than the 64 MB that a pod has by default.
       exclusive: whether each job must have a node pool of its own.
     """
@@ -70,18 +70,18 @@ class Pods:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """Number of all pods."""
         return self.jobs * self.hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """What the user says of the cluster.
+    """Where the pods of a JobSet run: image and volume, as the user gives them.
 
     Attributes:
-      image: of the containers; it has Python, automesh, jax and what the script imports.
+      image: container image with Python, automesh, jax and all that the script imports.
       claim: PersistentVolumeClaim that all pods mount.
-      path: where; it is their working folder, with the script and the results.
+      path: where it is mounted; the pods' working folder, with the script and the results.
     """
 
     image: str
@@ -93,7 +93,7 @@ def read_placing(image: str, volume: str) -> Placing:
     """Reads `--image` and `--volume CLAIM:PATH`.
 
     Raises:
-      UsageError: one is missing, or cannot be what it should be.
+      UsageError: one is missing or malformed.
     """
     if not image:
         raise UsageError(
@@ -107,9 +107,9 @@ def read_placing(image: str, volume: str) -> Placing:
         )
     if not volume:
         raise UsageError(
-            "a JobSet needs a volume that all its pods mount: without one the study ends with a "
-            "pod",
-            hint="name a PersistentVolumeClaim, and where the pods have it: --volume team:/work",
+            "a JobSet needs a volume that all its pods mount: without one the study is lost with "
+            "its pod",
+            hint="name a PersistentVolumeClaim and where the pods mount it: --volume team:/work",
         )
     found = _CLAIM.fullmatch(volume)
     if found is None:
@@ -124,7 +124,7 @@ def pods_of(target: Target, cluster: Cluster) -> Pods:
     """The pods that a target needs.
 
     Raises:
-      UsageError: the target does not say what its hosts are, or is one host.
+      UsageError: the target does not name its devices, or has a single host.
     """
     if target.absent is not None:
         pods = _pods_of_devices(target.absent)
@@ -164,7 +164,7 @@ def _pods_of_devices(absent: Absent) -> Pods:
     generation = generation_called(fabric.chip.slug)
     if generation is None:
         raise UsageError(
-            f"it is not on record how nodes with {fabric.chip.name} are called in GKE",
+            f"the name of nodes with {fabric.chip.name} in GKE is not known",
             hint="name a TPU of `automesh targets tpu`",
         )
     return Pods(
@@ -192,12 +192,12 @@ def jobset_of(
     """The JobSet of a search.
 
     Args:
-      name: of the JobSet; see `name_of`.
-      words: of the command that searches, behind `automesh`; without what says where.
-      ca: file in the pods with what agents trust; empty for a channel without certificates.
+      name: name of the JobSet; see `name_of`.
+      words: the words after `automesh` in the search command, without the options about hosts.
+      ca: file in the pods with the certificates that agents trust; empty for no encryption.
     """
     place = ["--hosts", str(pods.count), "--listen", f"$(POD_IP):{PORT}", "--wait", _WAIT]
-    # In front of `--`, behind which all is the script's own.
+    # Before `--`: all words after it belong to the script.
     at = words.index("--") if "--" in words else len(words)
     search_args = [*map(_plain, words[:at]), *place, *map(_plain, words[at:])]
     search = _container(
@@ -265,7 +265,7 @@ def jobset_of(
 
 
 def _plain(word: str) -> str:
-    """A word that Kubernetes passes on as it is: `$(NAME)` would be a variable."""
+    """A word escaped so that Kubernetes passes it on unchanged: it would expand `$(NAME)`."""
     return word.replace("$(", "$$(")
 
 
@@ -298,7 +298,7 @@ def _container(
 def _pod(container: dict[str, Any], placing: Placing) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",
-        # Nothing here speaks to Kubernetes: what the script runs gets no key to it.
+        # Nothing here calls Kubernetes, so the user's script gets no access to it.
         "automountServiceAccountToken": False,
         "containers": [container],
         "volumes": [
@@ -312,13 +312,13 @@ def _job(hosts: int, pod: dict[str, Any]) -> dict[str, Any]:
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
-        "backoffLimit": 0,  # The JobSet is what is started again, as a whole.
+        "backoffLimit": 0,  # Only the JobSet as a whole is restarted.
         "template": {"spec": pod},
     }
 
 
 def text_of(jobset: dict[str, Any]) -> str:
-    """A JobSet as YAML."""
+    """Renders a JobSet as YAML."""
     secret, key = TOKEN_SECRET
     head = (
         "# A search by automesh, and its agents (docs/clusters.md). The token is a Secret:\n"
@@ -341,13 +341,13 @@ def write(jobset: dict[str, Any], path: Path) -> None:
 
 
 def apply(path: Path) -> str:
-    """Gives a file to `kubectl apply`.
+    """Runs `kubectl apply` on a file.
 
     Returns:
-      What it says.
+      Its output.
 
     Raises:
-      UsageError: there is no kubectl, or it refuses.
+      UsageError: there is no kubectl, or it fails.
     """
     try:
         done = subprocess.run(

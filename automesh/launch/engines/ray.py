@@ -1,8 +1,8 @@
-"""Ray: a placement group with one actor for each host, each of which runs an agent.
+"""The Ray launcher: a placement group with one actor for each host, which runs an agent.
 
-All that imports Ray is a process of its own (`ray_driver`), which ends when its input does: Ray's
-threads, signal handlers and output stay out of the search, and when the search is killed, so are
-the actors. The cluster is the one of RAY_ADDRESS, or the one that runs on this host.
+Only a process of its own (`ray_driver`) imports Ray. So Ray's threads, signal handlers and output
+stay out of the search, and since that process ends with its input, the actors end even if the
+search is killed. The cluster is the one at RAY_ADDRESS, or the one that runs on this host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.files import open_log
 from automesh.jsonio import dumps
-from automesh.launch.launcher import Order, agent_command
+from automesh.launch.launcher import AgentOrder, agent_command
 from automesh.texts.terminal import clean
 from automesh.worker.environment import TOKEN_VARIABLES
 from automesh.worker.process import log_tail
@@ -38,9 +38,11 @@ _OF_A_PROCESS = (
 
 
 def variables_to_take(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the search's environment agents need: Ray's processes have that of `ray start`.
+    """The variables of the search's environment that agents need, since Ray's processes have those
+    of `ray start`.
 
-    Other engines take all of it along. What names a process or its devices is left out.
+    Other engines pass on the whole environment. Variables that name a process or its devices are
+    left out.
     """
     return {
         name: value
@@ -53,7 +55,7 @@ class RayLauncher:
     """See the module and `automesh.launch.launcher.Launcher`.
 
     Args:
-      folder: for what Ray prints.
+      folder: where Ray's output is kept.
     """
 
     name = "ray"
@@ -65,7 +67,7 @@ class RayLauncher:
         self._said = ""
         self._lock = threading.Lock()
 
-    def start(self, order: Order) -> None:
+    def start(self, order: AgentOrder) -> None:
         """See `Launcher`."""
         if find_spec("ray") is None:
             raise UsageError(
@@ -89,7 +91,8 @@ class RayLauncher:
             ) from None
         self._listener = threading.Thread(target=self._listen, args=(self._driver,), daemon=True)
         self._listener.start()
-        # Through a pipe, and from there in the arguments of a call: in no command, no variable.
+        # The token goes through a pipe, then into the arguments of a call: never into a command
+        # line or an environment variable.
         self._tell(
             {
                 "start": agent_command(order, wait_s=_AGENT_WAIT_S),
@@ -108,7 +111,7 @@ class RayLauncher:
         return True
 
     def give_up(self, name: str) -> None:
-        """See `Launcher`: nothing, since its actor sees that itself; see `ray_driver.run_agent`."""
+        """Does nothing: the actor itself kills an agent that hangs; see `ray_driver.run_agent`."""
 
     def trouble(self) -> str:
         """See `Launcher`."""
@@ -139,21 +142,22 @@ class RayLauncher:
 
     @property
     def pid(self) -> int:
-        """Of the process that speaks to Ray."""
+        """Process id of the driver."""
         return self._driver.pid if self._driver is not None else 0
 
     def _tell(self, message: Message) -> None:
         driver = self._driver
         assert driver is not None
         assert driver.stdin is not None
-        # A driver that is gone has trouble, of which `trouble` tells; one that is stopped does not
-        # stop the search: what its pipe has no room for is asked again, as all but the first is.
+        # If the driver has ended, `trouble` says so. If it is stopped, it must not block the
+        # search: an order that does not fit into the pipe is dropped, and refills are repeated
+        # anyway.
         with self._lock, contextlib.suppress(OSError, ValueError):
             driver.stdin.write(dumps(message).encode() + b"\n")
             os.set_blocking(driver.stdin.fileno(), False)
 
     def _listen(self, driver: subprocess.Popen[bytes]) -> None:
-        """In a thread of its own: what the driver says is why there are no agents."""
+        """Reads, in a thread of its own, why the driver cannot start agents."""
         assert driver.stdout is not None
         with driver.stdout:
             for line in driver.stdout:
@@ -164,7 +168,7 @@ class RayLauncher:
 
 @contextmanager
 def ray_launcher() -> Generator[RayLauncher]:
-    """A launcher whose agents are gone when the body ends."""
+    """Makes a launcher whose agents have ended when the body ends."""
     with temporary_folder("ray") as folder:
         launcher = RayLauncher(folder)
         try:

@@ -1,8 +1,8 @@
-"""The process that speaks to Ray: reads orders as lines of JSON, and ends when they do.
+"""The process that talks to Ray: it reads orders as lines of JSON until its input ends.
 
-An order is `{"start": command, "hosts": N, "token": ..., "folder": ..., "variables": ...}`, once,
-or `{"refill": true}`, as often as agents are missed. It answers `{"trouble": why}` when there is no
-way to agents.
+The first order is `{"start": command, "hosts": N, "token": ..., "folder": ..., "variables": ...}`.
+`{"refill": true}` follows whenever agents are missing. The process answers `{"trouble": why}` if it
+cannot start agents.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _TICK_S = 1.0
 
 
 def run_agent(command: Sequence[str], token: str, folder: str, variables: Mapping[str, str]) -> str:
-    """Runs an agent, in an actor of Ray, until it ends.
+    """Runs an agent inside a Ray actor until the agent ends.
 
-    One that somebody has stopped is ended once the search has given it up: by then another one is
-    wanted in its place.
+    An agent that was stopped by a signal is killed once the search has given it up, since the
+    search then asks for another one.
 
     Args:
-      variables: of the search's environment, over those that Ray's processes have.
+      variables: environment variables of the search; they override those of Ray's processes.
 
     Returns:
-      The last that it said, if it ended badly; empty if the search has let it go.
+      The last line of its output if it failed; empty if the search ended it.
     """
     own = {k: v for k, v in os.environ.items() if k not in TOKEN_VARIABLES}
     with tempfile.TemporaryFile() as output:
@@ -60,7 +60,7 @@ def run_agent(command: Sequence[str], token: str, folder: str, variables: Mappin
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-        is_hung = _outlive(running)
+        is_hung = _wait_or_kill(running)
         if running.returncode == 0:
             return ""
         output.seek(max(output.seek(0, os.SEEK_END) - _TAIL_CHARS, 0))
@@ -70,8 +70,8 @@ def run_agent(command: Sequence[str], token: str, folder: str, variables: Mappin
     return lines[-1] if lines else f"the agent ended with code {running.returncode}"
 
 
-def _outlive(agent: subprocess.Popen[bytes]) -> bool:
-    """Waits for the end of an agent; True if it had to be ended, since it was stopped for long."""
+def _wait_or_kill(agent: subprocess.Popen[bytes]) -> bool:
+    """Waits for the end of an agent; True if it was stopped for too long and had to be killed."""
     stopped_since_s = math.inf
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -80,7 +80,7 @@ def _outlive(agent: subprocess.Popen[bytes]) -> bool:
         now_s = time.monotonic()
         stopped_since_s = min(stopped_since_s, now_s) if _is_stopped(agent.pid) else math.inf
         if now_s - stopped_since_s > LOST_S:
-            agent.kill()  # Its workers have guardians, who end with it.
+            agent.kill()  # Its workers have guardians, which end with it.
             agent.wait()
             return True
 
@@ -93,10 +93,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def bundle_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What an agent takes of its node: one core to be counted, and all accelerators.
+    """The resources that an agent reserves on its node: one core, and all accelerators.
 
     Args:
-      nodes: `ray.nodes()`. Of several kinds of nodes, those with the most accelerators are meant.
+      nodes: `ray.nodes()`. If there are several kinds, the one with the most accelerators counts.
     """
     alive = [dict(node.get("Resources", {})) for node in nodes if node.get("Alive")]
     most = {name: max((one.get(name, 0.0) for one in alive), default=0.0) for name in _ACCELERATORS}
@@ -107,8 +107,8 @@ class Driver:
     """The agents of one search under Ray.
 
     Args:
-      ray: the library.
-      order: to start them.
+      ray: the imported library.
+      order: the order that starts them.
     """
 
     def __init__(self, ray: Any, order: Message) -> None:
@@ -122,13 +122,14 @@ class Driver:
         self.last = ""
 
     def start(self, is_over: Callable[[], bool]) -> None:
-        """Places the group, waits until it has nodes, and starts an agent on each.
+        """Creates a placement group, waits until it has nodes, and starts an agent on each.
 
         Args:
-          is_over: says that nobody waits for them any more.
+          is_over: whether the search has ended and nobody waits for the agents any more.
         """
         placing = importlib.import_module("ray.util.placement_group")
-        # One bundle for each host, and never two on one: a host's devices serve one process.
+        # One bundle per host and never two on the same host: one process uses all devices of a
+        # host.
         bundles = [dict(self._bundle) for _ in range(self._hosts)]
         self._group = placing.placement_group(bundles, strategy="STRICT_SPREAD")
         ready = self._group.ready()
@@ -139,7 +140,7 @@ class Driver:
         self._runs = [self._run(actor) for actor in self._actors]
 
     def refill(self) -> None:
-        """Starts those agents again that have ended, and actors that are gone."""
+        """Restarts agents that have ended and actors that are gone."""
         for number, run in enumerate(self._runs):
             ready, _ = self._ray.wait([run], timeout=0)
             if not ready:
@@ -152,8 +153,8 @@ class Driver:
             self._runs[number] = self._run(self._actors[number])
 
     def close(self) -> None:
-        """Ends all actors, and with them what they started."""
-        if self._runs:  # Agents end by themselves when the search says so.
+        """Kills all actors and the processes that they started."""
+        if self._runs:  # The agents end when the search tells them to.
             self._ray.wait(self._runs, num_returns=len(self._runs), timeout=_GOODBYE_S)
         for actor in self._actors:
             with contextlib.suppress(Exception):
@@ -193,8 +194,7 @@ class Driver:
 
 
 def why_unreachable(address: str) -> str:
-    """Why nobody answers at RAY_ADDRESS, which Ray itself takes minutes to say; empty if somebody
-    does, or it is of another form than `host:port`."""
+    """Why nothing answers at RAY_ADDRESS; empty if something does, or if it is not `host:port`."""
     found = re.fullmatch(r"\[?([^\[\]/]+?)\]?:(\d{1,5})", address)
     if found is None:
         return ""
@@ -220,7 +220,7 @@ def main() -> None:
         orders.put(None)
 
     def is_over() -> bool:
-        """Whether the search has closed the pipe: refills that it asks for now are nothing new."""
+        """Whether the search has closed the pipe; orders to refill do not matter here."""
         while not orders.empty():
             if orders.get() is None:
                 orders.put(None)

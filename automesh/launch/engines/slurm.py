@@ -1,10 +1,10 @@
-"""SLURM: one `srun` starts an agent on each node, inside of an allocation or with one of its own.
+"""The SLURM launcher: one `srun` starts an agent on each node, in an allocation or in a new one.
 
 Inside an allocation (`salloc`, a batch script) the agents are a job step of it. From a login node
-`srun` asks for nodes, waits in the queue, and gives them back when the agents end. What else SLURM
-wants to know it takes from its own variables, as every `srun` does: SLURM_PARTITION, SLURM_ACCOUNT,
-SLURM_TIMELIMIT, SLURM_GPUS_PER_NODE, SLURM_CONSTRAINT, ... (`man srun`, INPUT ENVIRONMENT
-VARIABLES).
+`srun` asks for nodes, waits in the queue, and gives them back when the agents end. All other
+settings come from SLURM's own environment variables, as with every `srun`: SLURM_PARTITION,
+SLURM_ACCOUNT, SLURM_TIMELIMIT, SLURM_GPUS_PER_NODE, SLURM_CONSTRAINT, ... (`man srun`, INPUT
+ENVIRONMENT VARIABLES).
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.files import open_log
-from automesh.launch.launcher import Order, agent_command
+from automesh.launch.launcher import AgentOrder, agent_command
 from automesh.texts.terminal import clean
 from automesh.worker.environment import TOKEN, TOKEN_FILE
 from automesh.worker.process import log_tail
 from automesh.worker.temporary import temporary_folder
 
 _AGENT_WAIT_S = 120
-_GOODBYE_S = 6.0  # Agents end by themselves when the search says so.
+_GOODBYE_S = 6.0  # The agents end when the search tells them to.
 _END_S = 5.0
 _JOB = "SLURM_JOB_ID"
 
 
-def command_of(order: Order, environ: Mapping[str, str]) -> list[str]:
-    """The `srun` that starts the agents; the token is not in it.
+def command_of(order: AgentOrder, environ: Mapping[str, str]) -> list[str]:
+    """The `srun` command that starts the agents, without the token.
 
-    One task to a node gets all of the node: its cores (`--cpu-bind=none`), its memory, and in an
-    allocation its GPUs. If one ends, SLURM ends the others (`--kill-on-bad-exit`), since a gang
-    that has lost a host has to begin anew anyway.
+    Each node runs one task, which gets all cores (`--cpu-bind=none`), all memory and, in an
+    allocation, all GPUs of the node. If one task fails, SLURM ends the others
+    (`--kill-on-bad-exit`), since a gang that has lost a host has to start again anyway.
     """
     hosts = order.hosts
     command = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
     command += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--export=ALL", "--input=none"]
     if environ.get(_JOB):
-        # Beside the step or the batch script that this process runs in.
+        # The agents share the nodes with the step or batch script that this process runs in.
         command += ["--overlap"]
     else:
         command += ["--exclusive", "--mem=0", "--job-name=automesh"]
@@ -53,8 +53,8 @@ class SlurmLauncher:
     """See the module and `automesh.launch.launcher.Launcher`.
 
     Args:
-      folder: for what srun prints.
-      environ: of this process.
+      folder: where srun's output is kept.
+      environ: environment of this process.
     """
 
     name = "slurm"
@@ -62,13 +62,13 @@ class SlurmLauncher:
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self._folder = folder
         self._environ = environ
-        self._order: Order | None = None
+        self._order: AgentOrder | None = None
         self._srun: subprocess.Popen[bytes] | None = None
         self._started = 0
-        self._lock = threading.Lock()  # A gang is manned by a thread of its own.
+        self._lock = threading.Lock()  # A thread of its own starts each gang.
         self._is_closed = False
 
-    def start(self, order: Order) -> None:
+    def start(self, order: AgentOrder) -> None:
         """See `Launcher`."""
         if shutil.which("srun", path=self._environ.get("PATH")) is None:
             raise UsageError(
@@ -79,7 +79,8 @@ class SlurmLauncher:
         self._run(order)
 
     def refill(self) -> bool:
-        """See `Launcher`: once one agent has ended, SLURM ends all of them."""
+        """See `Launcher`. Once one agent has ended, SLURM ends all of them, so all are
+        restarted."""
         with self._lock:
             if self._is_closed or self._order is None or self._srun is None:
                 return False
@@ -88,7 +89,7 @@ class SlurmLauncher:
         return True
 
     def give_up(self, name: str) -> None:
-        """See `Launcher`: with it end the others, as when it had ended by itself."""
+        """See `Launcher`. The other agents end with it, as if it had ended by itself."""
         del name
         with self._lock:
             if self._srun is not None and self._srun.poll() is None:
@@ -123,14 +124,14 @@ class SlurmLauncher:
 
     @property
     def pid(self) -> int:
-        """Of srun."""
+        """Process id of srun."""
         return self._srun.pid if self._srun is not None else 0
 
     @property
     def _log(self) -> Path:
         return self._folder / f"srun-{self._started}.log"
 
-    def _run(self, order: Order) -> None:
+    def _run(self, order: AgentOrder) -> None:
         variables = {**self._environ, TOKEN: order.token}
         variables.pop(TOKEN_FILE, None)
         self._started += 1
@@ -142,7 +143,7 @@ class SlurmLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # Ctrl-C is for the search, which then ends the agents.
+                    # Ctrl-C must only reach the search, which then ends the agents.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -153,7 +154,7 @@ class SlurmLauncher:
 
 @contextmanager
 def slurm_launcher() -> Generator[SlurmLauncher]:
-    """A launcher whose agents are gone when the body ends."""
+    """Makes a launcher whose agents have ended when the body ends."""
     with temporary_folder("slurm") as folder:
         launcher = SlurmLauncher(folder, dict(os.environ))
         try:

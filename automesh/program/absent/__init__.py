@@ -1,1 +1,1 @@
-"""Programs for devices that are not here (jax)."""
+"""Programs for absent devices (jax)."""

@@ -1,6 +1,6 @@
-"""Devices that are not here, as a compile-only client of jax gives them (jax).
+"""Absent devices, as a compile-only client of jax provides them (jax).
 
-All that touches such clients is here: `jax.experimental.topologies`, libtpu, the CUDA plugin.
+Only this module uses such clients: `jax.experimental.topologies`, libtpu, the CUDA plugin.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from automesh.outcomes import Failed
 from automesh.package import installed_version
 from automesh.platforms import platform_named
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.surroundings import other_libtpu
 
 Versions = tuple[tuple[str, str], ...]
 
 _CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-# What a user may set in jax that changes what gets compiled.
+# Settings of jax that change the compiled program.
 _SETTINGS = (
     "jax_optimization_level",
     "jax_memory_fitting_level",
@@ -46,9 +46,9 @@ _SETTINGS = (
     "jax_xla_profile_version",
 )
 _VARIABLES = ("XLA_", "LIBTPU_")
-# No device holds so many float32 arrays of 4 GiB: 512 GiB. Over the size of more some libtpu trip,
-# and do not come to say what there is; of one array that is larger than the memory of a chip,
-# others (0.0.41) state that memory, not what a program may take of it.
+# 128 float32 arrays of 4 GiB are 512 GiB, which no device holds. With a larger size some versions
+# of libtpu fail before they state the limit; and for one array larger than a chip's memory others
+# (0.0.41) state that memory, and not the part that a program may use.
 _ARRAYS, _ARRAY = 128, (2**15, 2**15)
 _LONGEST = 200
 
@@ -57,7 +57,7 @@ def devices_of(one: AbsentDevices) -> list[Any]:
     """The devices of a topology, in jax's order; the same objects at every call.
 
     Raises:
-      Refused: the compile-only client is not installed, does not fit this jax, or does not know
+      StepRefused: the compile-only client is not installed, does not fit this jax, or does not know
         the devices.
     """
     return list(_devices(one))
@@ -65,14 +65,14 @@ def devices_of(one: AbsentDevices) -> list[Any]:
 
 @cache
 def usable_bytes(one: AbsentDevices) -> int:
-    """What a program may take of one device's memory.
+    """The memory of one device that a program may use.
 
-    For TPUs the compiler's own limit, read from its refusal of a program that fits nowhere; for
-    GPUs all the memory that the target or its configuration states, since their compiler refuses
-    nothing.
+    For TPUs this is the compiler's own limit, read from its refusal of a program that fits no
+    device. For GPUs it is all memory that the target or its configuration states, since their
+    compiler refuses no program.
 
     Raises:
-      Refused: as `devices_of`; or the compiler does not state its limit.
+      StepRefused: as `devices_of`; or the compiler does not state its limit.
     """
     if one.platform == "gpu":
         _check_configured(one)
@@ -96,7 +96,7 @@ def usable_bytes(one: AbsentDevices) -> int:
 
 
 def versions_for(platform: str) -> Versions:
-    """Of jax, jaxlib and what compiles for a platform."""
+    """The versions of jax, jaxlib and the compiler of a platform."""
     plugins = platform_named(platform).plugins
     packages = [name for plugin in reversed(plugins) for name in plugin.packages]
     found = [(name, version) for name in packages if (version := installed_version(name))]
@@ -106,43 +106,43 @@ def versions_for(platform: str) -> Versions:
 
 
 def settings() -> Versions:
-    """Variables and settings of jax that change what gets compiled."""
+    """The environment variables and settings of jax that change the compiled program."""
     variables = [(k, v) for k, v in os.environ.items() if k.startswith(_VARIABLES)]
     known = [(name, value) for name in _SETTINGS if (value := _setting(name)) is not None]
     return tuple(sorted((*variables, *known)))
 
 
 def _setting(name: str) -> str | None:
-    """The value of a setting; None if this jax has none of that name."""
+    """The value of a setting; None if this jax does not have it."""
     config: Any = jax.config
     if hasattr(config, name):
         return str(getattr(config, name))
     try:
-        return str(config.read(name))  # Those that no context manager changes.
+        return str(config.read(name))  # Settings without a context manager.
     except (AttributeError, KeyError):
         return None
 
 
-def told(one: AbsentDevices) -> list[str]:
-    """Everything that the compiler is told about the devices, as plain values."""
+def compiler_input(one: AbsentDevices) -> list[str]:
+    """All facts about the devices that the compiler gets, as plain values."""
     configuration = read_configuration(one.gpu) if one.gpu else ""
-    # Stored programs are found by this text: it keeps the name that the class had at first.
+    # This text is the key of stored programs, so it keeps the first name of the class.
     return [repr(one).replace(type(one).__name__, "Elsewhere", 1), configuration]
 
 
 def is_absent(device: Any) -> bool:
-    """True for a device that can only be compiled for."""
+    """Whether a device is absent, so that programs can only be compiled for it."""
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 def check_compiled_for(one: AbsentDevices, compiled: jax.stages.Compiled) -> None:
-    """Refuses an executable that jax has made for the devices that are here instead.
+    """Checks that jax has not compiled for the devices of this process instead.
 
     Raises:
-      Refused: it is one.
+      StepRefused: jax has compiled for the devices of this process.
     """
     executable: Any = compiled.runtime_executable()
-    # What can run has devices of its own; what was compiled for others has none.
+    # An executable that can run here has local devices; one for absent devices has none.
     if executable is None or hasattr(executable, "local_devices"):
         raise _refused(
             f"jax has compiled for the devices of this machine, not for {one.device_kind}",
@@ -158,7 +158,7 @@ def _devices(one: AbsentDevices) -> tuple[Any, ...]:
         _check_configured(one)
     try:
         topology = _tpu_topology(one) if one.platform == "tpu" else _gpu_topology(one)
-    # Plugins raise what they like.
+    # Plugins may raise any exception.
     except Exception as error:
         raise _not_given(one, error) from error
     devices = tuple(topology.devices)
@@ -229,12 +229,12 @@ def _check_configured(one: AbsentDevices) -> None:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # Not even the package that it is a part of.
+    except ModuleNotFoundError:  # Even its parent package is missing.
         return False
 
 
-def _not_given(one: AbsentDevices, error: Exception) -> Refused:
-    """One sentence for what a plugin raised instead of giving devices."""
+def _not_given(one: AbsentDevices, error: Exception) -> StepRefused:
+    """Turns an exception of a plugin that gave no devices into one sentence."""
     text = str(error)
     client = _client(one.platform)
     if "lockfile" in text:
@@ -260,7 +260,7 @@ def _client(platform: str) -> str:
 
 
 def _installed(platform: str) -> tuple[str, str] | None:
-    """The package that compiles for a platform, and its version; None if pip knows of none."""
+    """The package that compiles for a platform, and its version; None if none is installed."""
     packages = reversed(platform_named(platform).packages)
     return next(((name, found) for name in packages if (found := installed_version(name))), None)
 
@@ -271,5 +271,5 @@ def _first_line(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _refused(reason: str, hint: str) -> Refused:
-    return Refused(Failed(stage="start", reason=reason, hint=hint))
+def _refused(reason: str, hint: str) -> StepRefused:
+    return StepRefused(Failed(stage="start", reason=reason, hint=hint))

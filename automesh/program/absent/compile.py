@@ -1,6 +1,6 @@
-"""A lowered program becomes a scheduled one for devices that are not here, once and for all (jax).
+"""Compiles lowered programs for absent devices, each only once (jax).
 
-What the compiler gave, its refusals for want of memory included, is kept in a store.
+The compiled programs, and refusals for lack of memory, are kept in a store.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from automesh.platforms import platform_named
 from automesh.platforms.platform import Options
 from automesh.program.absent.client import (
     check_compiled_for,
+    compiler_input,
     devices_of,
     settings,
-    told,
     usable_bytes,
     versions_for,
 )
@@ -33,23 +33,23 @@ from automesh.program.lower.compiled import (
 from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import SETTLING_TRIES, SingleProgram, after_one_step
 from automesh.program.notes import note
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """How a program is to be compiled.
+class CompileOrder:
+    """The devices, options and store for the compile of a program.
 
     Attributes:
       one: the devices.
       options: compiler options of the plan.
-      effort: how hard the compiler shall try.
-      store: where the outcome is kept; None keeps nothing.
-      plan: in text form.
+      effort: the compiler's effort, low or default.
+      store: keeps the outcome; None keeps nothing.
+      plan: the plan as text.
       axes: names and sizes of its axes, in order.
-      dcn: of each axis, how many granules it spans.
-      began_s: when the job began, by `time.perf_counter`, what it waited for others left out.
+      dcn: number of granules that each axis spans.
+      began_s: when the job began, by `time.perf_counter`, without waits for other workers.
     """
 
     one: AbsentDevices
@@ -61,8 +61,8 @@ class Order:
     dcn: tuple[int, ...]
     began_s: float
 
-    def at_known_effort(self) -> Order:
-        """At default effort, where the compiler knows no other."""
+    def at_known_effort(self) -> CompileOrder:
+        """The order at default effort, if the compiler has no other."""
         return (
             self
             if platform_named(self.one.platform).low_effort_options
@@ -75,10 +75,10 @@ class Module:
     """A program that was compiled, or found in the store.
 
     Attributes:
-      key: under which it is kept; empty if it is not.
+      key: its key in the store; empty if it is not stored.
       module: serialized HLO module, scheduled.
-      compile_s: of its own compile, which may have been another day's.
-      effort: `default` wherever low effort is no other.
+      compile_s: seconds of its compile, which may have been in an earlier search.
+      effort: its effort; `default` if the compiler has no other.
     """
 
     key: str
@@ -89,15 +89,15 @@ class Module:
     effort: Effort
 
 
-def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
+def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> Module:
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
-      fingerprint: of the program with its devices and the plan's compiler options.
+      fingerprint: fingerprint of the program with its devices and the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`; or with `Failed` for an option that this compiler does not take,
-        or a store that cannot be written.
+      StepRefused: `OutOfMemory`; or `Failed` for an option that this compiler does not take, or a
+        store that cannot be written.
     """
     order = order.at_known_effort()
     key = _key(order, fingerprint, order.effort)
@@ -108,36 +108,40 @@ def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
     is_settled = _is_settled(order, fingerprint)
     try:
         stored = _compiled(program, order, is_settled)
-    except Refused as refused:
+    except StepRefused as refused:
         if isinstance(verdict := refused.outcome, OutOfMemory):
             if not verdict.limit_bytes:
                 verdict = replace(verdict, limit_bytes=usable_bytes(order.one))
             _keep(order, key, _blank(order, verdict))
-            raise Refused(verdict) from refused
+            raise StepRefused(verdict) from refused
         raise
     _keep(order, key, stored)
     return _module(stored, order, key)
 
 
-def find_part(order: Order, *, fingerprint: str) -> Module | None:
-    """One of several programs that make up a step, if it is kept; see `keep_part`."""
+def find_part(order: CompileOrder, *, fingerprint: str) -> Module | None:
+    """Finds one of the programs of a step that has several, if it is stored; see `keep_part`."""
     key = _key(order, fingerprint, order.effort)
     stored = order.store.find(key) if order.store is not None else None
     return _module(stored, order, key) if stored is not None else None
 
 
 def keep_part(
-    lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order, *, fingerprint: str
+    lowered: jax.stages.Lowered,
+    compiled: jax.stages.Compiled,
+    order: CompileOrder,
+    *,
+    fingerprint: str,
 ) -> Module:
-    """Keeps one of several programs that make up a step.
+    """Stores one of the programs of a step that has several.
 
     Args:
-      lowered: what was compiled.
-      order: `axes` and `dcn` are those of the devices that run it.
+      lowered: the lowered program.
+      order: its `axes` and `dcn` are those of the devices that run the program.
       fingerprint: of this program.
 
     Raises:
-      Refused: it cannot be read, or the store cannot be written.
+      StepRefused: it cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
     stored = _read(lowered, compiled, order)
@@ -146,53 +150,53 @@ def keep_part(
     return _module(stored, order, key)
 
 
-def _key(order: Order, fingerprint: str, effort: Effort) -> str:
+def _key(order: CompileOrder, fingerprint: str, effort: Effort) -> str:
     platform = platform_named(order.one.platform)
     options = platform.low_effort_options if effort == "low" else ()
     return key_of(
         fingerprint=fingerprint,
-        target=told(order.one),
+        target=compiler_input(order.one),
         effort=(("effort", effort), *options, *platform.needed_options),
         versions=versions_for(order.one.platform),
         environment=settings(),
     )
 
 
-def _module(stored: Stored, order: Order, key: str) -> Module:
+def _module(stored: Stored, order: CompileOrder, key: str) -> Module:
     if stored.out_of_memory is not None:
-        raise Refused(stored.out_of_memory)
+        raise StepRefused(stored.out_of_memory)
     assert stored.memory is not None
     return Module(
         key=key if order.store is not None else "",
         module=stored.module,
         memory=_within_limit(stored.memory, order),
-        # Counted anew: it may have been compiled for a plan whose axes have other names.
+        # Counted again: it may have been compiled for a plan with other names of axes.
         counts=count_serialized(stored.module, order.axes, order.dcn),
         compile_s=stored.compile_s,
         effort=stored.effort,
     )
 
 
-def _within_limit(memory: Memory, order: Order) -> Memory:
-    """The memory of a program that a compiler for TPUs has accepted: it has looked whether it fits.
+def _within_limit(memory: Memory, order: CompileOrder) -> Memory:
+    """The memory of a program that a TPU compiler has accepted, limited to what it accepts.
 
-    Of a program that keeps temporaries on the host too, it states no peak of the device, and what
-    stands for that (`read_memory`) is a sum of what is not all there at once: 18.5 GiB of a program
-    of which it accepts 15.75 GiB at most (a test beside this module's has it).
+    For a program with temporaries on the host, the compiler states no peak of the device.
+    `read_memory` then adds arrays that do not exist at the same time: 18.5 GiB for a program of
+    which the compiler accepts at most 15.75 GiB (a test of this module has it).
     """
     if order.one.platform != "tpu" or memory.peak_bytes != memory.total_bytes:
         return memory
     return replace(memory, peak_bytes=min(memory.peak_bytes, usable_bytes(order.one)))
 
 
-def _keep(order: Order, key: str, stored: Stored) -> None:
+def _keep(order: CompileOrder, key: str, stored: Stored) -> None:
     if order.store is None:
         return
     try:
         order.store.keep(key, stored)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise Refused(
+        raise StepRefused(
             Failed(
                 stage="start",
                 reason=f"compiled programs cannot be kept in `{order.store.folder}`: "
@@ -202,8 +206,8 @@ def _keep(order: Order, key: str, stored: Stored) -> None:
         ) from error
 
 
-def _blank(order: Order, verdict: OutOfMemory | None) -> Stored:
-    """What is kept where the compiler gave no program."""
+def _blank(order: CompileOrder, verdict: OutOfMemory | None) -> Stored:
+    """The stored entry of a program that the compiler refused."""
     return Stored(
         module=b"",
         memory=None,
@@ -224,7 +228,7 @@ def _in_words(one: AbsentDevices) -> str:
     return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")
 
 
-def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
+def _compiled(program: SingleProgram, order: CompileOrder, is_settled: bool | None) -> Stored:
     compiled, settled_at_once, first = _settle(program, order, is_settled)
     stored = replace(_read(program.lowered, compiled, order), is_settled=settled_at_once)
     assert stored.memory is not None
@@ -232,7 +236,9 @@ def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> 
     return replace(stored, memory=memory, out_of_memory=_verdict(memory, order))
 
 
-def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order) -> Stored:
+def _read(
+    lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: CompileOrder
+) -> Stored:
     memory = read_memory(compiled, platform=order.one.platform)
     module = serialized(compiled, kernel_costs(lowered))
     return replace(
@@ -243,8 +249,8 @@ def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Ord
     )
 
 
-def _verdict(memory: Memory, order: Order) -> OutOfMemory | None:
-    """Compilers for GPUs say what a program takes, and compile it however much that is."""
+def _verdict(memory: Memory, order: CompileOrder) -> OutOfMemory | None:
+    """Checks the memory limit for GPUs, whose compilers accept programs of any size."""
     limit = usable_bytes(order.one) if order.one.platform == "gpu" else 0
     if not limit or memory.peak_bytes <= limit:
         return None
@@ -257,9 +263,9 @@ def _verdict(memory: Memory, order: Order) -> OutOfMemory | None:
     )
 
 
-def _is_settled(order: Order, fingerprint: str) -> bool | None:
-    """What an earlier compile at low effort has shown: whether the program's outputs are laid out
-    as its inputs are; None if there was none."""
+def _is_settled(order: CompileOrder, fingerprint: str) -> bool | None:
+    """Whether the outputs of the program are laid out like its inputs, known from an earlier
+    compile at low effort; None if there was none."""
     if order.store is None or order.effort == "low":
         return None
     before = order.store.find(_key(order, fingerprint, "low"))
@@ -267,15 +273,15 @@ def _is_settled(order: Order, fingerprint: str) -> bool | None:
 
 
 def _settle(
-    program: SingleProgram, order: Order, is_settled: bool | None
+    program: SingleProgram, order: CompileOrder, is_settled: bool | None
 ) -> tuple[jax.stages.Compiled, bool, Memory | None]:
-    """Compiles the program that a training loop settles to, once at the effort that is asked for.
+    """Compiles the program that a training loop settles to, once at the requested effort.
 
-    Which one it settles to is found out at low effort, where that is known to be needed.
+    If it may differ from the given program, a compile at low effort finds it.
 
     Returns:
-      The executable; whether the program as it stands was the settled one; the memory of that, if
-      it was not, by a compile at low effort where there is one.
+      The executable; whether the given program was the settled one; if not, the memory of the given
+      one, by a compile at low effort.
     """
     quick: Effort = "low" if platform_named(order.one.platform).low_effort_options else order.effort
     tried: Effort = quick if is_settled is False else order.effort
@@ -294,16 +300,16 @@ def _settle(
     return compiled, settled_at_once, first
 
 
-def all_options(order: Order, effort: Effort) -> Options:
-    """Those of the plan, with what the compiler needs for devices that are not here."""
+def all_options(order: CompileOrder, effort: Effort) -> Options:
+    """The compiler options of the plan, with those that absent devices need."""
     platform, device = platform_named(order.one.platform), devices_of(order.one)[0]
     low = known(platform.low_effort_options, device) if effort == "low" else ()
-    # What a plan says about the options that are needed here holds: it was chosen for a reason.
+    # The plan's values override needed ones: somebody has chosen them.
     options = {**dict(known(platform.needed_options, device)), **dict(order.options), **dict(low)}
     return tuple(options.items())
 
 
-def _compile(program: SingleProgram, order: Order, effort: Effort) -> jax.stages.Compiled:
+def _compile(program: SingleProgram, order: CompileOrder, effort: Effort) -> jax.stages.Compiled:
     compiled = compile_lowered(program.lowered, all_options(order, effort))
     check_compiled_for(order.one, compiled)
     return compiled

@@ -1,12 +1,12 @@
-"""While user code runs for devices that are not here, jax's public queries answer for them (jax).
+"""Makes jax's public queries answer for absent devices while user code runs (jax).
 
-Devices of this machine that a process does not have, since it lowers on virtual ones, are answered
-for, too: by the virtual ones, so that what is put on them stays where it is.
+Attached devices that a process does not have, since it lowers on virtual ones, are treated
+likewise: virtual devices answer for them, so that arrays on these stay where they are.
 
 Only the names that users import are replaced, in `jax`, `jax.extend.backend` and
-`jax.experimental.mesh_utils`; jax itself asks `jax._src.xla_bridge`, and goes on seeing the devices
-that are here. What stands under the public names from `install` on asks each time whom it answers
-for, so it may be imported early (`from jax import devices`) and kept.
+`jax.experimental.mesh_utils`; jax itself asks `jax._src.xla_bridge`, and still sees the devices of
+this process. The functions that `install` puts under the public names check at each call for which
+devices they answer, so user code may import them early (`from jax import devices`) and keep them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _QUERIES = (
     "process_index",
     "process_indices",
 )
-# What jax says when it is to put data on devices that can only be compiled for, or to run there;
-# and of what stands in for devices.
+# jax's errors when user code puts data on absent devices or runs there, and the errors of
+# stand-ins.
 _SAID = re.compile(
     r"compile-only client|\bExecutable' object has no attribute"
     r"|id=\d+, not here|a device that is not here"
 )
-# What jax still has under old names.
+# Queries that jax still has under old names.
 _OLD_NAMES = {
     "host_count": "process_count",
     "host_id": "process_index",
@@ -58,14 +58,14 @@ _OLD_NAMES = {
 }
 # Of `jax.extend.backend`: libraries of kernels choose by the device that it gives.
 _DEFAULT_DEVICE = "get_default_device"
-# Functions that take all devices if they are given none.
+# Functions that use all devices by default.
 _MAKERS = (
     (jax, "make_mesh"),
     (mesh_utils, "create_device_mesh"),
     (mesh_utils, "create_hybrid_device_mesh"),
 )
 _HYBRID = "create_hybrid_device_mesh"
-# Questions whose answers depend on the process that asks.
+# Queries whose answers depend on the process that asks.
 _OF_PROCESSES = frozenset({
     "local_devices", "local_device_count", "process_count", "process_index", "process_indices",
 })  # fmt: skip
@@ -73,16 +73,17 @@ _OF_PROCESSES = frozenset({
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What user code is told, and what it has asked.
+    """The answers for user code, and the questions that it has asked.
 
     Attributes:
       one: the devices to answer for.
-      make: gives them, in jax's order; called when they are asked for.
-      in_meshes: True if meshes that user code makes shall consist of them.
-      as_one: True if user code shall believe that it is the only process, with all devices. The
-        virtual devices of this process then stand in for them, and say what they say.
-      hides_processes: user code has asked for processes, and was told of one where there are more.
-      questions: in words, each once.
+      make: makes these devices, in jax's order; is called when user code asks for them.
+      in_meshes: True if meshes that user code makes consist of these devices.
+      as_one: True if user code sees a single process with all devices. Then the virtual devices of
+        this process replace them, and answer as they would.
+      hides_processes: True if user code has asked for processes and was told of one although there
+        are more.
+      questions: the questions in words, each once.
     """
 
     one: AbsentDevices
@@ -94,7 +95,7 @@ class Answers:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What was asked and answered, in words, each once, in the order of the questions."""
+        """The questions with their answers, in words, each once, in order."""
         return tuple(self.questions)
 
     def concern(self, backend: Any) -> bool:
@@ -130,21 +131,21 @@ class Answers:
 
     @property
     def are_virtual(self) -> bool:
-        """Whether virtual devices of this process stand in for them."""
+        """Whether virtual devices of this process replace them."""
         return self.as_one or self.one.is_attached
 
     def note(self, query: str, answer: Any) -> None:
-        """Writes down a question of user code, in the worker's log too."""
+        """Notes a question of user code, also in the worker's log."""
         self._note(f"jax.{query}()", answer)
 
     def note_of_device(self, attribute: str, answer: Any) -> None:
-        """Likewise, for what it reads off a device of its mesh."""
+        """Notes that user code has read an attribute of a device of its mesh."""
         if attribute in PROCESS_ATTRIBUTES:
             self.note_of_processes()
         self._note(f"device.{attribute}", answer)
 
     def note_of_processes(self) -> None:
-        """User code has asked which process it is, or which devices are those of a process."""
+        """Notes that user code has asked for its process or for the devices of a process."""
         self.hides_processes |= self.as_one and self.one.num_hosts > 1
 
     def _note(self, question: str, answer: Any) -> None:
@@ -155,11 +156,12 @@ class Answers:
 
 
 @dataclass(slots=True)
-class _State:
-    """Of this process: user code may ask from threads of its own.
+class _QueryState:
+    """The state of this module for the process, for all threads: user code may ask from its own
+    threads.
 
     Attributes:
-      shown: how many of the devices user code is shown; 0 for all.
+      shown: number of devices that user code sees; 0 for all.
     """
 
     answers: Answers | None = None
@@ -167,12 +169,11 @@ class _State:
     real: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
 
-_STATE = _State()
+_STATE = _QueryState()
 
 
 def install() -> None:
-    """Puts functions under jax's public names that answer as jax does, until `answering` is
-    entered."""
+    """Replaces jax's public queries by functions that answer as jax does outside of `answering`."""
     if _STATE.real:
         return
     for name in (*_QUERIES, *_OLD_NAMES):
@@ -193,12 +194,12 @@ def answering(
     in_meshes: bool,
     as_one: bool = False,
 ) -> Generator[Answers]:
-    """Answers for `one` while the body runs.
+    """Makes the queries answer for `one` while the body runs.
 
     Args:
-      devices: gives the devices to answer with, in jax's order.
-      in_meshes: True if meshes that user code makes shall consist of them. Otherwise the virtual
-        devices of its meshes answer for them.
+      devices: makes the devices for the answers, in jax's order.
+      in_meshes: True if meshes that user code makes consist of these. Otherwise they consist of
+        virtual devices, which answer for these.
       as_one: see `Answers`; meshes that user code makes then consist of virtual devices.
     """
     install()
@@ -225,7 +226,7 @@ def answering(
 
 @contextmanager
 def showing(count: int) -> Generator[None]:
-    """User code sees the first `count` of the devices while the body runs; 0 for all."""
+    """Shows user code only the first `count` devices while the body runs; 0 for all."""
     install()
     before = _STATE.shown
     _STATE.shown = count
@@ -236,7 +237,7 @@ def showing(count: int) -> Generator[None]:
 
 
 def hidden_processes() -> int:
-    """How many processes the target has, where user code asked and was told of one; else 0."""
+    """The number of processes of the target if user code asked and was told of one; else 0."""
     answers = _STATE.answers
     return answers.one.num_hosts if answers is not None and answers.hides_processes else 0
 
@@ -246,12 +247,12 @@ def _hbm_bytes(one: AbsentDevices) -> int:
 
 
 def attached() -> list[Any]:
-    """The devices that are here, whatever user code is told."""
+    """The real devices, whatever user code is told."""
     return _STATE.real.get("devices", jax.devices)()
 
 
 def own() -> list[Any]:
-    """Of the devices that are here, those of this process: all, but in a gang of processes."""
+    """The real devices of this process: in a gang a part of them, else all."""
     index = _STATE.real.get("process_index", jax.process_index)()
     return [one for one in attached() if one.process_index == index]
 
@@ -268,7 +269,7 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return original(*args, **kwargs)  # which says what is wrong with them
+            return original(*args, **kwargs)  # jax raises the error for wrong arguments
         if not answers.concern(given.get("backend")):
             found = original(*args, **kwargs)
             # Beside accelerators jax has one CPU device.
@@ -276,7 +277,7 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if name in _OF_PROCESSES:
             answers.note_of_processes()
         if answers.are_virtual and name != "default_backend":
-            # As many virtual devices stand in for them, and say what they say.
+            # As many virtual devices replace them, and answer as they would.
             rest = {key: value for key, value in given.items() if key != "backend"}
             found = _shown(name, original(**rest))
             kind = answers.one.device_kind
@@ -294,7 +295,7 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _shown(name: str, found: Any) -> Any:
-    """As much of an answer as user code is to see."""
+    """The part of an answer that user code shall see."""
     if not _STATE.shown:
         return found
     if name in ("devices", "local_devices"):
@@ -308,7 +309,7 @@ def _default_device(original: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(original)
     def query() -> Any:
         answers = _STATE.answers
-        # Who has chosen a device gets it. A virtual one says what an attached one says.
+        # A device that user code has chosen is kept. A virtual one answers as an attached one.
         if answers is None or answers.are_virtual or jax.config.jax_default_device is not None:
             return original()
         device = answers.devices()[0]
@@ -343,7 +344,8 @@ def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hybrid(original: Callable[..., Any], given: inspect.BoundArguments, answers: Answers) -> Any:
-    """A mesh over slices, of virtual devices in their name: jax itself would read what they are."""
+    """Makes a mesh over slices from virtual devices: jax's own function would see that they are
+    virtual."""
     devices = list(given.arguments["devices"])
     shown = answers.devices()
     said = [as_said(device, shown, as_one=True) for device in devices]
@@ -358,7 +360,7 @@ def _hybrid(original: Callable[..., Any], given: inspect.BoundArguments, answers
 
 
 def _asking() -> str:
-    """The line that asks: the nearest one outside of what answers."""
+    """The line of user code that asks: the nearest one outside of this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename in (__file__, mesh_devices.__file__):
         frame = frame.f_back
@@ -373,19 +375,19 @@ def _in_words(answer: Any) -> str:
 
 @contextmanager
 def explaining_real_arrays(function: str) -> Generator[None]:
-    """Says what to do if the body puts arrays on devices that are not here.
+    """Explains what to do if the body puts arrays on absent devices.
 
     Args:
-      function: the user's, which the body calls.
+      function: name of the user's function that the body calls.
 
     Raises:
-      UsageError: it does.
-      Exception: whatever else the body raises.
+      UsageError: the body puts arrays on absent devices.
+      Exception: any other exception of the body.
     """
     try:
         yield
     except Exception as error:
-        # An error while the script was loaded is explained already, without this in mind.
+        # An error while the script was loaded has another explanation already; look at its cause.
         seen = error.__cause__ if isinstance(error, AutomeshError) else error
         if seen is None or not _SAID.search(str(seen)):
             raise

@@ -1,8 +1,7 @@
-"""What looks like the devices of a target to user code that asks for them (jax).
+"""Stand-ins for the devices of a target, for user code that asks for devices (jax).
 
-For ranking by estimate where no compile-only client is installed, and for devices of this machine
-in a process that has none of them. The attributes and the order are those of the devices that these
-clients give.
+They are used to rank by estimate if no compile-only client is installed, and for attached devices
+in a process without them. Their attributes and order are those of the devices of such clients.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from automesh.hardware.gpu_configurations import (
 from automesh.program.absent import layout
 from automesh.program.absent.pallas import cores_of
 
-_SLICE_IDS = 100_000  # by which the ids of devices in several slices lie apart
+_SLICE_IDS = 100_000  # distance between the ids of devices in different slices
 
 
 class FakeDevice:
-    """A device with its public attributes and nothing behind them."""
+    """A device that has only public attributes."""
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -45,7 +44,7 @@ def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     in_slice = layout.fake_devices(one.device_kind, one.torus, one.devices_per_chip, host=one.host)
     found: list[FakeDevice] = []
     for granule in range(one.num_granules):
-        # A single slice that is not here has no number.
+        # The devices of a single absent slice have no slice index.
         is_numbered = one.num_granules > 1 or one.is_attached
         numbered = {"slice_index": granule} if is_numbered else {}
         first = _SLICE_IDS * (granule + 1) if one.num_granules > 1 else 0

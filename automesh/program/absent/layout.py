@@ -1,4 +1,4 @@
-"""Where jax's mesh code puts mesh axes on a torus, read off stand-ins for the devices (jax)."""
+"""Finds where jax's mesh code puts mesh axes on a torus, with stand-ins for the devices (jax)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Spans = tuple[Span, ...]
 _HOST = (2, 2, 1)  # Chips of a host: jax lists the devices of a slice host by host.
-# For these jax looks at the last size of a mesh, whether it is 1 or not.
+# For these kinds jax's layout depends on the last size of a mesh, even if it is 1.
 _BY_LAST_SIZE = ("TPU v2", "TPU v3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeDevice:
-    """What jax's mesh code looks at in a TPU device."""
+class LayoutDevice:
+    """The attributes of a TPU device that jax's mesh code reads."""
 
     id: int
     platform: str
@@ -45,25 +45,25 @@ def fake_devices(
     torus: tuple[int, ...],
     devices_per_chip: int,
     host: tuple[int, ...] = _HOST,
-) -> tuple[FakeDevice, ...]:
+) -> tuple[LayoutDevice, ...]:
     """The devices of one slice in the order in which jax lists them.
 
     The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
     those of libtpu's compile-only topologies.
 
     Args:
-      host: chips of one host along each of three dimensions.
+      host: number of chips of one host along each of three dimensions.
     """
     box = (*torus, 1, 1)[:3]
     host = tuple(min(have, size) for have, size in zip(host, box, strict=True))
     hosts = tuple(-(-size // have) for size, have in zip(box, host, strict=True))
-    found: list[FakeDevice] = []
+    found: list[LayoutDevice] = []
     for z, y, x in itertools.product(*(range(size) for size in reversed(box))):
         cell = tuple(at // have for at, have in zip((x, y, z), host, strict=True))
         chip = x + box[0] * (y + box[1] * z)
         for core in range(devices_per_chip):
             found.append(
-                FakeDevice(
+                LayoutDevice(
                     id=chip * devices_per_chip + core,
                     platform="tpu",
                     device_kind=device_kind,
@@ -77,7 +77,7 @@ def fake_devices(
 
 
 def lay_out(job: LayoutJob) -> Layouts:
-    """Lays every shape of the job out, and says along which physical dimensions each axis runs."""
+    """Lays out every shape of the job, and finds the physical dimensions of each axis."""
     if not job.torus:
         return Layouts(shapes=job.shapes, spans=tuple(((),) * len(one) for one in job.shapes))
     torus = _Torus(job)
@@ -127,7 +127,7 @@ class _Torus:
         return known if isinstance(known, str) else known.reshape(*shape, 4)
 
     def _made(self, shape: tuple[int, ...]) -> Ints | str:
-        # jax lays out no mesh without axes, which one device is.
+        # jax cannot lay out a mesh without axes, which is one device.
         axes = shape or (1,)
         name = "x".join(map(str, axes))
         try:
@@ -139,8 +139,8 @@ class _Torus:
 
 
 def spans_of(places: Ints) -> tuple[Spans, ...] | None:
-    """Where each axis lies, if every step along an axis leads the same way wherever it is made and
-    the devices along it form a regular box.
+    """The spans of the axes, if each step along an axis has the same direction everywhere and the
+    devices along it form a regular box; else None.
 
     Args:
       places: [*shape, 4]: x, y, z and core of the device at each point of the mesh.

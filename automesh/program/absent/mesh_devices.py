@@ -1,12 +1,12 @@
-"""While user code runs for devices that are not here, those of its meshes answer for them (jax).
+"""Makes the devices of user code's meshes answer for absent devices (jax).
 
 An estimate lays its meshes out on virtual CPU devices. A model that chooses a kernel by
-`mesh.devices.flat[0].platform` would take the one for CPUs, or none. So what Python code outside of
-jax reads off such a device is what a device of the target says; jax, jaxlib and automesh themselves
-go on reading what it is, and so does everything written in C++.
+`mesh.devices.flat[0].platform` would take the one for CPUs, or none. So Python code outside of jax
+that reads an attribute of such a device gets the value of a target's device. jax, jaxlib and
+automesh themselves still get the real values, and so does C++ code.
 
-`jaxlib._jax.Device` is a class whose attributes can be replaced; should that end,
-`answering_meshes` says so in a note and devices say what they are.
+The attributes of the class `jaxlib._jax.Device` can be replaced. If a later jaxlib forbids that,
+`answering_meshes` notes it in the log, and devices give their real values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import jax
 from automesh.package import asks_as_user, is_our_module
 from automesh.program.notes import note
 
-# What a device of a target is asked for. Its client and its memories stay those that are here,
-# since jax computes with them.
+# Attributes for which a target's device answers. Client and memories stay the real ones, since jax
+# computes with them.
 _SAID = ("platform", "device_kind", "process_index", "host_id", "task_id", "local_hardware_id")
-# What TPUs and GPUs say and CPUs do not.
+# Attributes of TPUs and GPUs that CPUs do not have.
 _MORE = (
     "coords",
     "core_on_chip",
@@ -54,13 +54,13 @@ def answering_meshes(
     asked: Callable[[str, Any], None],
     as_one: bool = False,
 ) -> Generator[None]:
-    """Lets the CPU devices that are here speak for those of a target while the body runs.
+    """Makes CPU devices of this process answer for those of a target while the body runs.
 
     Args:
-      devices: of the target, in jax's order; one that is here speaks for the one of its id.
-      hbm_bytes: memory of one of them, for `memory_stats()`; 0 if it is not known.
-      asked: told of each question of user code and its answer.
-      as_one: True if all devices shall say that they are those of process 0.
+      devices: devices of the target, in jax's order; a real device answers for the one with its id.
+      hbm_bytes: memory of one of them, for `memory_stats()`; 0 if unknown.
+      asked: is called with each question of user code and its answer.
+      as_one: True if all devices belong to process 0 for user code.
     """
     device_class: Any = type(jax.devices(_HERE)[0])
     own = dict(vars(device_class))
@@ -114,7 +114,8 @@ def _reader(
         try:
             answer = getattr(one, name)
         except AttributeError:
-            # A stand-in knows less than a device; what a device does not say, it does not say.
+            # A stand-in has fewer attributes; attributes that it lacks are those of the real
+            # device.
             if name in _MORE:
                 raise
             return truth(device)
@@ -151,7 +152,7 @@ def _memory_stats(
 
 
 def _is_user(answering: FrameType | None) -> bool:
-    """Whether what asks `answering` is neither jax nor automesh."""
+    """Whether the caller of `answering` is neither jax nor automesh."""
     caller = answering.f_back if answering is not None else None
     name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
     if is_our_module(name):

@@ -1,9 +1,10 @@
-"""Pallas asks for the kind of the default device when it traces and lowers kernels (jax).
+"""Makes Pallas trace and lower kernels for absent devices (jax).
 
-It asks jax's inside, where the devices are those that are here; so its questions are answered in
-their own place: those of kernels for TPUs, and those of Triton kernels for GPUs. Mosaic kernels for
-GPUs ask by public names (see `device_queries`). Should jax move these places, kernels that depend
-on the kind of device fail to lower, in Pallas' own words.
+Pallas asks jax's internal functions for the kind of the default device, and they see the devices of
+this process. So this module replaces the functions that Pallas calls: those for TPU kernels, and
+those for Triton kernels on GPUs. Mosaic kernels for GPUs use public names (see `device_queries`).
+If a later jax moves these functions, kernels that depend on the kind of device fail to lower, with
+Pallas' own errors.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _places(names: tuple[str, ...], answers: Mapping[str, Any]) -> list[Any]:
 
 
 def _forget(info: Any) -> None:
-    """What was found out for other devices must not be remembered."""
+    """Clears caches of answers for other devices."""
     for name in _CACHED:
         clear = getattr(getattr(info, name, None), "cache_clear", None)
         if clear is not None:

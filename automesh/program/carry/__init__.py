@@ -1,1 +1,1 @@
-"""The step of a script, taken from the mesh of its one run to other meshes and processes (jax)."""
+"""Carries the step of a script from the mesh of its one run to other meshes and processes (jax)."""

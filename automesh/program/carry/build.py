@@ -33,9 +33,10 @@ def carried_build(
     """The function `build(mesh)` of a script whose step is stored.
 
     Args:
-      otherwise: given the reason, gives the function that runs the script, for meshes that carrying
-        cannot reach, and for values that are not stored.
-      is_strict: carry it in the way of the capture alone, and not in the other where that fails.
+      otherwise: takes a reason and returns the function that runs the script, for meshes to which
+        the step cannot be carried, and for values that are not stored.
+      is_strict: whether to use only the capture's way of carrying, and not the other one if that
+        fails.
     """
     capture = entry.capture
     assert capture is not None

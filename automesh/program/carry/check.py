@@ -1,4 +1,4 @@
-"""Whether the step that was carried to a mesh is the one of a real run there (jax)."""
+"""Checks whether a step that was carried to a mesh equals that of a real run there (jax)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from automesh.program.script.build import Built, build_on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedStep:
-    """The stored step on a mesh, built and lowered; `program` is what `lower` gave."""
+    """The stored step on a mesh, built and lowered; `program` is the result of `lower`."""
 
     by: CarriedBy
     axes: tuple[MeshAxis, ...]
@@ -44,16 +44,16 @@ def check_carried(
 ) -> CarryCheck:
     """Runs the script on a mesh, and compares its step there with the stored one.
 
-    If both differ in how arguments are split, and the script's own mesh has axes of size 1, which
-    that mesh divides among, the step of this run is stored in the place of the first one.
+    If they split arguments differently, and axes that have size 1 in the script's own mesh are
+    larger in this one, the step of this run replaces the stored one.
 
     Args:
-      meshes: the first is taken on which jax takes the stored step.
+      meshes: meshes to try in order; the first one on which jax accepts the stored step is used.
       lower: lowers a step.
-      entering: is told what is done: `build`, `lower`.
+      entering: is called with the name of each stage: `build`, `lower`.
 
     Raises:
-      Exception: whatever ends the script before its step.
+      Exception: any exception that ends the script before its step.
     """
     capture = entry.capture
     assert capture is not None
@@ -66,7 +66,7 @@ def check_carried(
     mesh = ",".join(f"{axis.name}:{axis.size}" for axis in carried.axes)
     entering("build")
     begun_s = perf_counter()
-    # With the right types at once: `build` is called again if they are others.
+    # `build` runs again if the axis types differ, so use the right types at once.
     taken: list[tuple[TracedCall, Mesh]] = []
     running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)))
     real = build_on(running, carried.axes, axis_types=axis_types, devices=own())
@@ -75,7 +75,7 @@ def check_carried(
     name = capture.step.name
     said, by = difference(real, carried, lower, name), carried.by
     if said and by == "trace":
-        # Python may have asked the mesh for its sizes.
+        # The function may have read the sizes of the mesh, so it is traced again.
         again = _first_carried({"function": builds["function"]}, [carried.axes], axis_types, lower)
         if isinstance(again, CarriedStep) and not difference(real, again, lower, name):
             said, by = "", again.by
@@ -90,13 +90,13 @@ def check_carried(
 
 
 def _singles(sizes: Iterable[int]) -> int:
-    """How many axes split nothing. Of arrays that jax has placed, nobody knows on such a mesh
-    whether they would be split over them."""
+    """The number of axes of size 1. Such a mesh does not show whether arrays that jax has placed
+    would be split over these axes."""
     return sum(size == 1 for size in sizes)
 
 
 def _stored(folder: str, call: TracedCall, mesh: Mesh) -> bool:
-    """Puts the call of a real run in the place of the stored one; False if it cannot be stored."""
+    """Replaces the stored call by that of a real run; False if it cannot be stored."""
     try:
         store_in(folder, call, mesh, [place_of(leaf) for leaf in call.leaves])
     except CannotCarry:
@@ -122,7 +122,7 @@ def _first_carried(
     axis_types: tuple[str, ...],
     lower: Callable[[Built], Any],
 ) -> CarriedStep | str:
-    """The stored step on the first mesh that takes it; why none does, else."""
+    """The stored step on the first mesh that accepts it; else the reason why none does."""
     refusal = ""
     for axes, (by, build) in itertools.product(meshes, builds.items()):
         try:
@@ -130,17 +130,17 @@ def _first_carried(
             return CarriedStep(by=by, axes=axes, built=built, program=lower(built))
         except CannotCarry as error:
             refusal = refusal or error.message
-        # Whatever jax raises where the step does not fit the mesh: 127 does not divide by 2.
+        # jax raises various exceptions if the step does not fit the mesh: 127 does not divide by 2.
         except Exception as error:  # noqa: BLE001
             refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     return refusal
 
 
 def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any], name: str) -> str:
-    """What a real run does in another way, in a sentence; empty if nothing.
+    """A sentence on how a real run differs; empty if it does not.
 
     Args:
-      name: of the step.
+      name: name of the step.
     """
     said = _of_arguments(real, carried.built)
     if said:
@@ -166,7 +166,7 @@ def _of_arguments(real: Built, carried: Built) -> str:
 
 
 def _of_splits(real: Built, carried: Built) -> str:
-    """Which argument a real run splits in another way; all of them are of the same shapes."""
+    """The argument that a real run splits differently; both have arguments of the same shapes."""
     ones, others = _leaves(real), _leaves(carried)
     if len(ones) != len(others):
         return ""

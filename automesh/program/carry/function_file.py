@@ -1,12 +1,12 @@
-"""Writes the Python function of a step to bytes, and traces it anew on another mesh (jax).
+"""Writes the Python function of a step to bytes, and reads it to trace it on another mesh (jax).
 
-A trace cannot be carried where a part of it runs on each device apart (`shard_map`), or where
-Python asked the mesh for its sizes: on another mesh the function itself has to be traced. So it is
-pickled by value, with all of the script that it refers to; the script's mesh and its devices are
-left out, and whoever reads the bytes puts a plan's mesh in their place.
+A trace cannot be carried if a part of it runs per device (`shard_map`), or if Python code read the
+sizes of the mesh: then the function itself must be traced on the other mesh. So it is pickled by
+value, with all objects of the script that it refers to. The script's mesh and devices are left out,
+and the reader replaces them by a plan's.
 
-Not every function can be pickled, and not every one means the same in another process (a class that
-is registered with jax where it is defined, an open file). Then the script is run again.
+Some functions cannot be pickled or would behave differently in another process (a class that
+registers itself with jax, an open file). Then the script is run again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from automesh.program.carry.by_value import users_modules_by_value
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
 
-# Arrays of NumPy up to this size are pickled with what holds them.
+# NumPy arrays up to this size are pickled together with the object that holds them.
 _LARGE_BYTES = 2**12
 _REFUSED = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError, OSError)
 
@@ -44,7 +44,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
       CannotCarry: it, or something that it refers to, cannot be pickled.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, leaves, handed)
+    writer = _FunctionWriter(buffer, leaves, handed)
     try:
         with users_modules_by_value():
             writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
@@ -82,7 +82,7 @@ def read_function(
     return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
 
 
-class _Writer(cloudpickle.Pickler):
+class _FunctionWriter(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, leaves: Sequence[Any], handed: Handed) -> None:
         super().__init__(file)
         self._handed = handed
@@ -105,7 +105,7 @@ class _Writer(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Jitted):  # Outside of the script it is what jax has made.
+        if isinstance(obj, Jitted):  # Written as jax's own function.
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         return super().reducer_override(obj)
 

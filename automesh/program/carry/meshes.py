@@ -1,4 +1,4 @@
-"""Which mesh stands for each mesh of a stored trace (jax)."""
+"""Chooses the mesh that replaces each mesh of a stored trace (jax)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from automesh.program.capture.nouns import AxisSplit, names_in_place
 
 
 class CannotCarry(UsageError):
-    """The trace of a step cannot be taken to another mesh or process, and why."""
+    """An error that says why the trace of a step cannot be carried to another mesh or process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,10 @@ class StoredMesh:
     """A mesh that a trace names.
 
     Attributes:
-      names, sizes, types: of its axes; types are `auto`, `explicit`, `manual`.
-      places: of its devices, in order, among those of the script's mesh; None for a mesh without
-        devices. Empty if it has a device that the script's mesh has not.
+      names, sizes, types: names, sizes and types of its axes; types are `auto`, `explicit`,
+        `manual`.
+      places: positions of its devices among those of the script's mesh, in order; None for a mesh
+        without devices. Empty if it has a device that the script's mesh does not have.
     """
 
     names: tuple[str, ...]
@@ -55,13 +56,13 @@ def stored_mesh(mesh: Mesh | AbstractMesh, own: Mesh) -> StoredMesh:
 
 @dataclass(slots=True, kw_only=True)
 class Binding:
-    """The mesh of a plan, in place of the script's own, and what follows for its other meshes.
+    """Replaces the script's own mesh by that of a plan, and its other meshes accordingly.
 
     Attributes:
-      plan: the mesh of the plan; its axes are the script's, or those in their place.
+      plan: the mesh of the plan; its axes are the script's or replace them.
       stored: the meshes that the trace names, by number.
       own: the number of the script's own mesh.
-      splits: axes of the script that are several axes of the plan's.
+      splits: axes of the script that are split into several axes of the plan.
     """
 
     plan: Mesh
@@ -76,11 +77,11 @@ class Binding:
 
     @property
     def into(self) -> Mapping[str, tuple[str, ...]]:
-        """By the script's name of an axis that is split, the axes in its place."""
+        """The axes that replace each split axis, by the script's name of that axis."""
         return names_in_place(self.splits)
 
     def axes(self, value: Any) -> Any:
-        """Names of axes, with those in place of the ones that are split; all else as it is."""
+        """Replaces names of split axes in a value; returns any other value unchanged."""
         if isinstance(value, str):
             return self.into.get(value, value)
         if isinstance(value, (tuple, list, set, frozenset)):
@@ -91,17 +92,17 @@ class Binding:
         return value
 
     def mesh(self, number: int) -> Mesh:
-        """The mesh in place of one with devices.
+        """The mesh that replaces a mesh with devices.
 
         Raises:
-          CannotCarry: nobody can tell which one it would be.
+          CannotCarry: the replacement is not clear.
         """
         if number not in self._made:
             self._made[number] = self._mesh_for(self.stored[number])
         return self._made[number]
 
     def abstract_mesh(self, number: int, *, knows_devices: bool) -> AbstractMesh:
-        """The mesh in place of one without devices."""
+        """The mesh that replaces a mesh without devices."""
         stored = self.stored[number]
         names, sizes, types = self._shape(stored)
         more: dict[str, Any] = {}
@@ -111,7 +112,7 @@ class Binding:
         return AbstractMesh(sizes, names, axis_types=types, **more)
 
     def own_mesh(self) -> Mesh:
-        """The mesh in place of the script's own, with the types of its axes."""
+        """The mesh that replaces the script's own, with the types of its axes."""
         names, _, types = self._own_shape(self.own, tuple(_TYPES[word] for word in self.own.types))
         if names == self.plan.axis_names and types == self.plan.axis_types:
             return self.plan
@@ -129,7 +130,7 @@ class Binding:
         names, sizes, types = self._shape(stored)
         flat = devices.reshape(-1)
         if len(stored.places) == 1:
-            # One device of the script's: the first one is any.
+            # The script's mesh has one device, so any device will do: the first one.
             flat = flat[:1] if stored.places[0] == 0 else flat[-1:]
         elif len(flat) != len(stored.places) and _is_reordered(stored.places):
             raise CannotCarry(f"its mesh {_text(stored)} has its devices in an order of its own")
@@ -170,11 +171,12 @@ class Binding:
         return tuple(names), sizes, tuple(kinds)
 
     def _scaled(self, stored: StoredMesh) -> tuple[int, ...]:
-        """Sizes of a mesh of all devices whose axes are not the script's."""
+        """Sizes that replace those of a mesh of all devices with other axes than the script's
+        mesh."""
         total, before = self.plan.devices.size, math.prod(stored.sizes)
         if total == before:
             return stored.sizes
-        # One axis over all devices; others than the longest one are the script's own numbers.
+        # Only the longest axis grows with the devices; other sizes are the script's own numbers.
         longest = max(range(len(stored.sizes)), key=lambda place: stored.sizes[place])
         rest = before // stored.sizes[longest]
         if total % rest:
@@ -184,11 +186,10 @@ class Binding:
         )
 
     def check_manual(self, what: str, sizes: Sequence[tuple[str, int]], *, place: str) -> None:
-        """Refuses a part of the program that runs on each device apart, where its parts have other
-        shapes than in the trace.
+        """Checks that a part of the program that runs per device (`shard_map`) keeps its shapes.
 
         Raises:
-          CannotCarry: they have.
+          CannotCarry: its shapes differ from those in the trace.
         """
         for name, size in sizes:
             parts = self.into.get(name, (name,))

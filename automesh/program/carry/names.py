@@ -1,4 +1,4 @@
-"""Trees of arguments whose classes are the script's, kept by the names of their leaves (jax)."""
+"""Stores trees of arguments with classes of the script by the paths of their leaves (jax)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[Key, ...]
 
 @dataclass(slots=True)
 class Node:
-    """A node of a tree of the script's, whatever its class was: its children by their keys."""
+    """A node that replaces any node class of the script: its children with their keys."""
 
     keys: tuple[Key, ...]
     children: tuple[Any, ...]
@@ -45,7 +45,7 @@ def _key(key: Key) -> Any:
 
 
 def paths_of(tree: Any) -> tuple[Path, ...]:
-    """The way to each leaf of a tree, in order."""
+    """The path of each leaf of a tree, in order."""
     return tuple(tuple(map(_stored, path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 
@@ -59,7 +59,7 @@ def _stored(key: Any) -> Key:
             return "place", key.idx
         case FlattenedIndexKey():
             return "index", key.key
-        case _:  # Of a class that brings keys of its own.
+        case _:  # A class with keys of its own.
             return "attribute", str(key).lstrip(".")
 
 
@@ -72,7 +72,7 @@ def _plain(key: Any) -> str | int:
 
 
 def tree_of(paths: Sequence[Path], leaves: Sequence[Any]) -> Any:
-    """A tree with these ways to its leaves, which are in order.
+    """Makes a tree from the paths of its leaves and the leaves, both in order.
 
     A tree without leaves is None; one that is a leaf is that leaf.
     """

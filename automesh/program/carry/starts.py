@@ -1,7 +1,6 @@
-"""How often a script was started in a search: once is the rule, and more than three times is told;
-and whether its stored step was lost meanwhile.
+"""Counts how often a script was started in a search, and notes whether its stored step was lost.
 
-Every process that starts it appends a line to a file in the folder of the stored step.
+Every process that starts the script appends a line to a file in the folder of the stored step.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def note_start(folder: str, why: str) -> None:
     """Notes that the script is about to be started.
 
     Args:
-      folder: of the stored step; empty: nobody counts.
+      folder: folder of the stored step; empty to count nothing.
       why: `first run`, `second run`, `winner`, or the mesh for which it is started.
     """
     _append(folder, _FILE, why)
@@ -29,24 +28,24 @@ def note_lost(folder: str, why: str) -> None:
     """Notes that the stored step cannot be read.
 
     Args:
-      why: in words, without the name of the script.
+      why: the reason in words, without the name of the script.
     """
     _append(folder, _LOST, why)
 
 
 def _append(folder: str, name: str, why: str) -> None:
-    # On another host than that of the search there is no such folder, or it is somebody else's.
+    # On a host other than the search's this folder is missing or belongs to somebody else.
     if folder and is_own_folder(Path(folder)):
         append_own(Path(folder) / name, f"{os.getpid()} {why}\n".encode())
 
 
 def starts(folder: str) -> tuple[str, ...]:
-    """Why the script was started, each time, in order."""
+    """The reason of each start of the script, in order."""
     return _lines(folder, _FILE)
 
 
 def lost(folder: str) -> tuple[str, ...]:
-    """Why the stored step could not be read, each reason once."""
+    """The reasons why the stored step could not be read, each once."""
     return tuple(dict.fromkeys(_lines(folder, _LOST)))
 
 

@@ -1,8 +1,8 @@
-"""The step of a script in a folder: its trace, its arguments, what it was jitted with (jax).
+"""Stores the step of a script in a folder: its trace, arguments and jit settings (jax).
 
-The folder is written by the run that found the step and read by every worker of the search. It
-belongs to the search alone (mode 0700): what is read here is unpickled, from a folder that is seen
-to be this account's.
+The folder is written by the run that found the step and read by every worker of the search. Only
+the search may use it (mode 0700): its content is unpickled, so it is checked first that the folder
+belongs to this account.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from automesh.program.carry.values import (
 from automesh.program.notes import note
 from automesh.reading import Unreadable
 
-# Arguments up to this size are stored; larger ones are made up where they are measured.
+# Arguments up to this size are stored; larger ones are made up for measurements.
 LARGEST_STORED_BYTES = STORED_STEP_BYTES
-# What a function refers to besides its arguments, as a data set, is stored up to this size.
+# Objects that a function refers to besides its arguments, such as a data set, are stored up to this
+# size.
 LARGEST_HELD_BYTES = 2**28
 _STEP, _VALUES = "step.pickle", "values.bin"
-# Before the pickled step stands the digest of its bytes, in hex.
+# The file begins with the digest of the pickled step.
 _DIGEST_BYTES = 32
 # Settings of jax that decide what a trace means when it is read. Others are the script's business
 # (its guards and checks), or the worker's own (platforms, caches).
@@ -61,20 +62,20 @@ _CONFIG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStep:
-    """What a folder holds, but for values.
+    """The content of a folder without values.
 
     Attributes:
       own: the script's mesh.
-      meshes: that the trace names, by number.
+      meshes: the meshes that the trace names, by number.
       frame: shardings of arguments and outputs, and the mesh in force; see `trace_file`.
       trace: the program, as it was traced.
       function: the step's function, see `function_file`; empty if it cannot be pickled.
-      arrays: that the trace and the function hold, by number.
-      leaves: of the arguments, in order.
-      paths: per argument, the way to each of its leaves.
-      names: what the user calls the leaves.
-      donated: per leaf of the arguments.
-      compiler_options: as given to `jax.jit`.
+      arrays: the arrays that the trace and the function hold, by number.
+      leaves: leaves of the arguments, in order.
+      paths: for each argument, the path of each of its leaves.
+      names: the user's names of the leaves.
+      donated: for each leaf of the arguments, whether it is donated.
+      compiler_options: compiler options that `jax.jit` got.
       config: settings of jax that were in force.
     """
 
@@ -149,7 +150,7 @@ def store(
 
 
 def _function_of(call: TracedCall, leaves: Sequence[Any], handed: Handed) -> bytes:
-    """The function of a call; nothing if it cannot be pickled, or holds more than is stored."""
+    """Pickles the function of a call; empty if it cannot be pickled, or refers to too much data."""
     if call.source is None:
         return b""
     known = len(handed.arrays)
@@ -218,7 +219,7 @@ class CarriedCall:
     """A call on another mesh.
 
     Attributes:
-      made: the mesh in place of the script's own.
+      made: the mesh that replaces the script's own.
     """
 
     call: TracedCall
@@ -234,11 +235,11 @@ def carried_call(
     by: CarriedBy,
     with_values: bool,
 ) -> CarriedCall:
-    """The stored call on the mesh of a plan.
+    """Makes the stored call on the mesh of a plan.
 
     Args:
-      by: `trace` reads the program as it was traced, `function` traces the function anew.
-      with_values: makes the arguments on the devices; else they are described.
+      by: `trace` uses the stored program, `function` traces the function again.
+      with_values: whether to make the arguments on the devices; else they are only described.
 
     Raises:
       CannotCarry: the program has other shapes on this mesh.

@@ -1,21 +1,21 @@
 """Writes the trace of a step to bytes, and reads it back on another mesh (jax).
 
 A trace (a jaxpr) names the meshes of the script in its types, shardings, contexts and inner
-programs. The bytes name them by number, and whoever reads them says which mesh each number is: so
-to read a trace is to carry it to another mesh, in another process, without the script.
+programs. The bytes name them by number, and the reader gives the mesh for each number. So a trace
+is carried to another mesh, in another process and without the script, when it is read.
 
-What the bytes hold is what lowering needs:
+The bytes hold what lowering needs:
 
 * objects that a library keeps under a name (primitives, markers such as `UNSPECIFIED`) are written
   as that name;
-* a Python function that only differentiation would call (the rules of `custom_jvp`) is left out:
-  what stands for it raises if it is called;
+* a Python function that only differentiation would call (the rules of `custom_jvp`) is left out;
+  its stand-in raises if it is called;
 * places in the user's code are kept, so that findings still name lines;
 * arrays that the trace holds are handed to the caller, who stores them.
 
-Private in jax are the classes of a jaxpr and the traceback of an equation. They are looked up here
-alone; jax 0.10.1 to 0.12.0.1. Where a class has changed, `write_trace` raises `CannotCarry` and the
-script is run again for each mesh.
+The classes of a jaxpr and the traceback of an equation are private in jax, and only this module
+uses them; read in jax 0.10.1 to 0.12.0.1. If a class has changed, `write_trace` raises
+`CannotCarry` and the script is run again for each mesh.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _CORE: Any = importlib.import_module("jax._src.core")
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _LINEAR: Any = importlib.import_module("jax._src.linear_util")
 _LITERALS: Any = importlib.import_module("jax._src.literals")
-# Numbers in a trace that know their type; pickle would write them as plain ones.
+# Typed numbers in a trace, which pickle would write as plain ones.
 _SCALARS = (_LITERALS.TypedInt, _LITERALS.TypedFloat, _LITERALS.TypedComplex)
-# Frames of a traceback that are kept: `explain` and MLIR's locations show no more.
+# Number of traceback frames that are kept: `explain` and MLIR's locations show no more.
 _MOST_FRAMES = 10
 # Parameters of collectives that name mesh axes.
 _AXIS_PARAMETERS = frozenset(
@@ -65,11 +65,11 @@ _AXIS_PARAMETERS = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class Handed:
-    """What is written beside bytes: meshes and arrays, which the bytes name by number.
+    """The meshes and arrays that are stored apart from the bytes, which name them by number.
 
     Attributes:
       own: the script's mesh; other meshes are described by its devices.
-      meshes, arrays: by number.
+      meshes, arrays: the meshes and arrays by number.
     """
 
     own: Mesh
@@ -94,13 +94,13 @@ def write_trace(value: Any, handed: Handed) -> bytes:
     """Writes a closed jaxpr, or anything that holds traces, shardings and meshes.
 
     Args:
-      handed: takes the meshes and arrays that it holds.
+      handed: collects its meshes and arrays.
 
     Raises:
-      CannotCarry: it holds something that means nothing in another process.
+      CannotCarry: it holds an object that has no meaning in another process.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, handed)
+    writer = _TraceWriter(buffer, handed)
     try:
         writer.dump(value)
     except CannotCarry:
@@ -114,11 +114,11 @@ def read_trace(data: bytes, binding: Binding, arrays: Sequence[Any]) -> Any:
     """Reads what `write_trace` wrote, on the meshes of `binding`.
 
     Args:
-      arrays: in place of those that were handed out, by number.
+      arrays: the arrays by number.
 
     Raises:
       CannotCarry: a part of the program has other shapes on these meshes.
-      ValueError: as jax raises it where a dimension does not divide.
+      ValueError: from jax, if a dimension does not divide evenly.
     """
     with _reading(_Reading(binding=binding, arrays=arrays)):
         try:
@@ -136,13 +136,13 @@ def _first_line(error: BaseException) -> str:
 # Writing
 
 
-class _Writer(pickle.Pickler):
+class _TraceWriter(pickle.Pickler):
     def __init__(self, file: io.BytesIO, handed: Handed) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._handed = handed
         self._numbers: dict[Any, int] = {}
         self._texts: dict[str, str] = {}
-        # Keeps alive what pickle remembers by its address.
+        # Keeps objects alive whose addresses pickle remembers.
         self._made: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911 - one line a kind
@@ -278,8 +278,7 @@ _JAXPR_HAS_CONSTS = "consts" in inspect.signature(_CORE.Jaxpr.__init__).paramete
 
 
 def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """Of a `shard_map`, the sizes of the axes over which its body runs apart: the shapes inside are
-    those of a part."""
+    """The sizes of the manual axes of a `shard_map`, on which the shapes inside its body depend."""
     mesh = params["mesh"]
     manual = params.get("newly_manual_axes") or params.get("manual_axes")
     manual = manual or frozenset(mesh.axis_names)
@@ -315,7 +314,7 @@ def _gone(function: Any) -> Any:
 
 
 def _is_importable(function: Any) -> bool:
-    """Whether another process finds the very same function under its name, in a library."""
+    """Whether another process can import the same function from a library by its name."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", None)
     if not module or "<" in name or module == "__main__":
         return False
@@ -330,9 +329,9 @@ def _is_importable(function: Any) -> bool:
 
 @functools.cache
 def _names() -> dict[int, tuple[str, str, Any]]:
-    """By their address, objects that libraries keep under a name: (module, name, object).
+    """Named objects of libraries, as (module, name, object), by address.
 
-    Classes, functions and values are written as pickle does it.
+    Classes and functions are not among them: pickle writes those by name itself.
     """
     plain = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, str, bytes)
     plain += (int, float, bool, tuple, list, dict, set, frozenset, type(None), np.ndarray, np.dtype)
@@ -352,7 +351,7 @@ def _names() -> dict[int, tuple[str, str, Any]]:
 
 
 class Gone:
-    """Stands for a function of the user's that only differentiation would call."""
+    """A stand-in for a function of the user that only differentiation would call."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
@@ -442,8 +441,8 @@ def _equation(
 
 
 def _index_over_several(equation: Any, binding: Binding) -> list[Any]:
-    """What gives the position of a device along several axes together: jax has no operation that
-    does."""
+    """Equations that compute the position of a device along several axes together, for which jax
+    has no operation."""
     names = tuple(equation.params["axis_name"])
     sizes = [(name, int(binding.plan.shape[name])) for name in names]
     config: Any = importlib.import_module("jax._src.config")
@@ -513,8 +512,8 @@ def _source(frames: Any, stack: Any) -> Any:
 
 
 def _traceback(frames: Any) -> Any:
-    """A traceback with these frames, the innermost first: jax makes none but of what runs, so that
-    code of these names and lines is run."""
+    """Makes a traceback with these frames, the innermost first. jax makes tracebacks only of
+    running code, so code with these names and lines is run."""
     if frames is None:
         return None
     made = _READING.get().tracebacks
@@ -531,7 +530,7 @@ def _calling(then: Callable[[], Any], file: str, function: str, line: int) -> Ca
         return then()
 
     first = call.__code__.co_firstlineno
-    # The call stands in the line after the first one.
+    # The call is in the line after the first one.
     code = call.__code__.replace(
         co_filename=file,
         co_name=function,

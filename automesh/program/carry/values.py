@@ -1,7 +1,7 @@
-"""The arguments of a step in one file, as they were in the script's run (jax).
+"""Stores the arguments of a step in one file, as they were in the script's run (jax).
 
-Each array is written once, by its content, whole and on the host; whoever reads the file maps it
-into memory and puts its arrays on the devices of a plan.
+Each array is written once per content, whole and on the host. A reader maps the file into memory
+and puts its arrays on the devices of a plan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ class StoredLeaf:
     """One array, or one number, of the arguments or of the trace.
 
     Attributes:
-      shape, dtype: of the array; of an array of random keys, of the keys themselves.
-      weak_type: whether its type gives way to others, as that of a Python number does.
-      is_ref: it is a mutable reference to the array.
-      is_host: it is a NumPy array, which jax puts on the devices at every call.
-      number: of a Python number, the number itself.
-      key_implementation: of an array of random keys.
-      offset, stored_shape, stored_dtype: where its values are in the file, and as what; -1 without
-        values.
-      digest: of its values, in hex.
+      shape, dtype: shape and type of the array; for an array of random keys, those of the keys.
+      weak_type: whether its type is weak in jax's sense, as that of a Python number.
+      is_ref: whether it is a mutable reference to the array.
+      is_host: whether it is a NumPy array, which jax copies to the devices at every call.
+      number: the value of a Python number.
+      key_implementation: implementation of an array of random keys.
+      offset, stored_shape, stored_dtype: place and form of its values in the file; -1 for none.
+      digest: digest of its values, in hex.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +57,7 @@ class StoredLeaf:
 
 
 def bytes_of(leaves: Sequence[Any]) -> int:
-    """What the values of these leaves take in a file."""
+    """Bytes that the values of these leaves take in a file."""
     return sum(int(getattr(_array_of(leaf), "nbytes", 0) or 0) for leaf in leaves)
 
 
@@ -66,7 +65,7 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
     """Writes leaves to a new file.
 
     Args:
-      with_values: False to describe them alone.
+      with_values: False to write only descriptions.
     """
     found: list[StoredLeaf] = []
     known: dict[tuple[str, tuple[int, ...], str], int] = {}
@@ -76,7 +75,7 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
             if described.number is not None or not with_values or not _is_here(leaf):
                 found.append(described)
                 continue
-            # `ascontiguousarray` makes an array of one dimension of a number.
+            # Not `ascontiguousarray`, which gives a number one dimension.
             values = np.asarray(_on_host(leaf), order="C")
             digest = digest_of(np.frombuffer(values.tobytes(), dtype=np.uint8))
             key = (digest, values.shape, str(values.dtype))
@@ -92,7 +91,7 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
 
 
 def digest_of(content: np.ndarray[Any, Any] | bytes) -> str:
-    """Of some bytes, in hex."""
+    """The digest of some bytes, in hex."""
     return hashlib.blake2b(memoryview(content), digest_size=16).hexdigest()
 
 
@@ -146,7 +145,7 @@ def _described(leaf: Any) -> StoredLeaf:
     is_abstract_ref = not isinstance(leaf, jax.Ref) and is_ref(leaf)
     implementation = ""
     if isinstance(array, (np.ndarray, np.generic)):
-        # As jax takes it: without 64 bits unless it is told to use them.
+        # The type that jax uses: without 64 bits unless these are enabled.
         dtype = str(jax.dtypes.canonicalize_dtype(array.dtype))
         return StoredLeaf(shape=tuple(array.shape), dtype=dtype, is_host=True)
     if _is_key(array):
@@ -172,14 +171,14 @@ def dtype_of(leaf: StoredLeaf) -> Any:
 
 
 class StoredStepLost(Exception):
-    """What was stored is gone or is not what was written; says which file, and in what way."""
+    """Stored data are missing or damaged; says which file, and how."""
 
 
 class Values:
     """The values in a file, mapped into memory.
 
     Raises:
-      StoredStepLost: there is no such file, or a value is not the one that was written.
+      StoredStepLost: the file is missing, or a value is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -202,7 +201,7 @@ class Values:
         """The leaf on the devices, or as the script had it.
 
         Args:
-          sharding: where it is; None for what is put nowhere in particular.
+          sharding: sharding of the leaf; None for a leaf without one.
         """
         if leaf.number is not None:
             return leaf.number

@@ -1,1 +1,1 @@
-"""The user's step with arrays: made ready, run and timed (jax)."""
+"""Prepares, runs and times the user's step with arrays (jax)."""

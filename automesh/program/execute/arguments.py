@@ -1,7 +1,7 @@
-"""The arguments of the first step: the workload's own, and those that are made up (jax).
+"""Makes the arguments of the first step: the workload's own, and made-up ones (jax).
 
-What `init` gives decides about shardings before anything runs. What is made up is made on the
-devices, sharded, with the same global values on every mesh.
+Results of `init` determine shardings before anything runs. Made-up arrays are made on the devices,
+sharded, with the same global values on every mesh.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from automesh.program.script.workload import Workload
 Init = Callable[[Any], Any]
 
 _LARGEST_CONSTANTS = 2**26
-# Integers that index nothing that we can see run from 1 to this.
+# Integers that are not seen to index anything run from 1 to this.
 _LARGEST_INTEGER = 7
 _SCALAR_EXPONENT = -6  # Scalars are learning rates and the like.
 
 
 def with_init_shardings(init: Init | None, args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
-    """The arguments, with abstract leaves that have no sharding given the one out of `init`.
+    """Gives abstract leaves without a sharding the one of `init`'s result.
 
-    `init` is traced and compiled for that; if it cannot be traced because it decides by values,
-    or holds arrays too large to be constants of a program, it is called for real.
+    `init` is traced and compiled for that. If it cannot be traced because it branches on values, or
+    if its arrays are too large for constants of a program, it is called for real.
 
     Args:
       init: the workload's.
       args: positional arguments without the static ones.
-      mesh: that the step was built for.
+      mesh: the mesh that the step was built for.
 
     Raises:
       UsageError: what `init` gives does not fit the arguments.
@@ -68,7 +68,7 @@ def _all_placed(arg: Any, start: Any, mesh: Mesh) -> Any:
 
 def _placed(leaf: Any, new: Any, mesh: Mesh) -> Any:
     sharding = getattr(new, "sharding", None)
-    # What `init` makes without regard to the mesh says nothing about where the step wants it.
+    # An array that `init` makes without the mesh does not show the sharding that the step wants.
     on_mesh = sharding is not None and sharding.device_set == set(mesh.devices.flat)
     return leaf.update(sharding=sharding) if _unsharded(leaf) and on_mesh else leaf
 
@@ -77,7 +77,7 @@ def _init_shapes(init: Init, mesh: Mesh) -> Any:
     try:
         traced = jax.jit(lambda: init(mesh)).trace()
         lowered = None if _constant_bytes(traced) > _LARGEST_CONSTANTS else traced.lower()
-    # It decides by values, it returns references, a library in it wants real arrays ...
+    # It branches on values, returns references, or a library in it needs real arrays ...
     except Exception as error:  # noqa: BLE001
         note(f"`init` cannot be traced ({in_one_line(error)}); calling it for real")
         return init(mesh)
@@ -106,7 +106,7 @@ def _named(sharding: Any, mesh: Mesh) -> Any:
 
 
 def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Lines up what `init` returned with the step's arguments; None for arguments that it leaves
+    """Matches the results of `init` with the step's arguments; None for arguments that it leaves
     out.
 
     Raises:
@@ -115,7 +115,7 @@ def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     given = (
         tuple(cast("Sequence[Any]", returned)) if type(returned) in (tuple, list) else (returned,)
     )
-    # A single argument that is itself a tuple.
+    # The result may be a single argument that is itself a tuple.
     if (
         args
         and type(args[0]) is type(returned)
@@ -147,15 +147,15 @@ def _check(start: Any, arg: Any, position: int) -> None:
             raise UsageError(f"`{where}{old.name}` is {old}, but `init` gives {new}", hint=hint)
 
 
-# Which arguments of a step have no values of the user's (jax).
+# Finds the arguments of a step without values of the user (jax).
 
 
 def made_up_arguments(workload: Workload) -> tuple[str, ...]:
-    """Arguments that are only described, and whose values are made up on the devices.
+    """The arguments that are only described, so that their values are made up on the devices.
 
     Returns:
-      Names of the step's parameters, or `args[1]` where they are not known. Empty if the workload
-      has an `init`, which may give any of them.
+      Names of the step's parameters, or `args[1]` if they are unknown. Empty if the workload has an
+      `init`, which may give any of them.
     """
     if workload.init is not None:
         return ()
@@ -173,10 +173,10 @@ def _has_described(arg: Any) -> bool:
 
 
 def _parameters(step: Any) -> list[str]:
-    """Positional parameters of the step, as far as they have names of their own."""
+    """The positional parameters of the step, as far as their names are known."""
     try:
         found = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # of a callable that says nothing of its parameters
+    except (TypeError, ValueError):  # the parameters of a callable are unknown
         return []
     names: list[str] = []
     for one in found:
@@ -186,18 +186,18 @@ def _parameters(step: Any) -> list[str]:
     return names
 
 
-# What is made up.
+# Made-up arrays.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One array to be made.
+    """The description of one array to make.
 
     Attributes:
-      index: its place among all leaves; seeds its values.
+      index: its index among all leaves; the seed of its values.
       dtype: may be a PRNG key type.
-      domain: what its values may be.
-      sharding: where it goes.
+      domain: its possible values.
+      sharding: its sharding.
     """
 
     index: int
@@ -214,10 +214,10 @@ def plan_leaves(
 
     Args:
       tree: (args, kwargs) as the compiled step takes them.
-      shardings: of its inputs, in the same structure; None for an input that the program does not
-        use.
-      domains: per leaf.
-      mesh: where leaves go that nothing says more about: replicated over it.
+      shardings: shardings of the leaves, in the same structure; None for an input that the program
+        does not use.
+      domains: possible values of each leaf.
+      mesh: the mesh over which leaves without a sharding are replicated.
     """
     leaves, structure = jax.tree.flatten(tree)
     placed = structure.flatten_up_to(shardings)
@@ -236,7 +236,8 @@ def plan_leaves(
 
 
 def maker(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
-    """A function that makes the arrays, compiled once: one program for each set of devices."""
+    """Returns a function that makes the arrays, with one compiled program for each set of
+    devices."""
     groups: dict[Any, list[int]] = {}
     for position, leaf in enumerate(leaves):
         groups.setdefault(frozenset(leaf.sharding.device_set), []).append(position)
@@ -259,11 +260,12 @@ def _program(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax.Array:
-    """Values that depend on `seed` and on the global position alone.
+    """Makes values that depend only on `seed` and on the global position.
 
-    Floats have the size that keeps sums over the second-last dimension near 1 (1/sqrt(fan-in), as
-    weights are initialized): magnitudes are 1/4 to 2 of it, or 1 to 2 where all are positive;
-    scalars are positive, 1/64 to 1/32. Integers are 1 to 7, a scalar 1; booleans are True.
+    Floats are scaled so that sums over the second-last dimension stay near 1 (1/sqrt(fan-in), as
+    weights are initialized): magnitudes are 1/4 to 2 times this scale, or 1 to 2 times if all are
+    positive; scalars are positive, 1/64 to 1/32. Integers are 1 to 7, a scalar 1; booleans are
+    True.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         implementation = dtype._impl  # pyright: ignore[reportPrivateUsage]
@@ -277,8 +279,8 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax
         number = bits % largest + np.uint32(1) if shape else jnp.ones(shape, np.uint32)
         return number.astype(dtype)
     scale = _scale(shape, dtype)
-    # Whole numbers below 2**23 times powers of two: exact until the last conversion, however it is
-    # compiled.
+    # Whole numbers below 2**23 times powers of two are exact until the last conversion, in whatever
+    # way the compiler orders the operations.
     twenty = bits >> 12
     if domain.positive or not shape:
         number = (twenty + np.uint32(2**20)).astype(np.float32) * np.float32(2.0**-20)
@@ -291,7 +293,7 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax
 
 
 def values_in_words(shape: tuple[int, ...], dtype: Any, domain: Domain) -> str:
-    """What `values` makes: `positive floats`, `integers 1 to 7`."""
+    """Words for the values of `values`: `positive floats`, `integers 1 to 7`."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return "random keys"
     if dtype == np.bool_:
@@ -310,7 +312,7 @@ def _largest(dtype: Any, domain: Domain) -> int:
 
 
 def _scale(shape: tuple[int, ...], dtype: Any) -> np.float32:
-    """A power of two: multiplying by it is exact."""
+    """The scale of floats as a power of two, by which multiplication is exact."""
     if not shape:
         return np.float32(2.0**_SCALAR_EXPONENT)
     fan_in = shape[-2] if len(shape) > 1 else 1

@@ -1,12 +1,12 @@
-"""Times single pieces of work with all devices busy at once (jax).
+"""Times single pieces of work while all devices are busy (jax).
 
-A program does the work n times in a loop whose length is an argument; a sample is the difference
-between a long and an empty loop, so that what it costs to start a program drops out. A kernel's
-start is the difference between loops of many tiny kernels and of three times as many: on a GPU both
-run as one graph, where a few kernels are started one by one. What a turn of a loop costs by itself
-is that of a single tiny kernel without its start, and taken off: where the host decides about every
-turn, it is more than most kernels take. On several processes all do the same: they agree on the
-lengths of the loops, and begin each one together.
+A program does the work n times in a loop whose length is an argument. A sample is the difference
+between a long and an empty loop, so that the time to start a program is not included. The time to
+start a kernel is the difference between loops of many tiny kernels and of three times as many: on a
+GPU both run as one graph, while a few kernels would be started one by one. The overhead of one turn
+of the loop is the time of a single tiny kernel without its start. It is subtracted, since it
+exceeds the time of most kernels if the host controls every turn. Several processes do the same
+work: they agree on the lengths of the loops, and begin each loop together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_LOOPS = 1_000_000
 _LEAST_CALL_S = 1e-6
 _GROUP = PROBE_AXES[1]
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-_ROW = 64  # columns of the matrices that `reduce` and `transpose` see
+_ROW = 64  # columns of the matrices in `reduce` and `transpose`
 _CHAIN = 16  # tiny kernels in one turn of the shorter loop: enough for a graph of a GPU
 _LONG_CHAIN = 3 * _CHAIN
 _LARGEST = 0.75
@@ -54,18 +54,19 @@ _LINK = 16  # elements of a tiny kernel: longer ones are reduced in several step
 State = tuple[Any, ...]
 
 
-# What one device does for each probe: the body of the loop.
+# The work of one device for each probe: the body of the loop.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a program repeats.
+    """The work that a program repeats.
 
     Attributes:
-      arrays: (shape, dtype) of what one device holds.
-      step: of the state of one device, in `shard_map`; what it gives depends on all that it does.
-      least: of the values that the arrays begin with, the largest is `_LARGEST`.
-      group_size, stride, granules: of the mesh, see `CollectiveProbe`.
+      arrays: (shape, dtype) of the arrays on one device.
+      step: maps the state of one device to the next, in `shard_map`; its result depends on all of
+        its work.
+      least: smallest initial value of the arrays; the largest is `_LARGEST`.
+      group_size, stride, granules: of the mesh; see `CollectiveProbe`.
     """
 
     arrays: tuple[tuple[tuple[int, ...], str], ...]
@@ -77,7 +78,7 @@ class Work:
 
 
 def work_of(probe: Probe) -> Work:
-    """The loop's body for a probe."""
+    """Makes the loop's body for a probe."""
     match probe:
         case MatmulProbe():
             return _matmul(probe)
@@ -97,12 +98,13 @@ def _matmul(probe: MatmulProbe) -> Work:
 
     def step(state: State) -> State:
         x, y, before = state
-        # One element in place ties each product to the one before it, and costs next to nothing.
+        # One element that is updated in place makes each product depend on the one before, at
+        # almost no cost.
         x = lax.dynamic_update_slice(x, before[:1, :1, :1], (0, 0, 0))
         product = lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,))))
         return x, y, product
 
-    # Of both signs, and below 1, or the chain of single elements would grow without end.
+    # Values of both signs below 1: otherwise the chain of single elements would grow without limit.
     return Work(arrays=(left, right, result), step=step, least=-_LARGEST)
 
 
@@ -112,8 +114,8 @@ def _stream(probe: StreamProbe) -> Work:
 
     def step(state: State) -> State:
         x, before = state
-        # One element of the last result, as above. A form that cannot be done in place would be
-        # copied back in every turn if it took all of it.
+        # One element of the last result, as above. With all of it, work that cannot be done in
+        # place would be copied back in every turn.
         x = lax.dynamic_update_slice(x, before[:1, :1], (0, 0))
         match probe.form:
             case "copy":
@@ -134,7 +136,7 @@ def _kernels(chain: int) -> Work:
     def step(state: State) -> State:
         now, constant = state
         for _ in range(chain):
-            # Each sum is fused into the reduction after it, and no further: a kernel a link.
+            # Each sum is fused into the next reduction, and no further: one kernel per link.
             now = constant + jnp.max(now)
         return now, constant
 
@@ -149,7 +151,7 @@ def _collective(probe: CollectiveProbe) -> Work:
         "all-reduce": (whole,),
         "all-gather": (part, whole),
         "reduce-scatter": (whole,),
-        # The payload of a group is what all of its devices hold together.
+        # The payload of a group is the data of all its devices together.
         "all-to-all": (max(math.ceil(part / size), 1) * size,),
         "collective-permute": (max(probe.payload_bytes // 4, 1),),
     }[probe.collective]
@@ -181,13 +183,13 @@ def _collective(probe: CollectiveProbe) -> Work:
 
 
 @dataclass(slots=True)
-class Trial:
-    """Work that is compiled and warm, with its samples so far.
+class ProbeTrial:
+    """A probe that is compiled and warmed up, with its samples so far.
 
     Attributes:
-      run: does so many turns of the loop, and gives the seconds that they took.
-      loops: turns of one sample.
-      full_s, empty_s: what samples took, and loops without a turn.
+      run: runs a number of turns of the loop, and returns their seconds.
+      loops: number of turns in one sample.
+      full_s, empty_s: seconds of samples, and of loops without a turn.
     """
 
     run: Callable[[int], float]
@@ -197,8 +199,9 @@ class Trial:
 
     @property
     def turns_s(self) -> list[float]:
-        """Seconds of one turn, a figure of each sample."""
-        # Apart from each other: on a busy machine one slow empty loop would spoil its difference.
+        """Seconds of one turn, from each sample."""
+        # The median of empty loops: on a busy machine a single slow one would give a wrong
+        # difference.
         empty_s = statistics.median(self.empty_s)
         return [(full - empty_s) / self.loops for full in self.full_s]
 
@@ -214,13 +217,13 @@ def calibrate(
     """Measures the probes in rounds, in another order in every round.
 
     Args:
-      sample_s: how long the loop of one sample shall take.
-      done: told after each probe is ready, and after each round, how many of
-        `len(probes) + rounds` parts are done.
+      sample_s: intended length of one sample's loop, in seconds.
+      done: is called after each probe is ready and after each round, with the number of finished
+        parts of `len(probes) + rounds`.
       team: the processes that measure together.
     """
     one, few, many = (_ready(_kernels(chain), sample_s, team) for chain in (1, _CHAIN, _LONG_CHAIN))
-    trials: dict[Probe, Trial] = {}
+    trials: dict[Probe, ProbeTrial] = {}
     for probe in probes:
         known = many if isinstance(probe, KernelProbe) else None
         trials[probe] = known or _ready(work_of(probe), sample_s, team)
@@ -248,30 +251,30 @@ def calibrate(
     )
 
 
-def _ready(work: Work, sample_s: float, team: Team) -> Trial:
-    """Compiles a program, warms it up, and finds out how long its loop must be."""
+def _ready(work: Work, sample_s: float, team: Team) -> ProbeTrial:
+    """Compiles a program, warms it up, and finds the length of its loop."""
     run = compile_work(work, team)
     team.gather("probe")
     run(1)
     loops, least_s = 1, team.slowest(run(0))
     while loops < _MOST_LOOPS:
-        # The faster of two: on a busy machine one alone may be long for no reason of its own.
+        # The faster of two: on a busy machine a single run may be slow for another reason.
         took_s = team.slowest(min(run(loops), run(loops))) - least_s
         if took_s >= 0.6 * sample_s:
             break
-        # A short loop says little about how long a long one takes: at most eight times longer.
+        # A short loop predicts a long one badly, so the length grows at most eight times.
         wanted = loops * sample_s / max(took_s, _LEAST_CALL_S)
         loops = min(int(max(2 * loops, min(8 * loops, wanted))), _MOST_LOOPS)
-    return Trial(run=run, loops=loops)
+    return ProbeTrial(run=run, loops=loops)
 
 
-def _sample(trial: Trial) -> None:
+def _sample(trial: ProbeTrial) -> None:
     trial.empty_s.append(trial.run(0))
     trial.full_s.append(trial.run(trial.loops))
 
 
 def _point(probe: Probe, samples_s: Sequence[float], made: str) -> Point:
-    """What one execution of a probe takes; 0 if that drowned in the noise."""
+    """The seconds of one execution of a probe; 0 if they are below the noise."""
     middle = max(statistics.median(samples_s), 0.0)
     spread = 0.0
     if len(samples_s) > 1 and middle > 0:
@@ -281,8 +284,8 @@ def _point(probe: Probe, samples_s: Sequence[float], made: str) -> Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A compiled loop; call it with a number of turns to get the seconds that they took."""
+class CompiledLoop:
+    """A compiled loop; a call with a number of turns returns their seconds."""
 
     compiled: Any
     state: Any
@@ -290,17 +293,17 @@ class Program:
     team: Team
 
     def __call__(self, loops: int) -> float:
-        # Made from each process's own number: `device_put` would compare them, by a collective.
+        # Each process uses its own number: `device_put` would compare them by a collective.
         number = jax.make_array_from_callback((), self.count, lambda _: np.int32(loops))
         jax.block_until_ready((number, self.state))
         self.team.align()
         begin = perf_counter()
-        # Waited for at once: programs in flight starve each other on virtual CPU devices.
+        # Waits at once: several running programs block each other on virtual CPU devices.
         jax.block_until_ready(self.compiled(number, self.state))
         return perf_counter() - begin
 
 
-def compile_work(work: Work, team: Team) -> Program:
+def compile_work(work: Work, team: Team) -> CompiledLoop:
     """Compiles the loop for all devices."""
     mesh = _mesh(work)
     shards = P(PROBE_AXES)
@@ -324,17 +327,17 @@ def compile_work(work: Work, team: Team) -> Program:
     count = NamedSharding(mesh, P())
     turns = jax.ShapeDtypeStruct((), jnp.int32, sharding=count)
     compiled = jax.jit(spread_out).lower(turns, state).compile()
-    return Program(compiled=compiled, state=state, count=count, team=team)
+    return CompiledLoop(compiled=compiled, state=state, count=count, team=team)
 
 
 def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
-    """Values as good as random, between `least` and `_LARGEST`; compiled in no time.
+    """Pseudo-random values between `least` and `_LARGEST`, by a program that compiles fast.
 
-    A chip whose multipliers see one number again and again draws less power, and is faster than it
-    is in training (docs/accuracy.md, "Against one H200").
+    A chip that multiplies the same number again and again uses less power and is faster than in
+    training (docs/accuracy.md, "Against one H200").
     """
     count = math.prod(shape)
-    # The last step of MurmurHash3 (fmix32): every bit of the place decides about every bit.
+    # The last step of MurmurHash3 (fmix32): each bit of the index affects every bit of the hash.
     hashed = lax.iota(jnp.uint32, count)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
@@ -343,7 +346,7 @@ def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
 
 
 def _mesh(work: Work) -> Mesh:
-    # Granules that no group spans lie on the outermost axis.
+    # Granules that no group spans are on the outermost axis.
     granules = len(granules_of(jax.devices()))
     outside = jax.device_count() // (granules * work.group_size * work.stride)
     sizes = (outside, work.group_size, work.stride)

@@ -1,4 +1,4 @@
-"""Making a compiled plan ready for visits: everything but its arrays (jax)."""
+"""Prepares a compiled plan for visits, except for its arrays (jax)."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ Forms = tuple[tuple[str, tuple[LeafForm, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A compiled plan that can be visited again and again. Holds none of its arrays.
+    """A compiled plan that can be visited repeatedly, without its arrays.
 
     Attributes:
-      workload: with its arrays made abstract; static arguments are kept.
-      shardings: per leaf of (args, kwargs), as the executable wants it; None if it does not use the
-        leaf.
+      workload: the workload with abstract arrays; static arguments are kept.
+      shardings: the executable's sharding of each leaf of (args, kwargs); None if it does not use
+        the leaf.
       synthetic: positions of the leaves that are made up.
       make: makes these, in this order.
-      build_again: calls the user's `build` anew for the arrays that it makes; None if it makes
+      build_again: calls the user's `build` again for the arrays that it makes; None if it makes
         none.
-      donated: per leaf.
-      settled: True if the default `advance` brings state back in the shardings that the step wants.
+      donated: for each leaf, whether it is donated.
+      settled: True if the default `advance` returns the state in the shardings of the step's
+        inputs.
       values: `user` if no leaf is made up.
       loss_dtype: the coarsest float type of the program.
-      fingerprint: of the program.
-      told: of what the step gives that which has the scalars to be compared.
-      forms: what `build` gave, per positional argument of the step (static ones too) and keyword.
+      fingerprint: fingerprint of the program.
+      compared_outputs: gives the part of the step's outputs whose scalars are compared.
+      forms: the forms of the arguments that `build` gave, by position (static ones too) and
+        keyword.
     """
 
     mesh: Mesh
@@ -64,7 +66,7 @@ class Ready:
     compiled: Callable[..., Any]
     loss_dtype: str
     fingerprint: str
-    told: Callable[[Any], Any] = returned_of
+    compared_outputs: Callable[[Any], Any] = returned_of
     forms: Forms = ()
 
     @property
@@ -90,14 +92,14 @@ def prepare(
     reference_domains: Callable[[], tuple[Domain, ...]],
     build_again: Callable[[], Built],
 ) -> Ready:
-    """Decides for every leaf where its values come from.
+    """Makes a compiled plan ready; decides where the values of each leaf come from.
 
     Args:
-      program: that `compiled` was compiled from.
+      program: the program of `compiled`.
       built: what `build` gave.
-      reference_domains: per leaf, what its values may be, by the step on one device: so that the
-        values do not depend on the mesh. Called only if there are leaves to make up.
-      build_again: calls the user's `build` on the same mesh and knobs.
+      reference_domains: gives the possible values of each leaf from the step on one device, so that
+        they do not depend on the mesh. Is called only if there are leaves to make up.
+      build_again: calls the user's `build` again with the same mesh and knobs.
 
     Raises:
       UsageError: what `init` gives does not fit the arguments.
@@ -136,7 +138,7 @@ def prepare(
 
 
 def forms_by_argument(workload: Workload) -> Forms:
-    """What each argument of the step looks like, by what it is called: `args[0]`."""
+    """The form of each argument of the step, by its name: `args[0]`."""
     named = [(f"args[{place}]", arg) for place, arg in enumerate(workload.args)]
     named += [(f"kwargs[{name!r}]", arg) for name, arg in workload.kwargs.items()]
     return tuple((name, forms_of(arg)) for name, arg in named)
@@ -153,8 +155,8 @@ def change_of(now: Forms, before: Forms) -> str:
 
 
 def covered_by_init(program: StepProgram) -> list[bool]:
-    """Per leaf, whether `init` gives its value: found by tracing it, or by calling it if that
-    fails."""
+    """For each leaf, whether `init` gives its value: found by tracing `init`, or by calling it if
+    that fails."""
     built, args = program.built, program.args
     leaves = len(jax.tree.leaves((args, program.kwargs)))
     if (init := built.workload.init) is None:
@@ -164,7 +166,7 @@ def covered_by_init(program: StepProgram) -> list[bool]:
             # That of a pipeline places arrays on the submeshes, which cannot be traced.
             is_called = not isinstance(program, SingleProgram)
             shapes = None if is_called else jax.eval_shape(lambda: init(built.mesh))
-        # As in `arguments`: whatever keeps it from being traced, the real call says what it gives.
+        # As in `arguments`: if it cannot be traced for any reason, the real call shows its result.
         except Exception:  # noqa: BLE001
             is_called, shapes = True, None
         given = initial_args(init(built.mesh) if is_called else shapes, args)
@@ -173,16 +175,16 @@ def covered_by_init(program: StepProgram) -> list[bool]:
 
 
 def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Domain]:
-    """What the values of each leaf may be, by the step on one device.
+    """The possible values of each leaf, from the step on one device.
 
     Args:
-      reference: there.
+      reference: domains of the step on one device.
     """
     if isinstance(program, SingleProgram) and len(reference) == len(
         jax.tree.leaves((program.args, program.kwargs))
     ):
         return reference
-    # A pipeline, or other arguments because of a knob: the plan's own trace has to tell.
+    # The arguments differ, for a pipeline or because of a knob, so use the plan's own trace.
     return program.domains()
 
 
@@ -226,20 +228,20 @@ def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
     seen: set[int] = set()
     for position, leaf in enumerate(leaves):
         if position not in made:
-            # What comes out of `init` is ours to donate, unless it gave the same array twice.
+            # Results of `init` may be donated, unless it returned the same array twice.
             shared = position not in from_init or id(leaf) in seen
             seen.add(id(leaf))
             copy = shared and ready.donated[position] and not is_elsewhere(leaf)
-            # In place, so that no more than one leaf is there twice.
+            # One by one in place, so that at most one leaf exists twice at a time.
             leaves[position] = _owned(leaf, ready.shardings[position], copy=copy)
     return structure.unflatten(leaves)
 
 
 def _built_leaves(ready: Ready) -> list[Any]:
-    """The leaves of what `build` gives now; their structure is that of the first time.
+    """The leaves of the arguments from a new call of `build`, in the structure of the first call.
 
-    The user's functions and settings inside of it are made anew by every call, and are not looked
-    at: the compiled step has its own.
+    Functions and settings in the arguments are new objects in every call. They are not compared,
+    since the compiled step uses its own.
     """
     assert ready.build_again is not None
     workload = ready.build_again().workload
@@ -252,20 +254,20 @@ def _built_leaves(ready: Ready) -> list[Any]:
 
 
 def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:
-    """The user's leaf where the executable wants it; a copy if the step will overwrite it."""
+    """The user's leaf in the executable's sharding; a copy if the step will overwrite it."""
     if is_ref(leaf):
         return jax.new_ref(_owned(leaf[...], sharding, copy=True))
     if isinstance(leaf, (np.ndarray, np.generic)) and sharding is not None:
         return jax.device_put(leaf, sharding)
     if not isinstance(leaf, jax.Array):
         return leaf
-    # A moved array may still share buffers with the one that it came from.
+    # A moved array may share buffers with the original one.
     placed = conform(leaf, sharding)
     return duplicate(placed) if copy else placed
 
 
 def conform(leaf: Any, sharding: Any) -> Any:
-    """Moves an array to `sharding` unless it is there already, or nothing is asked for."""
+    """Moves an array to `sharding`, unless it already has it or `sharding` is None."""
     if sharding is None or not isinstance(leaf, jax.Array):
         return leaf
     if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
@@ -274,7 +276,7 @@ def conform(leaf: Any, sharding: Any) -> Any:
 
 
 def is_elsewhere(leaf: Any) -> bool:
-    """Whether other processes alone have an array: nothing of it can be donated here."""
+    """Whether only other processes hold an array, so that this one cannot donate it."""
     return isinstance(leaf, jax.Array) and not leaf.sharding.addressable_devices
 
 

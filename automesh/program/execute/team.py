@@ -1,8 +1,8 @@
-"""What the processes that run one step do together, so that none of them decides by itself (jax).
+"""Coordinates the processes that run one step, so that all make the same decisions (jax).
 
-On several processes every step has to be run by all, the same number of times: who warmed up for so
-long by a clock of its own would leave the others waiting in a collective. The parent decides, which
-speaks to all of them; a process by itself decides alone.
+All processes must run each step the same number of times: a process that warms up by its own clock
+would leave the others waiting in a collective. So the parent, which communicates with all of them,
+decides; a single process decides alone.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ class Team(Protocol):
     """The processes of one jax program, seen by one of them."""
 
     def gather(self, where: str) -> None:
-        """Waits for all of them, however long they take: after a compile, after making arrays."""
+        """Waits for all processes, however long they take, after a compile or after making
+        arrays."""
         ...
 
     def align(self) -> None:
-        """Waits on the devices for all of them, which come at about the same time."""
+        """Waits on the devices for all processes, which must arrive at about the same time."""
         ...
 
     def warm_up(self, sample: Callable[[int], float], least_s: float) -> None:
-        """Runs at least one step, and for about so many seconds.
+        """Runs at least one step, and steps for about `least_s` seconds.
 
         Args:
-          sample: runs so many steps, gives seconds per step.
+          sample: runs a number of steps and returns the seconds per step.
         """
         ...
 
     def slowest(self, seconds: float) -> float:
-        """What the slowest of them took, which is the same number in all."""
+        """The time of the slowest process, which all processes get."""
         ...
 
 
 class Alone:
-    """One process."""
+    """A single process, which decides alone."""
 
     def gather(self, where: str) -> None:
         """See `Team`."""
@@ -63,8 +64,8 @@ class Alone:
         return seconds
 
 
-class Gang:
-    """Several processes.
+class GangTeam:
+    """Several processes, for which the parent decides.
 
     Args:
       emit: sends an event to the parent, which answers when all processes have sent theirs.
@@ -93,5 +94,5 @@ class Gang:
 
 
 def team_of(emit: Emit) -> Team:
-    """The processes of this jax program."""
-    return Gang(emit) if count_processes() > 1 else Alone()
+    """Makes the team of the processes of this jax program."""
+    return GangTeam(emit) if count_processes() > 1 else Alone()

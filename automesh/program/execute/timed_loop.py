@@ -1,4 +1,4 @@
-"""One visit to a plan: its state rebuilt, the first losses recorded, samples of chained steps timed
+"""Visits a plan: makes its state, records the first losses, and times samples of chained steps
 (jax)."""
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
 
-# `perf_counter` and this are bound before any user code runs: what a script puts in their places
-# must not time its own step.
+# `perf_counter` and this are bound before any user code runs: functions with which a script
+# replaces them must not time its step.
 _block_until_ready = jax.block_until_ready
-# Of a step without a loss: arrays that may be one loss for each example or token. What has more of
-# them returns something else, such as gradients.
+# The most arrays that count as losses of single examples or tokens, if a step returns no loss. A
+# step with more of them returns something else, such as gradients.
 _MOST_VECTORS = 4
 _LARGEST_VECTOR = 2**20
 
@@ -49,7 +49,8 @@ def wait(outputs: Any, args: Any) -> None:
 
 
 def _buffer(reference: Any) -> Any:
-    """The array in a reference; where this jax hides it, what can be read from it: a copy."""
+    """The array in a mutable reference, or a copy of its content if this jax does not give access
+    to it."""
     buffer = getattr(getattr(reference, "_refs", None), "_buf", None)
     return reference[...] if buffer is None else buffer
 
@@ -92,24 +93,24 @@ class First:
     arguments: tuple[ArgumentDigest, ...] = ()
 
 
-class Kept:
+class KeptLoops:
     """Training loops whose states wait for the next visit to their plans."""
 
     def __init__(self) -> None:
         self._loops: dict[Any, _Loop] = {}
 
     def has(self, key: Any) -> bool:
-        """Whether the state of this plan is here."""
+        """Whether the state of this plan is kept."""
         return key in self._loops
 
     def clear(self) -> None:
-        """Frees all of them."""
+        """Frees all kept states."""
         if self._loops:
             self._loops.clear()
             gc.collect()
 
     def take(self, key: Any) -> _Loop | None:
-        """The loop of a plan, if it is here; it is no longer kept."""
+        """Removes and returns the loop of a plan, if it is kept."""
         return self._loops.pop(key, None)
 
     def put(self, key: Any, loop: _Loop) -> None:
@@ -120,7 +121,7 @@ class Kept:
 def visit(
     ready: Ready,
     *,
-    kept: Kept,
+    kept: KeptLoops,
     key: Any,
     keep: bool,
     steps: int,
@@ -132,22 +133,22 @@ def visit(
     team: Team,
     sensitivity: bool = False,
 ) -> Visit:
-    """Runs the step from its initial state, or from where the last visit to it has stopped.
+    """Runs the step from its initial state, or from the state at the end of the last visit.
 
-    All of its arrays are freed before it returns, unless they are to be kept.
+    All of its arrays are freed before the return, unless `keep` is set.
 
     Args:
       kept: states of earlier visits.
-      key: of this plan among them.
-      keep: leave the state there, for the next visit.
+      key: key of this plan in `kept`.
+      keep: whether to keep the state for the next visit.
       steps: chained steps per sample; 0 takes no samples.
       samples: samples to take.
-      loss_steps: how many first steps to record the scalar floats of.
-      warmup_s: run for at least this long before the first sample.
+      loss_steps: number of first steps whose scalar floats are recorded.
+      warmup_s: least time in seconds for which steps run before the first sample.
       since_s: when the visit began, by `time.perf_counter`.
-      started: called without arguments once the state is there.
+      started: is called without arguments once the state is made.
       team: the processes that run the step.
-      sensitivity: run the first step from disturbed arguments, too: see `LeafUpdate`.
+      sensitivity: whether to run the first step also from disturbed arguments; see `LeafUpdate`.
 
     Raises:
       UsageError: `advance` returns something else than the step's arguments, or the clock stood
@@ -164,7 +165,8 @@ def visit(
                 begun_s = perf_counter()
                 loop = _Loop(ready)
                 state_s = perf_counter() - begun_s
-                # Whoever is early would wait for the others in a collective of the step.
+                # Without this, early processes would wait for the others in a collective of the
+                # step.
                 team.gather("state")
             started()
             first = First()
@@ -190,22 +192,23 @@ def visit(
     finally:
         loop = None
         if not kept.has(key):
-            # The next plan may need the whole memory; arrays hang in cycles of tracebacks and
-            # closures.
+            # The next plan may need all memory, and cycles of tracebacks and closures still hold
+            # arrays.
             gc.collect()
     return Visit(
         samples_s=tuple(taken),
         losses=tuple(losses),
         setup_s=setup_s,
         state_s=state_s,
-        # The device's mark is the highest since the process began: another plan's, unless it rose.
+        # The device reports its peak since the process began; it belongs to this plan only if it
+        # rose.
         peak_bytes=peak if peak > before else 0,
         first=first,
     )
 
 
 def _disturbed_updates(ready: Ready) -> tuple[LeafUpdate, ...]:
-    """What the first step changes if its arguments are a little others; frees them again."""
+    """The updates of the first step from slightly different arguments, which are freed again."""
     loop = _Loop(ready)
     loop.disturb()
     return loop.first_step().updates
@@ -221,7 +224,7 @@ class _Loop:
         self._masters = {position: duplicate(leaves[position]) for position in ready.lost}
         _block_until_ready(leaves)
         # XLA's CPU devices share one pool of threads, and a program that waits in a collective
-        # keeps its thread: several steps in flight starve each other until XLA aborts after 40
+        # keeps its thread: several running steps would block each other until XLA aborts after 40
         # seconds.
         self._one_at_a_time = jax.default_backend() == "cpu"
 
@@ -235,7 +238,7 @@ class _Loop:
         self._args = structure.unflatten(changed)
 
     def first_step(self) -> First:
-        """Runs one step: what it began with, returned, and changed in the arrays that go on."""
+        """Runs one step; returns digests of its arguments and results, and its updates."""
         devices = self._ready.mesh.devices.flat
         is_shared = len({one.process_index for one in devices}) > 1
         before = sampled(self._args, is_shared=is_shared)
@@ -255,19 +258,21 @@ class _Loop:
 
     def _losses(self, outputs: Any) -> list[float]:
         scalars = [
-            float(leaf) for leaf in jax.tree.leaves(self._ready.told(outputs)) if _is_loss(leaf)
+            float(leaf)
+            for leaf in jax.tree.leaves(self._ready.compared_outputs(outputs))
+            if _is_loss(leaf)
         ]
         return scalars or [float(_mean(one)) for one in self._loss_arrays(outputs).values()]
 
     def _loss_arrays(self, outputs: Any) -> dict[str, jax.Array]:
-        """Of a step that returns no scalar float: what may be losses of single examples, by their
-        paths among what it returns."""
+        """For a step that returns no scalar float, the arrays that may be losses of single
+        examples, by their paths in the return value."""
         ready = self._ready
-        if any(map(_is_loss, jax.tree.leaves(ready.told(outputs)))):
+        if any(map(_is_loss, jax.tree.leaves(ready.compared_outputs(outputs)))):
             return {}
         found = ready.carry.returned_beside(outputs)
         if ready.workload.advance is not None:
-            # What the user's function carries on is not known, but for how it looks.
+            # Arrays that the user's `advance` carries are only known by their shapes and types.
             looks = {(leaf_shape(one), leaf_dtype(one)) for one in jax.tree.leaves(ready.tree)}
             found = {
                 path: leaf
@@ -281,7 +286,7 @@ class _Loop:
         return floats if is_small and len(floats) <= _MOST_VECTORS else {}
 
     def sample(self, steps: int) -> float:
-        """Seconds per step over chained steps, synchronized once, at the end."""
+        """Seconds per step over chained steps, with one synchronization at the end."""
         if self._masters:
             return self._sample_apart(steps)
         begin = perf_counter()
@@ -293,8 +298,8 @@ class _Loop:
         return (perf_counter() - begin) / steps
 
     def _sample_apart(self, steps: int) -> float:
-        """Times each step alone: donated arguments that nothing replaces are made anew before
-        it."""
+        """Times each step alone, after making the donated arguments again that no output
+        replaces."""
         spent = 0.0
         for _ in range(steps):
             self._restore()
@@ -342,7 +347,7 @@ class _Loop:
 
 
 def _plausible(seconds: float) -> float:
-    """A time as a clock gives it: no step takes none at all."""
+    """Checks a measured time: no step takes zero seconds or less."""
     if not 0.0 < seconds < float("inf"):
         raise UsageError(
             f"the clock says that a step took {seconds:g} s",
@@ -382,7 +387,6 @@ def _mean(array: Any) -> Any:
 
 
 def _peak_bytes(ready: Ready) -> int:
-    """The highest mark of any local device of the mesh since the process began; 0 if none is
-    kept."""
+    """The highest memory peak of the mesh's local devices since the process began; 0 if unknown."""
     marks = [device.memory_stats() or {} for device in ready.mesh.local_devices]
     return max((int(mark.get("peak_bytes_in_use", 0)) for mark in marks), default=0)

@@ -1,9 +1,10 @@
-"""What one step changes: a sketch of the update of every float array that it carries on (jax).
+"""Makes a sketch of the update by one step of every float array that it carries (jax).
 
-Of each array the same elements are read before and after the step, on whichever devices they are:
-all of 8,192, else one of each of 8,192 equal stretches, so that every shard has its share. Their
-difference is taken in float64 on the host, where an update of a hundred-thousandth of the values
-loses nothing, and nothing is copied on the devices, so that donated arguments do no harm.
+For each array the same elements are read before and after the step, from whichever devices hold
+them: all elements up to 8,192, else one of each of 8,192 equal stretches, so that every shard takes
+part. Their difference is computed in float64 on the host, which is exact enough for updates of a
+hundred-thousandth of the values. Nothing is copied on the devices, so donated arguments are no
+problem.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Sampled:
     """Elements of one array.
 
     Attributes:
-      path: where it is among the arguments.
-      leaf: the array itself, which the step may have donated since.
-      values: of the chosen elements, from the first copy of each.
+      path: path of the array in the arguments.
+      leaf: the array itself, which the step may already have donated.
+      values: values of the chosen elements, from the first copy of each.
       apart: largest difference between two copies of an element.
     """
 
@@ -57,8 +58,8 @@ def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
     those that the step has taken over for good, and that are made anew before the next one.
 
     Args:
-      is_shared: the arguments are those of several processes, all of which call this: some may have
-        an array that the others have nothing of, as stages of a pipeline do.
+      is_shared: True if several processes run the step, all of which must call this function. A
+        process may have no part of an array, as with stages of a pipeline.
     """
     found: dict[str, Sampled] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
@@ -76,12 +77,12 @@ def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
 
 
 def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[LeafUpdate, ...]:
-    """The sketch of what changed between two samples; arrays that stayed the same are left out."""
+    """The sketch of the changes between two samples; unchanged arrays are left out."""
     return tuple(
         _update(old, after[path])
         for path, old in before.items()
         if path in after
-        # What other processes alone have is stood in for by the same array at every step.
+        # An array that only other processes have is represented by the same stand-in at every step.
         and (after[path].leaf is not old.leaf or is_ref(old.leaf) or is_elsewhere(old.leaf))
         and len(after[path].values) == len(old.values)
     )
@@ -91,7 +92,7 @@ def disturbed(leaf: Any, dtype: str) -> Any:
     """An array whose values are changed by a unit in the last place of a type, up or down.
 
     Args:
-      leaf: what is no array of floats stays as it is.
+      leaf: a leaf that is no float array is returned unchanged.
       dtype: name of a float type.
     """
     if not isinstance(leaf, jax.Array) or not _is_float(leaf) or leaf.size == 0:
@@ -107,7 +108,7 @@ def _changer(sharding: jax.sharding.Sharding) -> Any:
 
 def _change(values: Any, unit: Any) -> Any:
     wide = values if values.dtype.itemsize >= 4 else values.astype(jnp.float32)
-    # As good as chance, and compiled in no time on any sharding.
+    # Pseudo-random, and compiled fast for any sharding.
     up = jnp.sin(wide * _SCRAMBLE) > 0
     return (wide * jnp.where(up, 1 + unit, 1 - unit)).astype(values.dtype)
 
@@ -115,7 +116,7 @@ def _change(values: Any, unit: Any) -> Any:
 def with_sensitivities(
     updates: tuple[LeafUpdate, ...], disturbed: tuple[LeafUpdate, ...]
 ) -> tuple[LeafUpdate, ...]:
-    """Updates with how far those from disturbed arguments are from them."""
+    """Adds to updates their distance from those of disturbed arguments."""
     others = {one.path: one for one in disturbed}
     return tuple(
         replace(update, sensitivity=_apart(update, others[update.path]))
@@ -134,7 +135,7 @@ def _apart(one: LeafUpdate, other: LeafUpdate) -> float:
 def _unit(dtype: str) -> float:
     try:
         return float(jnp.finfo(dtype).eps)
-    except (TypeError, ValueError):  # A type that this jax does not know.
+    except (TypeError, ValueError):  # This jax does not know the type.
         return _NARROW_UNIT
 
 
@@ -158,13 +159,14 @@ def _update(old: Sampled, new: Sampled) -> LeafUpdate:
 
 
 def _signs(path: str, count: int) -> Floats:
-    """Random signs, the same for an array of this path and size in every process."""
+    """Pseudo-random signs, which are the same in every process for an array of this path and
+    size."""
     luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode())))
     return luck.choice(np.array([-1.0, 1.0]), size=(PROJECTIONS, count))
 
 
 def _places(size: int, path: str, most: int) -> NDArray[np.int64]:
-    """Which elements are read, as places in the flattened array."""
+    """The flat indices of the elements that are read."""
     if size <= most:
         return np.arange(size)
     luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode()) + 1))
@@ -175,7 +177,7 @@ def _places(size: int, path: str, most: int) -> NDArray[np.int64]:
 def _elements(
     array: Any, path: str, *, is_shared: bool, most: int = SAMPLED
 ) -> tuple[Floats, float]:
-    """The chosen elements, `most` of them, and how far copies of them are apart at most."""
+    """At most `most` chosen elements, and the largest difference between copies of them."""
     places = np.unravel_index(_places(array.size, path, most), array.shape) if array.shape else ()
     count = min(array.size, most)
     values = np.full(count, np.nan)
@@ -204,14 +206,14 @@ def _elements(
 
 
 def _elements_of_all(values: Floats, apart: float) -> tuple[Floats, float]:
-    """The same elements as all processes have read them, each of its own devices.
+    """Combines the elements that the processes have read, each from its own devices.
 
     Args:
       values: NaN where this process has none.
     """
     rows = gathered(np.append(values, apart))
     known, aparts = rows[:, :-1], rows[:, -1]
-    # Of each element the copy of the first process that has one: the same in all of them.
+    # Each element is taken from the first process that has it, so the result is the same in all.
     first = np.argmax(~np.isnan(known), axis=0)
     chosen = np.take_along_axis(known, first[None], axis=0)[0]
     gaps = np.abs(known - chosen)
@@ -229,7 +231,7 @@ def _is_float(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-# What a step begins with, and arrays of losses that it returns: the same elements on every mesh.
+# Digests of arguments and of arrays of losses, from the same elements on every mesh.
 
 
 def digests_of(
@@ -238,7 +240,7 @@ def digests_of(
     """Digests of the values of all arrays among the arguments of a step.
 
     Args:
-      known: elements of the float arrays in `args` that were read already.
+      known: elements of float arrays in `args` that are already read.
       is_shared: as in `sampled`.
     """
     found: list[ArgumentDigest] = []
@@ -275,10 +277,10 @@ def _digest(path: str, dtype: str, values: Floats) -> ArgumentDigest:
 
 
 def loss_vectors(arrays: Mapping[str, Any], *, is_shared: bool = False) -> tuple[LossVector, ...]:
-    """Elements of arrays of losses: all of 1,024, else one of each of 1,024 equal stretches.
+    """Elements of arrays of losses: all up to 1,024, else one of each of 1,024 equal stretches.
 
     Args:
-      arrays: by their paths among what the step returns.
+      arrays: the arrays by their paths in the return value.
       is_shared: as in `sampled`.
     """
     found: list[LossVector] = []

@@ -1,12 +1,12 @@
-"""Which values the arguments of a step must have to make sense, read off the traced program (jax).
+"""Finds from a traced step which values its arguments may have (jax).
 
 Synthetic floats should have both signs, as weights do: a network of positive weights computes
 nearly the same loss whatever one does to it, and hides wrong numerics. But a negative second
 moment under a square root, or a mask whose sum passes through zero in a denominator, breaks a
 step. So each operand of a root, a logarithm, a power or a denominator is followed back to the
-arguments; what reaches one without passing through something that makes it positive (a square,
-an exponential) or that mixes it (a matrix product) makes it positive. In the same way the sizes
-of what is looked up by index bound the integers.
+arguments. An argument gets positive values if it reaches such an operand without an operation
+between that makes values positive (a square, an exponential) or mixes them (a matrix product). In
+the same way, the sizes of looked-up dimensions limit integers.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from automesh.errors import AutomeshError
 
 
 class UnknownLoop(AutomeshError):
-    """A loop of this jax says nowhere how many values it carries."""
+    """This jax does not state how many values a loop carries."""
 
 
 def scan_operands(equation: Any) -> tuple[int, int]:
-    """How many operands of a `scan` are constants, and how many are carried; the rest is sliced.
+    """The numbers of constant and carried operands of a `scan`; the rest is sliced.
 
     Up to jax 0.10.2 the equation states both numbers; from 0.11 on it holds a tree of (constants,
     carried, sliced), which is read by filling the operands in.
 
     Raises:
-      UnknownLoop: neither is there.
+      UnknownLoop: the equation has neither.
     """
     params = equation.params
     if "num_consts" in params and "num_carry" in params:
@@ -53,24 +53,23 @@ def scan_operands(equation: Any) -> tuple[int, int]:
     )
 
 
-# What is asked of a value, as a number; of two demands the smaller one counts. None: nothing is
-# asked.
+# A demand on a value, as a number; the smaller of two demands counts. None is no demand.
 Demand = float | None
 # Equation and demands on its outputs -> demands on its operands.
 Rule = Callable[[Any, Sequence[Demand]], Sequence[Demand]]
 
 
 def demands_on_inputs(jaxpr: Any, outputs: Sequence[Demand], rule: Rule) -> list[Demand]:
-    """What is asked of each input of a jaxpr.
+    """The demands on each input of a jaxpr.
 
     Args:
       jaxpr: an open one.
-      outputs: what is asked of each of its outputs.
-      rule: how an equation without a body hands demands on, its own included.
+      outputs: the demands on each of its outputs.
+      rule: gives the demands of an equation without a body on its operands.
     """
     asked: dict[int, float] = {}
     _add(asked, jaxpr.outvars, outputs)
-    # References are written after they are read: go round until nothing changes.
+    # References may be written after they are read, so repeat until nothing changes.
     while True:
         before = dict(asked)
         for equation in reversed(jaxpr.eqns):
@@ -88,7 +87,7 @@ def demands_on_inputs(jaxpr: Any, outputs: Sequence[Demand], rule: Rule) -> list
 
 def _add(asked: dict[int, float], variables: Sequence[Any], demands: Sequence[Demand]) -> None:
     for variable, demand in zip(variables, demands, strict=True):
-        # Literals have a value instead of a place.
+        # Only literals have `val`.
         if demand is not None and not hasattr(variable, "val"):
             asked[id(variable)] = min(demand, asked.get(id(variable), demand))
 
@@ -110,14 +109,14 @@ def _through(
     body = bodies[0]
     if len(body.invars) == len(equation.invars) and len(body.outvars) == len(wanted):
         return demands_on_inputs(body, wanted, rule)
-    # A call that we do not know: whatever goes in may come out.
+    # An unknown call: each operand may reach each output.
     return [least(wanted)] * len(equation.invars)
 
 
 def _loop(
     body: Any, wanted: Sequence[Demand], constants: int, carried: int, rule: Rule
 ) -> list[Demand]:
-    """Hands demands round until what goes in is asked for no more than what comes out."""
+    """Passes demands through a loop's body until those on its carried values no longer change."""
     outputs = list(wanted)
     while True:
         inputs = demands_on_inputs(body, outputs, rule)
@@ -143,7 +142,7 @@ _SENSITIVE = {
     "lgamma": 0,
     "digamma": 0,
 }
-# What comes out does not take its sign from what goes in.
+# The sign of the output does not follow from the sign of the operand.
 _STOPS = frozenset(
     {
         *("exp", "exp2", "abs", "square", "logistic", "cosh", "erfc", "sign", "is_finite"),
@@ -152,9 +151,9 @@ _STOPS = frozenset(
         *("random_bits", "random_wrap", "cholesky", "eigh", "svd", "qr", "triangular_solve"),
     }
 )
-# Operands that hold data; the others say where it is.
+# Operands that hold data; the others are indices.
 _DATA_OPERANDS = {"gather": (0,), "dynamic_slice": (0,), "get": (0,)}
-# An index is the same index after these; of `select_n`, the first operand only chooses.
+# An index keeps its meaning through these; the first operand of `select_n` only chooses.
 _SAME_INDEX = frozenset(
     {
         *("convert_element_type", "reshape", "broadcast_in_dim", "transpose", "squeeze", "copy"),
@@ -166,11 +165,11 @@ _SAME_INDEX = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """What the values of one leaf may be.
+    """The possible values of one leaf.
 
     Attributes:
-      positive: floats: True if only positive values are safe.
-      below: integers: a bound that the step's look-ups set; None if they set none.
+      positive: for floats, True if only positive values are safe.
+      below: for integers, the limit that the step's look-ups set; None without one.
     """
 
     positive: bool = False
@@ -187,7 +186,7 @@ def domains(traced: jax.stages.Traced) -> tuple[Domain, ...]:
         Domain(positive=sign is not None, below=None if bound is None else int(bound))
         for sign, bound in zip(positive, bounds, strict=True)
     ]
-    # Constants that jax has lifted into arguments come first.
+    # Constants that jax has made arguments come first.
     return tuple(found[len(found) - traced.in_tree.num_leaves :])
 
 

@@ -1,1 +1,1 @@
-"""Which dimensions of a step that nobody has annotated must be split alike."""
+"""Finds which dimensions of a step without annotations must be split alike."""

@@ -1,12 +1,12 @@
-"""Constraints where data meets parameters that are kept in parts (no jax).
+"""Finds constraints for places where data meet parameters that are stored in parts (no jax).
 
 fsdp splits the batch and, between uses, the parameters. Both meet in a product, where one axis
-cannot split two dimensions: nothing in the program says which of them gives way, and left to itself
-the compiler often splits activations like parameters, which sums them up over the devices at every
-product. So results of products with parameters are split over the batch, in both passes; what they
-are split over besides is left to the compiler. A table that is looked up in is gathered first, and
-its gradient is summed up as a whole: lookups in a table that is split along its rows' width give
-results that XLA can bring to the batch by gathering them alone.
+cannot split two dimensions. The program does not say which dimension keeps the axis, and the
+compiler often splits activations like parameters, which costs an all-reduce at every product. So
+results of products with parameters are split over the batch, in both passes; the compiler decides
+about other axes. A lookup table is gathered first, and its gradient is reduced as a whole: if the
+table were split along the width of its rows, XLA would have to gather the results of lookups to
+split them over the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from automesh.program.infer.operation import Events, Meeting
 def activations_of(
     every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
 ) -> tuple[Inner, ...]:
-    """The constraints of a step, in the order of its program; none where it has no batch."""
+    """The constraints of a step, in the order of its program; none without a batch."""
     if not facts.batches:
         return ()
     found: list[Inner] = []
@@ -59,7 +59,7 @@ def _of_batch(
 def _of_table(
     every: Dimensions, facts: Facts, names: Mapping[int, str], dims: Dims
 ) -> tuple[str, ...]:
-    """Classes of a table; empty unless it has dimensions of parameters alone."""
+    """Classes of a table; empty unless all its dimensions are of parameters."""
     own = [outer(every, dim) for dim in dims]
     if any(root is not None and root not in facts.weights for root in own):
         return ()

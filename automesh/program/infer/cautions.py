@@ -1,4 +1,4 @@
-"""What to know before a step is split (no jax)."""
+"""Finds what users should know before a step is split (no jax)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def cautions_of(
     *,
     turns: int,
 ) -> tuple[Caution, ...]:
-    """All that is to be told, each once.
+    """All cautions about a step, each once.
 
     Args:
       inputs: held arrays and arguments.
-      turns: steps of training in a call; 0 where only a run tells.
+      turns: training steps in a call; 0 if only a run shows it.
     """
     found = [
         *_of_batches(every, facts, names, inputs),
@@ -114,7 +114,7 @@ def _of_packed(
             if root is None or not every.packed(root):
                 continue
             if names.get(root, "").startswith("head_dim"):
-                continue  # Halves that are turned against each other; no head is split inside.
+                continue  # Halves for rotary embeddings; no head is split inside.
             pieces = [size for (_, size), _ in every.packed(root)]
             if len(set(pieces)) == 1:
                 what = f"{len(pieces)} pieces of {pieces[0]:,} lie end to end"
@@ -158,7 +158,8 @@ def _of_gradients(
         if product.is_forward or not product.batch:
             continue
         first = roots(every, product.batch) & batches
-        # Left and right of a product are in the order of its operands, and may be turned later.
+        # Left and right are in the order of the product's operands, which a transpose may change
+        # later.
         left, right = product.left, product.right
         for rest in ((*left, *right), (*right, *left)):
             array = shapes.get(tuple(outer(every, dim) for dim in rest if dim))
@@ -265,7 +266,7 @@ def inner_of(
         if not any(root is not None for root in own):
             continue
         if isinstance(one, Draw) and math.prod(one.shape) <= max(map(every.size, batches)):
-            continue  # A number for each row, such as where it begins.
+            continue  # One number per row, such as its start.
         found.append(
             Inner(
                 path=one.place.path,

@@ -1,5 +1,5 @@
-"""The classes of a captured step: which dimensions must be split alike, what each array is, and
-what to know before they are split (jax)."""
+"""Finds the classes of a captured step: dimensions that must be split alike, roles of arrays, and
+cautions (jax)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, inner_of
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import names_of
@@ -29,8 +29,8 @@ _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """A program whose constants are its first inputs; the numbers of its equations are the same."""
+class _FlatProgram:
+    """A program whose constants are its first inputs; its equations keep their numbers."""
 
     invars: list[Any]
     constvars: tuple[Any, ...]
@@ -39,7 +39,7 @@ class _Program:
 
 
 def step_classes(call: TracedCall, carried: Sequence[Carried]) -> StepClasses:
-    """The classes of a step that was taken out of its script.
+    """The classes of a step that was captured from a script.
 
     Args:
       carried: leaves of its results that are leaves of its arguments in the next call.
@@ -67,18 +67,19 @@ def classes_of(
 
     Args:
       jaxpr: the step, traced.
-      num_held: leading inputs that are arrays of its own, no arguments; its constants are, too.
-      carried: by leaf of the arguments, the leaf of the results that replaces it in the next
+      num_held: number of leading inputs that are arrays of the step itself and no arguments, like
+        its constants.
+      carried: for leaves of the arguments, the leaf of the results that replaces each in the next
         iteration.
-      names: what the user calls the arguments.
-      turns: steps of training in a call; 0 where only a run tells. Default: what its loops tell.
+      names: the user's names of the arguments.
+      turns: training steps in a call; 0 if only a run shows it. By default found from its loops.
     """
     given = opened_jaxpr(jaxpr)
     if turns is None:
         loop = training_loop(given)
         turns = 1 if loop is None else loop.turns
     num_held += len(given.constvars)
-    opened = _Program(
+    opened = _FlatProgram(
         invars=[*given.constvars, *given.invars],
         constvars=(),
         eqns=given.eqns,
@@ -94,7 +95,7 @@ def classes_of(
     weights = [
         (name, dims)
         for name, dims, role in zip(called, walked.inputs, after, strict=True)
-        if role in _WEIGHTS and names  # Numbers that we have given tell nothing.
+        if role in _WEIGHTS and names  # Numbers of our own carry no information.
     ]
     join_parallel(every, facts, weights)
     join_kernels(every, facts)
@@ -130,7 +131,7 @@ def _called(opened: Any, names: Sequence[str], num_held: int) -> list[str]:
 
 
 def _found_again(every: Dimensions, facts: Facts) -> Facts:
-    """The facts, where factors were joined since."""
+    """The facts again, after more factors were joined."""
 
     def again(those: Iterable[int]) -> set[int]:
         return roots(every, [(one,) for one in those])
@@ -155,22 +156,20 @@ def _ranked(
     inputs: Sequence[Dims],
     outputs: Sequence[Dims],
 ) -> list[int]:
-    """Classes of arrays that come from outside, or are batches: batches first, then what most
-    numbers are in."""
+    """The classes of arguments and batches: batches first, then classes with most elements."""
     weight: Counter[int] = Counter(dict.fromkeys(facts.batches, 0))
     for dims in (*inputs, *outputs):
         size = math.prod(every.size_of(every.factors(dim)) for dim in dims)
         for dim in dims:
             root = outer(every, dim)
-            if root is not None and not every.marks(root) & Mark.KEY:
+            if root is not None and not every.marks(root) & DimensionMark.KEY:
                 weight[root] += size
                 for _, piece in every.packed(root):
                     inside = outer(every, piece)
                     if inside is not None:
                         weight[inside] += 0
     batches = set(facts.batches)
-    # In the order of the arguments where as many numbers are in both: numbers of factors are no
-    # order, other releases of jax trace other ones.
+    # Ties in the order of the arguments: numbers of factors differ between releases of jax.
     place = {root: number for number, root in enumerate(weight)}
     return sorted(weight, key=lambda root: (root not in batches, -weight[root], place[root]))
 
@@ -203,7 +202,7 @@ def _array(
 
 
 def _shifted(array: ArrayClasses, num_held: int) -> ArrayClasses:
-    """With numbers of arguments, held arrays not counted."""
+    """The array with indices that count arguments only, without held arrays."""
     return array if array.of is None else replace(array, of=array.of - num_held)
 
 

@@ -1,12 +1,12 @@
-"""Dimensions that must be split alike: a union-find whose members can be taken apart (no jax).
+"""Dimensions that must be split alike: a union-find whose members can be divided (no jax).
 
-A dimension is a run of *factors*, outermost first: 512 columns that a reshape takes apart into 8
-heads of 64 are the factors 8 and 64. Where two dimensions must agree, their factors do, one by one;
-a factor that meets two smaller ones is taken apart into them, for all dimensions that hold it. A
+A dimension is a sequence of *factors*, outermost first: 512 columns that a reshape divides into 8
+heads of 64 are the factors 8 and 64. If two dimensions must agree, their factors must, one by one;
+a factor that meets two smaller ones is divided into them, in all dimensions that contain it. A
 dimension of size 1 has no factor.
 
-A factor also knows its *pieces*: what a slice takes from it, or a concatenation puts into it. The
-same interval of the same factor is the same piece, wherever it is taken or put.
+A factor also has *pieces*: the parts that slices take from it or concatenations put into it. The
+same interval of the same factor is always the same piece.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from enum import IntFlag
 Dim = tuple[int, ...]
 """Numbers of factors, outermost first."""
 Dims = tuple[Dim, ...]
-"""Of an array."""
+"""The dimensions of an array."""
 
 
-class Mark(IntFlag):
-    """What operations do along a dimension, beyond each element for itself."""
+class DimensionMark(IntFlag):
+    """The kinds of operations along a dimension, other than elementwise ones."""
 
     WALKED = 1
     """A loop takes one slice a turn."""
@@ -33,40 +33,47 @@ class Mark(IntFlag):
     KERNEL = 8
     """It is the window of a convolution."""
     ORDERED = 16
-    """It is sorted, summed up along, transformed or searched for a maximum's place."""
+    """It is sorted, cumulatively summed, transformed or searched for the position of a maximum."""
     LOOKED_UP = 32
     """Indices choose among its elements."""
     SLICED = 64
-    """A slice is taken at a place that only the run knows."""
+    """A slice is taken at a position that is known only at run time."""
     KEY = 128
-    """Words of a key."""
+    """It holds the words of a random key."""
     UNKNOWN = 256
     """An operation whose rules are not known takes it."""
     TANGLED = 512
-    """Reshapes cut it at places that do not fit."""
+    """Reshapes divide it at incompatible places."""
     SOLVED = 1024
-    """Of a matrix that is factorized or solved."""
+    """It belongs to a matrix that is factorized or solved."""
     PICKED = 2048
     """One element of it is taken."""
     SUMMED = 4096
     """Sums go over it."""
     GROUPED = 8192
-    """Group sizes, which are data, say where its groups end."""
+    """It has groups whose sizes are data."""
     POSITIONS = 16384
     """It is compared or computed with its own positions."""
 
 
-# With these a dimension is never split where it is computed with.
-WHOLE = Mark.WALKED | Mark.KERNEL | Mark.KEY | Mark.UNKNOWN | Mark.TANGLED | Mark.SOLVED
-# A batch has none of these: its elements never meet.
+# A dimension with one of these marks is never split in a computation.
+WHOLE = (
+    DimensionMark.WALKED
+    | DimensionMark.KERNEL
+    | DimensionMark.KEY
+    | DimensionMark.UNKNOWN
+    | DimensionMark.TANGLED
+    | DimensionMark.SOLVED
+)
+# A batch has none of these marks, since its elements never meet.
 MEETING = (
     WHOLE
-    | Mark.ORDERED
-    | Mark.SHIFTED
-    | Mark.WINDOWED
-    | Mark.LOOKED_UP
-    | Mark.PICKED
-    | Mark.GROUPED
+    | DimensionMark.ORDERED
+    | DimensionMark.SHIFTED
+    | DimensionMark.WINDOWED
+    | DimensionMark.LOOKED_UP
+    | DimensionMark.PICKED
+    | DimensionMark.GROUPED
 )
 
 _Interval = tuple[int, int]
@@ -85,11 +92,11 @@ class Dimensions:
         self._is_joining = False
 
     def new(self, size: int, marks: int = 0) -> Dim:
-        """A dimension that agrees with no other yet."""
+        """Makes a dimension that agrees with no other yet."""
         return (self._new(size, marks),) if size > 1 else ()
 
     def news(self, shape: Iterable[int], marks: int = 0) -> Dims:
-        """Dimensions of an array."""
+        """Makes the dimensions of an array."""
         return tuple(self.new(size, marks) for size in shape)
 
     def _new(self, size: int, marks: int) -> int:
@@ -101,7 +108,7 @@ class Dimensions:
         return number
 
     def find(self, factor: int) -> int:
-        """The one that stands for a factor and all that agree with it."""
+        """The representative of a factor and of all that agree with it."""
         parent = self._parent
         while parent[factor] != factor:
             parent[factor] = parent[parent[factor]]
@@ -109,7 +116,7 @@ class Dimensions:
         return factor
 
     def factors(self, dim: Dim) -> Dim:
-        """The factors of a dimension as they are known by now."""
+        """The current factors of a dimension."""
         if len(dim) == 1:
             root = self.find(dim[0])
             parts = self._parts[root]
@@ -117,28 +124,28 @@ class Dimensions:
         return tuple(factor for one in dim for factor in self.factors((one,)))
 
     def size(self, factor: int) -> int:
-        """How many elements a factor has."""
+        """The number of elements of a factor."""
         return self._size[factor]
 
     def size_of(self, dim: Dim) -> int:
-        """How many elements a dimension has."""
+        """The number of elements of a dimension."""
         return math.prod(self._size[factor] for factor in dim)
 
-    def marks(self, factor: int) -> Mark:
-        """Of a factor that stands for itself."""
-        return Mark(self._marks[factor])
+    def marks(self, factor: int) -> DimensionMark:
+        """The marks of a representative factor."""
+        return DimensionMark(self._marks[factor])
 
     def pieces(self, factor: int) -> dict[_Interval, Dim]:
-        """By (begin, size), the pieces of a factor that stands for itself."""
+        """The pieces of a representative factor, by (begin, size)."""
         return self._pieces.get(factor, {})
 
     def mark(self, dim: Dim, marks: int) -> None:
-        """Notes down what is done along a dimension."""
+        """Adds marks to a dimension."""
         for factor in self.factors(dim):
             self._marks[factor] |= marks
 
     def roots(self) -> list[int]:
-        """The factors that stand for themselves."""
+        """The representative factors."""
         return [
             number
             for number, parent in enumerate(self._parent)
@@ -148,7 +155,7 @@ class Dimensions:
     # Joining.
 
     def join(self, one: Dim, other: Dim) -> None:
-        """Two dimensions of the same size must be split alike."""
+        """Joins two dimensions of the same size, which must be split alike."""
         if one == other or not one or not other:
             return
         self._todo.append((one, other))
@@ -180,16 +187,15 @@ class Dimensions:
             for factor in (a, b):
                 if self._size[factor] > common:
                     self._take_apart(factor, common)
-        self.mark((*mine, *yours), Mark.TANGLED)
+        self.mark((*mine, *yours), DimensionMark.TANGLED)
 
     def _first(self, rest: list[int]) -> int:
-        """The outermost factor of what is left of a dimension, as it is known by now."""
+        """The outermost current factor of the rest of a dimension."""
         rest[-1:] = reversed(self.factors((rest[-1],)))
         return rest[-1]
 
     def _tangle(self, mine: list[int], yours: list[int]) -> None:
-        """Factors with nothing in common: none of them can be split until both sides are equally
-        large."""
+        """Marks factors without a common divisor as tangled, until both sides have equal sizes."""
         left, right = [mine.pop()], [yours.pop()]
         while (a := self.size_of(tuple(left))) != (b := self.size_of(tuple(right))):
             side, rest = (left, mine) if a < b else (right, yours)
@@ -197,12 +203,12 @@ class Dimensions:
                 break
             side.append(self._first(rest))
             rest.pop()
-        self.mark((*left, *right), Mark.TANGLED)
+        self.mark((*left, *right), DimensionMark.TANGLED)
 
     def _union(self, a: int, b: int) -> None:
         if a == b:
             return
-        if a > b:  # The earlier one stands for both.
+        if a > b:  # The earlier one represents both.
             a, b = b, a
         self._parent[b] = a
         self._marks[a] |= self._marks[b]
@@ -216,7 +222,7 @@ class Dimensions:
                 self._todo.append((known, dim))
 
     def _take_apart(self, factor: int, outer: int) -> Dim:
-        """Makes two factors of one, for all dimensions that hold it."""
+        """Divides a factor into two, in all dimensions that contain it."""
         inner = self._size[factor] // outer
         parts = (self._new(outer, self._marks[factor]), self._new(inner, self._marks[factor]))
         pieces = self._pieces.pop(factor, {})
@@ -228,8 +234,8 @@ class Dimensions:
         return parts
 
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
-        """The outer part of a dimension, of so many elements, and the inner one; where its factors
-        do not fit, parts that belong to nothing."""
+        """Divides a dimension into an outer part of `outer` elements and an inner part; new
+        unrelated dimensions if its factors do not fit."""
         rest = list(reversed(dim))
         taken: list[int] = []
         left = outer
@@ -245,14 +251,14 @@ class Dimensions:
                 break
         if left == 1:
             return tuple(taken), tuple(reversed(rest))
-        self.mark(dim, Mark.TANGLED)
+        self.mark(dim, DimensionMark.TANGLED)
         inner = self.size_of(self.factors(dim)) // outer
-        return self.new(outer, Mark.TANGLED), self.new(inner, Mark.TANGLED)
+        return self.new(outer, DimensionMark.TANGLED), self.new(inner, DimensionMark.TANGLED)
 
     # Pieces.
 
     def piece(self, dim: Dim, begin: int, size: int) -> Dim:
-        """What a slice takes out of a dimension."""
+        """The piece that a slice takes out of a dimension."""
         factors = self.factors(dim)
         total = self.size_of(factors)
         if size == total or not size:
@@ -267,18 +273,17 @@ class Dimensions:
             outer = self.piece(factors[:1], begin // inner, size // inner)
             return (*outer, *factors[1:])
         if factors and begin // inner == (begin + size - 1) // inner:
-            self.mark(factors[:1], Mark.PICKED)
+            self.mark(factors[:1], DimensionMark.PICKED)
             return self.piece(factors[1:], begin % inner, size)
-        self.mark(dim, Mark.SHIFTED)
-        return self.new(size, Mark.SHIFTED)
+        self.mark(dim, DimensionMark.SHIFTED)
+        return self.new(size, DimensionMark.SHIFTED)
 
     def is_packed(self, factor: int) -> bool:
-        """Whether its pieces lie end to end and are used for themselves alone."""
+        """Whether its pieces are end to end and only used separately."""
         return bool(self.packed(factor))
 
     def packed(self, factor: int) -> Sequence[tuple[_Interval, Dim]]:
-        """The pieces of a factor, in order, where they lie end to end and none overlaps another;
-        else none."""
+        """The pieces of a factor in order, if they are end to end without overlap; else none."""
         pieces = sorted(self._pieces.get(factor, {}).items())
         end = 0
         for (begin, size), _ in pieces:
@@ -288,6 +293,6 @@ class Dimensions:
         return pieces if len(pieces) > 1 and end == self._size[factor] else ()
 
     def is_cut(self, factor: int) -> bool:
-        """Whether parts of it are taken that do not lie end to end: its neighbours meet."""
+        """Whether parts of it are taken that are not end to end, so that neighbours meet."""
         pieces = self._pieces.get(factor, {})
         return any(size > 1 for _, size in pieces) and not self.is_packed(factor)

@@ -1,6 +1,7 @@
-"""Which factors are batches, of parameters, of data sets or of graphs (no jax).
+"""Finds the factors that are batches, or belong to parameters, data sets or graphs (no jax).
 
-A batch is what sums go over whose elements never meet before: never told by a size or a place.
+A batch is a dimension that is summed over and whose elements never meet before. Its size and its
+position do not matter.
 """
 
 from __future__ import annotations
@@ -9,31 +10,31 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from automesh.program.infer.dimensions import MEETING, Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Draw, Events, Lookup, Made, Product
+from automesh.program.infer.operation import ArrayOrigin, Contraction, Draw, Events, Lookup
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
-# What tells no batch from others where nothing else is there: tokens of all rows that are sent to
-# experts meet, and are a batch still.
-_NOTHING = Mark(0)
-_MAY_MEET = Mark.ORDERED | Mark.LOOKED_UP | Mark.GROUPED
+# Marks that do not exclude a batch if there is no better one: tokens that are sent to experts meet,
+# but are still a batch.
+_NOTHING = DimensionMark(0)
+_MAY_MEET = DimensionMark.ORDERED | DimensionMark.LOOKED_UP | DimensionMark.GROUPED
 
 
 @dataclass(slots=True)
 class Facts:
-    """Of factors that stand for themselves.
+    """The facts about representative factors.
 
     Attributes:
-      weights: of parameters, and of what belongs to them.
-      backward: of results of a backward pass.
-      batches: best first.
-      edges, nodes, graphs: of graphs that lie end to end: what is summed up, into what, and into
-        what of these in turn.
-      data_sets: what the step takes rows of, or slices.
-      pooled: that are summed up before a batch is.
-      mixed: that a forward pass sums products over.
-      is_trained: whether there are parameters; else all that comes back counts for weights.
+      weights: factors of parameters and their state.
+      backward: factors of results of a backward pass.
+      batches: batches, the best first.
+      edges, nodes, graphs: factors of concatenated graphs: edges are summed into nodes, and these
+        into graphs.
+      data_sets: factors of arrays from which the step takes rows or slices.
+      pooled: factors that are summed before a batch is.
+      mixed: factors that a forward pass sums products over.
+      is_trained: whether there are parameters; else all carried arrays count as weights.
     """
 
     weights: set[int] = field(default_factory=set[int])
@@ -56,15 +57,15 @@ def facts_of(
     *,
     floats: frozenset[int],
 ) -> tuple[Facts, tuple[Role, ...]]:
-    """Judges all factors.
+    """Finds the facts about all factors.
 
     Args:
       inputs: dimensions of each input of the step.
-      roles: of each; what does not come back is data here.
-      floats: inputs of floats that do not come back: data, or weights that nobody changes.
+      roles: role of each input; one that is not carried is data here.
+      floats: inputs of floats that are not carried: data, or frozen weights.
 
     Returns:
-      The facts; the roles, where weights that nobody changes are told from data.
+      The facts; the roles, with frozen weights separated from data.
     """
     has_weights = any(role in _WEIGHTS for role in roles)
     found = Facts(is_trained=has_weights)
@@ -92,7 +93,7 @@ def roots(every: Dimensions, dims: Iterable[Dim]) -> set[int]:
 
 
 def _pieces_of(every: Dimensions, those: set[int]) -> set[int]:
-    """What lies end to end in weights is of weights, too."""
+    """The pieces of factors of weights, which are of weights, too."""
     found: set[int] = set()
     rest = list(those)
     while rest:
@@ -114,7 +115,7 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
     by: set[int] = set()
     for one in events.segments:
         target = roots(every, one.into)
-        # Gradients of a table are added up, too; and what is sent to experts.
+        # Gradients of a table and inputs of experts are summed into places, too, but are no graphs.
         if not one.is_forward or not target or target & found.weights:
             continue
         into |= target
@@ -131,7 +132,7 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
 def _join_nodes(
     every: Dimensions, events: Events, found: Facts, into: set[int], by: set[int]
 ) -> tuple[set[int], set[int]]:
-    """What edges are looked up in and what they are summed up into are the same nodes."""
+    """Joins the nodes that edges are looked up in with those that they are summed into."""
     ends = {every.size(root): root for root in into}
     for one in events.lookups:
         if one.is_forward and len(one.looked_up) == 1 and roots(every, one.by) & found.edges:
@@ -149,21 +150,26 @@ def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
     for one in data_lookups(events):
         for root in roots(every, one.looked_up):
             known = found.weights | found.backward | found.nodes | found.edges | found.graphs
-            if root not in known and not every.marks(root) & Mark.SUMMED:
+            if root not in known and not every.marks(root) & DimensionMark.SUMMED:
                 found.data_sets.add(root)
 
 
 def data_lookups(events: Events) -> Iterator[Lookup]:
-    """Lookups in arrays that the step is given or holds, as they are. Indices of several dimensions
-    are tokens, which look in a table of weights that nobody changes."""
+    """Lookups in unchanged arguments and held arrays. Indices with several dimensions are tokens,
+    which look up in a table of frozen weights."""
     for one in events.lookups:
         is_table = one.is_float and len(one.by) > 1
-        if one.is_held_whole and not one.made & Made.STATE and one.is_forward and not is_table:
+        if (
+            one.is_held_whole
+            and not one.made & ArrayOrigin.STATE
+            and one.is_forward
+            and not is_table
+        ):
             yield one
 
 
 def _join_put_together(every: Dimensions, found: Facts) -> None:
-    """What is taken apart and put together again from the same pieces is the same."""
+    """Joins a dimension that is divided with one that is concatenated from the same pieces."""
     first: dict[object, int] = {}
     for root in every.roots():
         pieces = every.packed(root)
@@ -175,8 +181,8 @@ def _join_put_together(every: Dimensions, found: Facts) -> None:
 
 
 def _join_stacked(every: Dimensions, found: Facts) -> None:
-    """Equal pieces that lie end to end in a dimension of no weights are treated alike: two batches
-    are one class."""
+    """Joins equal pieces that are end to end in a dimension that is not of weights: two batches are
+    one class."""
     for root in every.roots():
         pieces = every.packed(root)
         if root in found.weights or len({size for (_, size), _ in pieces}) != 1:
@@ -190,7 +196,7 @@ def _join_stacked(every: Dimensions, found: Facts) -> None:
 
 
 def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
-    """What is summed up while others of its kind are left: a sequence, or pixels, before the
+    """Finds factors that are summed while others remain: a sequence, or pixels, before the
     batch."""
     seen: set[tuple[bool, frozenset[int], frozenset[int]]] = set()
     for one in events.products:
@@ -208,13 +214,17 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
 
 
 def _free(every: Dimensions, found: Facts, dims: Dims) -> set[int]:
-    return {root for root in roots(every, dims) - found.weights if not every.marks(root) & Mark.KEY}
+    return {
+        root
+        for root in roots(every, dims) - found.weights
+        if not every.marks(root) & DimensionMark.KEY
+    }
 
 
 def born_inside(
     every: Dimensions, events: Events, found: Facts
 ) -> list[tuple[Lookup | Draw, Dims]]:
-    """Arrays that begin inside the step: what is taken from data sets, and draws."""
+    """Arrays that begin inside the step: rows of data sets, and draws."""
     born: list[tuple[Lookup | Draw, Dims]] = [
         (one, one.result)
         for one in data_lookups(events)
@@ -238,7 +248,7 @@ def _batches(
     ]
     inside = born_inside(every, events, found)
     sources += [dims for one, dims in inside if isinstance(one, Lookup)]
-    if not sources:  # A step that draws all of its rows itself.
+    if not sources:  # The step draws all of its rows itself.
         sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
@@ -249,7 +259,7 @@ def _batches(
         root
         for root in order
         if root not in found.weights | found.data_sets | found.nodes | found.graphs
-        and every.marks(root) & Mark.SUMMED
+        and every.marks(root) & DimensionMark.SUMMED
         and (root in found.backward or not found.backward)
     ]
     ranked = sorted(candidates, key=lambda root: (-order[root], places[root], root))
@@ -266,8 +276,7 @@ def _with_drawn(
     found: Facts,
     batches: list[int],
 ) -> list[int]:
-    """Batches, and those that the step draws by itself: as large as one of data, they go with it,
-    in one decision."""
+    """Batches of data, joined with batches of equal size that the step draws itself."""
     known = found.weights | found.data_sets | found.nodes | found.graphs
     after = list(batches)
     for _, dims in inside:
@@ -275,7 +284,7 @@ def _with_drawn(
         if set(own) & set(after):
             continue
         for root in own:
-            is_batch = root in found.backward and every.marks(root) & Mark.SUMMED
+            is_batch = root in found.backward and every.marks(root) & DimensionMark.SUMMED
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)
@@ -289,12 +298,16 @@ def _with_drawn(
 
 
 def is_apart(
-    every: Dimensions, found: Facts, root: int, allowed: Mark = _NOTHING, together: bool = False
+    every: Dimensions,
+    found: Facts,
+    root: int,
+    allowed: DimensionMark = _NOTHING,
+    together: bool = False,
 ) -> bool:
-    """Whether the elements of a factor never meet, but for sums that end all.
+    """Whether the elements of a factor never meet, except in final sums.
 
     Args:
-      allowed: marks that count for nothing.
+      allowed: marks that do not matter.
       together: whether it may be summed over before others are.
     """
     if every.marks(root) & MEETING & ~allowed or every.is_cut(root):
@@ -310,7 +323,7 @@ def _frozen(
     floats: frozenset[int],
     found: Facts,
 ) -> tuple[Role, ...]:
-    """Floats without any dimension of the data are weights that are used and not changed."""
+    """Finds frozen weights: floats without any dimension of the data."""
     of_data = {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
     after = list(roles)
     left: dict[int, frozenset[int]] = {}
@@ -325,13 +338,14 @@ def _frozen(
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():
-        if own <= known:  # A bias, or a scale, of what is of weights.
+        if own <= known:  # A bias or scale with dimensions of weights.
             after[place] = Role.FROZEN
     return tuple(after)
 
 
 def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
-    """Factors of what forward passes multiply with, and of tables that they look up in."""
+    """The factors of matrices that forward passes multiply with, and of tables that they look up
+    in."""
     found: set[frozenset[int]] = set()
     for one in events.products:
         if one.is_forward and one.is_product:
@@ -346,7 +360,7 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
     return found
 
 
-def param_products(events: Events) -> Iterator[Product]:
+def param_products(events: Events) -> Iterator[Contraction]:
     """Products of the forward pass."""
     for one in events.products:
         if one.is_forward and one.is_product:

@@ -1,14 +1,14 @@
-"""How dimensions follow through slices, padding, concatenation, lookups and scatters (no jax).
+"""Rules for dimensions of slices, padding, concatenation, lookups and scatters (no jax).
 
-A part of a dimension is never split like the whole: it is a piece of it. What indices choose is
-told to the judges: along which dimensions they go, and from which they come.
+A part of a dimension is never split like the whole: it is a piece of it. Lookups are recorded in
+`Events`: the dimensions that indices choose in, and those of the indices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from automesh.program.infer.dimensions import Dim, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
 from automesh.program.infer.operation import Lookup, Operation, Rule, Segments
 
 
@@ -21,11 +21,11 @@ def _slice(op: Operation) -> list[Dims]:
         if kept == size:
             found.append(dim)
         elif stride != 1 and kept > 1:
-            op.all.mark(dim, Mark.SHIFTED)
-            found.append(op.all.new(kept, Mark.SHIFTED))
+            op.all.mark(dim, DimensionMark.SHIFTED)
+            found.append(op.all.new(kept, DimensionMark.SHIFTED))
         else:
             if kept == 1:
-                op.all.mark(dim, Mark.PICKED)
+                op.all.mark(dim, DimensionMark.PICKED)
             found.append(op.all.piece(dim, start, kept))
     return [tuple(found)]
 
@@ -36,7 +36,7 @@ def _split(op: Operation) -> list[Dims]:
     begin = 0
     for size in map(int, op.params["sizes"]):
         if size == 1 < op.given[0][axis]:
-            op.all.mark(op.ins[0][axis], Mark.PICKED)
+            op.all.mark(op.ins[0][axis], DimensionMark.PICKED)
         part = op.all.piece(op.ins[0][axis], begin, size)
         found.append(tuple(part if i == axis else dim for i, dim in enumerate(op.ins[0])))
         begin += size
@@ -65,13 +65,13 @@ def _pad(op: Operation) -> list[Dims]:
             continue
         whole = op.all.new(made)
         if inner == 0 and low >= 0 and high >= 0:
-            # The inverse of a slice, which is how a gradient comes back from one.
+            # The inverse of a slice, as in the gradient of a slice.
             op.all.join(op.all.piece(whole, low, size), dim)
         elif inner == 0 and low <= 0 and high <= 0:
             op.all.join(op.all.piece(dim, -low, made), whole)
         else:
-            op.all.mark(dim, Mark.SHIFTED)
-            op.all.mark(whole, Mark.SHIFTED)
+            op.all.mark(dim, DimensionMark.SHIFTED)
+            op.all.mark(whole, DimensionMark.SHIFTED)
         found.append(whole)
     return [tuple(found)]
 
@@ -83,7 +83,7 @@ def _dynamic_slice(op: Operation) -> list[Dims]:
         if kept == size:
             found.append(dim)
             continue
-        op.all.mark(dim, Mark.SLICED)
+        op.all.mark(dim, DimensionMark.SLICED)
         looked.append(dim)
         found.append(op.all.new(kept))
     if looked:
@@ -97,7 +97,7 @@ def _dynamic_update_slice(op: Operation) -> list[Dims]:
         if size == kept:
             op.all.join(mine, yours)
         else:
-            op.all.mark(mine, Mark.SLICED)
+            op.all.mark(mine, DimensionMark.SLICED)
     return [whole]
 
 
@@ -119,8 +119,8 @@ def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Di
 
 
 def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
-    """Dimensions of the operand in which each row looks up its own place, as in
-    `x[arange(len(x)), labels]`: they agree with the rows."""
+    """Joins dimensions of the operand in which each row looks up its own position, as in
+    `x[arange(len(x)), labels]`, with the rows."""
     columns = op.sources[1]
     found: list[int] = []
     for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
@@ -133,7 +133,7 @@ def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
 
 
 def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
-    """Notes down which integers choose in which dimensions."""
+    """Records which integers choose in which dimensions."""
     columns = op.sources[1]
     if len(columns) == len(looked):
         for column, dim in zip(columns, looked, strict=True):
@@ -170,7 +170,7 @@ def _gather(op: Operation) -> list[Dims]:
         if sizes[place] != op.given[0][place] and place not in own_places
     )
     for dim in looked:
-        op.all.mark(dim, Mark.LOOKED_UP)
+        op.all.mark(dim, DimensionMark.LOOKED_UP)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
     _note_chosen(op, [operand[place] for place in numbers.start_index_map])
     if looked:
@@ -196,13 +196,13 @@ def _scatter(op: Operation) -> list[Dims]:
         if size == op.given[0][into]:
             op.all.join(dim, operand[into])
         else:
-            op.all.mark(operand[into], Mark.SLICED)
+            op.all.mark(operand[into], DimensionMark.SLICED)
     into = numbers.scatter_dims_to_operand_dims
     own_places = _join_diagonals(op, into)
     looked = tuple(operand[place] for place in into if place not in own_places)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
     for dim in looked:
-        op.all.mark(dim, Mark.LOOKED_UP)
+        op.all.mark(dim, DimensionMark.LOOKED_UP)
     _note_chosen(op, [operand[place] for place in into])
     if op.name == "scatter-add":
         op.events.segments.append(

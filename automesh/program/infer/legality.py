@@ -1,24 +1,25 @@
-"""Into how many parts a class may be split, why it stays whole, and what cures that (no jax)."""
+"""Finds into how many parts a class may be split, or why it stays whole and how to change that (no
+jax)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from automesh.program.infer.dimensions import Dimensions, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions
 from automesh.program.infer.facts import Facts
 
-# Numbers of which a chip computes with so many at a time, the better one first.
+# Numbers of elements that a chip processes at a time, the better one first.
 _LANES = (128, 64)
-# A larger share of padding costs more than a split saves.
+# A larger share of padding would cost more than a split saves.
 _MOST_ADDED = 0.02
 _REASONS = (
-    (Mark.KEY, "a key is never split"),
-    (Mark.WALKED, "a loop walks over it, one of its {size:,} slices a turn"),
-    (Mark.KERNEL, "it is the window of a convolution"),
-    (Mark.SOLVED, "matrices are factorized or solved along it"),
-    (Mark.TANGLED, "reshapes cut it at places that do not fit"),
-    (Mark.UNKNOWN, "an operation takes it whose rules are not known"),
+    (DimensionMark.KEY, "a key is never split"),
+    (DimensionMark.WALKED, "a loop walks over it, one of its {size:,} slices a turn"),
+    (DimensionMark.KERNEL, "it is the window of a convolution"),
+    (DimensionMark.SOLVED, "matrices are factorized or solved along it"),
+    (DimensionMark.TANGLED, "reshapes cut it at places that do not fit"),
+    (DimensionMark.UNKNOWN, "an operation takes it whose rules are not known"),
 )
 
 
@@ -36,14 +37,14 @@ def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legal
     """How a factor may be split.
 
     Args:
-      of: the size of a dimension that begins with it; larger than the factor where it is its outer
-        part.
+      of: the size of a dimension whose outer part the factor is; larger than the factor if there is
+        an inner part.
     """
     size, marks = every.size(root), every.marks(root)
     pieces = tuple(length for (_, length), _ in every.packed(root))
     for mark, reason in _REASONS:
         if marks & mark:
-            cure = "reshape it in another order" if mark == Mark.TANGLED else ""
+            cure = "reshape it in another order" if mark == DimensionMark.TANGLED else ""
             return Legality(parts=1, whole=reason.format(size=size), cure=cure, pieces=pieces)
     if root in facts.data_sets:
         return Legality(
@@ -74,7 +75,7 @@ def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legal
 
 
 def _as_product(size: int) -> str:
-    """50257 = 29 * 1733."""
+    """The prime factors as text: 50257 is `29 * 1733`."""
     rest, factors, divisor = size, list[int](), 2
     while divisor * divisor <= rest:
         while rest % divisor == 0:
@@ -89,7 +90,8 @@ def _as_product(size: int) -> str:
 
 
 def _padded(size: int) -> str:
-    """The next multiple of what fills a chip's lanes, or half of them, if that adds little."""
+    """Advice to pad to the next multiple of a chip's lanes, or of half of them, if that adds
+    little."""
     for step in _LANES:
         padded = -(-size // step) * step
         if padded <= size * (1 + _MOST_ADDED):
@@ -98,7 +100,8 @@ def _padded(size: int) -> str:
 
 
 def _taken_apart(every: Dimensions, root: int) -> str:
-    """Of tokens and the next one, the step computes with slices, which may divide."""
+    """Advice to pass slices, if the step computes only with slices, such as tokens without the last
+    one."""
     sizes = {size for _, size in every.pieces(root) if size > 1}
     if not every.is_cut(root) or len(sizes) != 1 or (size := next(iter(sizes))) % 2:
         return ""

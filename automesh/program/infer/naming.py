@@ -1,4 +1,4 @@
-"""Readable names of classes, from what is done along them and where (no jax)."""
+"""Gives classes readable names, by the operations along them (no jax)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from automesh.program.infer.dimensions import Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, outer, param_products, roots
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Events, Made
+from automesh.program.infer.operation import ArrayOrigin, Events
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
 
 @dataclass(slots=True)
 class _Signs:
-    """What speaks for a name, by factor."""
+    """The factors with evidence for each name."""
 
     vocab: set[int] = field(default_factory=set[int])
     embed: Counter[int] = field(default_factory=Counter[int])
@@ -48,18 +48,18 @@ def names_of(
     arrays: Sequence[tuple[Dims, Role]],
     wanted: Iterable[int],
 ) -> dict[int, str]:
-    """A name for each of the wanted factors, no two alike.
+    """A unique name for each of the wanted factors.
 
     Args:
       arrays: dimensions and roles of the inputs.
-      wanted: in the order in which they are numbered.
+      wanted: factors in the order of their numbers.
     """
     signs = _signs(every, events, facts, arrays)
     taken: Counter[str] = Counter()
     named: dict[int, str] = {}
     plain: list[int] = []
     wanted = list(wanted)
-    # Pieces first: what holds them is called after them.
+    # Pieces first, since a class that contains them is named after them.
     for root in sorted(wanted, key=lambda root: bool(every.packed(root))):
         packed = "" if root in signs.head_dim else _of_packed(every, named, root)
         base = packed or _base(every, facts, signs, root)
@@ -75,7 +75,7 @@ def names_of(
 
 
 def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
-    """`hidden_x4` for four of a class end to end."""
+    """`hidden_x4` for four pieces of a class end to end."""
     pieces = every.packed(root)
     if not pieces:
         return ""
@@ -93,7 +93,7 @@ def _signs(
     _read_products(every, events, facts, signs)
     for dims in events.carried:
         own = roots(every, dims)
-        if own & set(facts.batches):  # A state of the batch, no parameters.
+        if own & set(facts.batches):  # State of the batch, no parameters.
             signs.hidden |= own & facts.weights
     for dims in events.chosen.values():
         signs.chosen |= roots(every, dims) & facts.weights
@@ -117,7 +117,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         if not one.is_forward:
             continue
         looked = roots(every, one.looked_up)
-        is_table = bool(one.made & Made.STATE) or bool(looked & facts.weights)
+        is_table = bool(one.made & ArrayOrigin.STATE) or bool(looked & facts.weights)
         window = {outer(every, dim) for dim in one.window} - {None}
         is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
         if is_table and window & facts.weights and looked <= facts.weights:
@@ -140,7 +140,7 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
         seen.add(key)
         if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
             for made, other in zip(one.made, (right, left), strict=False):
-                if not made & Made.STATE:
+                if not made & ArrayOrigin.STATE:
                     signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))
@@ -178,7 +178,7 @@ def _read_arrays(
 
 
 def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
-    """What a class is called; empty where nothing tells."""
+    """The name of a class by the evidence; empty without evidence."""
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
         # Rows of rows are tokens.
@@ -194,27 +194,27 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     marks = every.marks(root)
     if root in facts.weights:
         return _of_weights(every, facts, signs, root)
-    if marks & Mark.WALKED:
+    if marks & DimensionMark.WALKED:
         return "time"
     if any(root in patch for patch in signs.patches):
         return "space"
     is_of_step = root in facts.backward or root in signs.with_batch
     meets = every.is_cut(root) or root in facts.mixed | facts.pooled
-    if is_of_step and (meets or marks & (Mark.SHIFTED | Mark.ORDERED)):
+    if is_of_step and (meets or marks & (DimensionMark.SHIFTED | DimensionMark.ORDERED)):
         return "sequence"
     return ""
 
 
 def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     marks, main = every.marks(root), _residual(signs)
-    if marks & Mark.KERNEL:
+    if marks & DimensionMark.KERNEL:
         return "kernel"
-    if marks & Mark.WALKED:
+    if marks & DimensionMark.WALKED:
         return "layers"
     if not facts.is_trained:
-        return "space" if every.is_cut(root) or marks & Mark.SHIFTED else ""
+        return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
     beside = signs.beside.get(root, set())
-    # What weights make of features is no sequence: scores of classes, beside labels of each row.
+    # A result of weights and features is no sequence: it may be scores of classes for each row.
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
     rows |= signs.along_heads | signs.beside_keys
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
@@ -230,7 +230,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("channels", signs.channels),
             ("space", {one for patch in signs.patches for one in patch}),
             ("features", signs.in_data & signs.features - signs.chosen),
-            ("hidden", signs.hidden if marks & Mark.SUMMED else set[int]()),
+            ("hidden", signs.hidden if marks & DimensionMark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),
             ("classes", signs.chosen | signs.with_batch & signs.made - signs.features),
             ("mlp", {root} if is_between else set[int]()),
@@ -245,7 +245,8 @@ def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
 
 
 def _residual(signs: _Signs) -> set[int]:
-    """What flows from layer to layer: what a table gives, or else what most matrices have."""
+    """The factors that flow from layer to layer: results of a table, or else factors of most
+    matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
     if named:
         return named

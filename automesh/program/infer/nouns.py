@@ -1,6 +1,6 @@
-"""What is known of the dimensions of a step that has no shardings (no jax).
+"""The classes of dimensions of a step without shardings (no jax).
 
-Dimensions that must be split alike form a class: a logical axis that nobody had to name.
+Dimensions that must be split alike form a class, which is a logical axis without a given name.
 """
 
 from __future__ import annotations
@@ -10,61 +10,63 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What an array is to the training, told by the flow of one iteration."""
+    """The role of an array in the training, found from the data flow of one iteration."""
 
     PARAMETER = "parameter"
-    """Comes back, changed by a gradient that is taken of it; or one is taken and it is frozen."""
+    """Is carried and changed by its own gradient; or has a gradient but is frozen."""
     MOMENT = "moment"
-    """State of an optimizer: made of the gradient of a parameter, in whose shape it is."""
+    """State of an optimizer: computed from the gradient of a parameter and with its shape."""
     COPY = "copy"
-    """Comes back as a mean of itself and a parameter: EMA, target, slow weights."""
+    """Is carried as a mean of itself and a parameter: EMA, target, slow weights."""
     STATISTIC = "statistic"
-    """Comes back without a gradient: running means, codebook counts."""
+    """Is carried without a gradient: running means, codebook counts."""
     KEY = "key"
-    """Of a random number generator; never split."""
+    """Key of a random number generator; never split."""
     COUNTER = "counter"
-    """A whole number that comes back, or has no dimensions."""
+    """A whole number that is carried or has no dimensions."""
     DATA = "data"
     """New in every step, or the same array in all of them: rows, labels, a data set."""
     FROZEN = "frozen"
-    """Weights that are used and never changed: what a LoRA adapts."""
+    """Weights that are used and never changed, such as those that a LoRA adapts."""
     DEAD = "dead"
-    """No result is made of it."""
+    """No result is computed from it."""
     LOSS = "loss"
-    """A result of no dimensions."""
+    """A result without dimensions."""
     OUTPUT = "output"
-    """A result that does not come back."""
+    """A result that is not carried."""
 
 
 class CautionKind(StrEnum):
-    """What to know before a class is split."""
+    """The kinds of facts that users should know before a class is split."""
 
     PACKED = "packed"
-    """Several things lie end to end in one dimension (gates; q, k and v): a split crosses them."""
+    """One dimension is a concatenation of several parts (gates; q, k and v), which a split
+    crosses."""
     STACKED_BATCHES = "stacked-batches"
-    """Batches are put end to end and taken apart: an all-to-all each way over dp."""
+    """Batches are concatenated and divided again: an all-to-all in each direction over dp."""
     GRADIENT_IN_LOOP = "gradient-in-loop"
     """A gradient is summed over the batch in each turn of a backward loop."""
     PER_EXAMPLE_GRADIENTS = "per-example-gradients"
     """Gradients have a batch dimension."""
     NO_LOSS = "no-loss"
-    """The state is compared, as no loss comes out."""
+    """The step returns no loss, so numerics are compared by the state."""
     MANY_STEPS = "many-steps"
     """One call is several steps of training."""
     NO_BATCH = "no-batch"
     """No class is a batch."""
     BATCH_INSIDE = "batch-inside"
-    """The batch is in no argument: it needs a constraint inside the step."""
+    """No argument has the batch: it needs a constraint inside the step."""
     GATHERS_DATA_SET = "gathers-data-set"
-    """A data set is looked up in: to split its rows gathers all of them."""
+    """The step looks up rows of a data set: if its rows are split, each lookup gathers all of
+    them."""
     TIED = "tied"
     """An array is used as a lookup and as a product: one decision for both."""
     UNKNOWN_OPERATION = "unknown-operation"
-    """The rules of an operation are not known: its dimensions stay whole."""
+    """An operation is unknown, so its dimensions stay whole."""
     SMALL = "small"
     """So few parameters that one device may be right."""
     KEPT_BY_NOBODY = "kept-by-nobody"
-    """A large result that does not come back."""
+    """A large result that is not carried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Caution:
     """A sentence to show, with its kind.
 
     Attributes:
-      about: the class or array that it is about; empty for the whole step.
+      about: the class or array concerned; empty for the whole step.
     """
 
     kind: CautionKind
@@ -85,18 +87,19 @@ class DimensionClass:
     """Dimensions that must be split alike.
 
     Attributes:
-      name: readable, unique: `batch`, `embed`, `heads`, ... else `d0`.
-      size: of one dimension. Others may be multiples of it, whose inner part is not split: (8 * 64)
-        columns of `heads`.
-      parts: into how many equal parts it may be split so that operations stay local: n devices are
-        legal if n divides this. 1 where it stays whole.
-      stored: into how many equal parts state of this class may be kept that is gathered before it
-        is used (fsdp): larger than `parts` where 3136 = 7 * 7 * 64 is taken apart.
+      name: readable, unique name: `batch`, `embed`, `heads`, ... else `d0`.
+      size: size of one dimension. Others may be multiples of it, whose inner part is not split:
+        (8 * 64) columns of `heads`.
+      parts: number of equal parts into which it may be split so that operations stay local: n
+        devices are legal if n divides it. 1 if it stays whole.
+      stored: number of equal parts for state of this class that is gathered before its use (fsdp);
+        larger than `parts` if a dimension such as 3136 = 7 * 7 * 64 is divided by a reshape.
       whole: why it is never split; empty if it may be.
       cure: what to do about that, or empty.
-      pieces: of classes that lie end to end in it, (name or empty, size); empty where there is one.
-      is_batch: results of the step are sums over it: a split over it makes an all-reduce of
-        gradients.
+      pieces: classes whose concatenation it is, (name or empty, size); empty if it is no
+        concatenation.
+      is_batch: whether results of the step are sums over it, so that a split over it needs an
+        all-reduce of gradients.
     """
 
     name: str
@@ -114,9 +117,9 @@ class ArrayClasses:
     """An argument, a held array or a result.
 
     Attributes:
-      name: as the user calls it: `params['embed']`, `args[1]['rest'][4]`.
-      dtype: as numpy prints it.
-      dims: class of each dimension; empty where it has none (size 1, a key).
+      name: the user's name: `params['embed']`, `args[1]['rest'][4]`.
+      dtype: type as numpy prints it.
+      dims: class of each dimension; empty for none (size 1, a key).
       state_of: number of the result that replaces this argument in the next iteration.
       of: number of the argument that this one belongs to: the parameter of a moment or a copy.
     """
@@ -136,13 +139,13 @@ class Inner:
 
     Attributes:
       path: numbers of equations, outermost first; all but the last hold programs.
-      bodies: for each of these but the last, which of its programs (in the order of
+      bodies: for each of these but the last, the number of its program (in the order of
         `jax.extend.core.jaxprs_in_params`).
-      output: of the last equation; -1 for its first operand.
-      dims: class of each dimension; empty: whole.
-      leaves_others: dimensions without a class, and those whose class is not split, are left to the
-        compiler.
-      is_gathered: it is whole where none of its classes is split, however it is kept.
+      output: number of the last equation's output; -1 for its first operand.
+      dims: class of each dimension; empty for a whole one.
+      leaves_others: whether the compiler decides about dimensions without a class, and about those
+        whose class is not split.
+      is_gathered: whether it is gathered if none of its classes is split, however it is stored.
     """
 
     path: tuple[int, ...]
@@ -160,14 +163,14 @@ class StepClasses:
     """The classes of a step.
 
     Attributes:
-      classes: those that are most used first.
+      classes: the classes, the most used first.
       arguments: leaves of the arguments, in order.
-      held: arrays that the step holds besides: leading inputs of its program.
-      results: leaves.
-      inner: where a constraint is needed.
-      activations: constraints where data meets parameters, so that those are gathered which fsdp
-        splits; left to itself the compiler may split the activations as the parameters are.
-      steps_per_call: of training; 0 where only a run tells.
+      held: other arrays that the step holds: leading inputs of its program.
+      results: leaves of the results.
+      inner: places that need a constraint.
+      activations: constraints where data meet parameters, so that parameters which fsdp splits are
+        gathered; else the compiler may split activations like the parameters.
+      steps_per_call: training steps in one call; 0 if only a run shows it.
       loss: number of the result that looks like a loss; None without one.
     """
 
@@ -182,7 +185,7 @@ class StepClasses:
     loss: int | None = None
 
     def named(self, name: str) -> DimensionClass:
-        """The class of a name.
+        """The class with a name.
 
         Raises:
           KeyError: there is none.

@@ -1,5 +1,5 @@
-"""An operation of a traced program with the dimensions of its operands, and what is noted down of
-it for those who judge classes later (jax's names of parameters, but no import of jax)."""
+"""An operation of a traced program with the dimensions of its operands, and the events that are
+recorded for the later analysis of classes (jax's names of parameters, but no import of jax)."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from automesh.program.infer.dimensions import Dim, Dimensions, Dims
 
 Shape = tuple[int, ...]
 Source = tuple[int, ...]
-"""From which integers of the data an array of indices comes, a number for each of its columns, 0
-for others; empty if it comes from none. What the same integers look up in is one class."""
+"""The integers of the data that an array of indices comes from: a number for each of its columns, 0
+for other columns; empty for none. Dimensions in which the same integers look up are one class."""
 
 
 def primitives(names: str) -> frozenset[str]:
-    """Names of primitives, with spaces between them."""
+    """Splits names of primitives at spaces."""
     return frozenset(names.split())
 
 
-class Made(IntFlag):
-    """What an array is made of."""
+class ArrayOrigin(IntFlag):
+    """What an array is made from."""
 
     STATE = 1
-    """Something that comes back changed by a gradient: parameters, moments."""
+    """State that a gradient changes: parameters, moments."""
     DATA = 2
-    """Other arguments, and what the step holds."""
+    """Other arguments, and arrays that the step holds."""
     RANDOM = 4
-    """Draws of a key."""
+    """Random numbers of a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an operation is.
+class EquationPlace:
+    """The place of an operation in a program.
 
     Attributes:
       path: numbers of equations, outermost first.
-      bodies: of all but the last, which of its programs.
+      bodies: for all but the last equation, the number of its program.
     """
 
     path: tuple[int, ...]
@@ -50,7 +50,7 @@ class Loop:
     """The loops around an operation.
 
     Attributes:
-      turns: of all of them, multiplied; a loop of unknown length counts once.
+      turns: product of the turns of all loops; a loop of unknown length counts once.
       carries: number of the innermost one, from 1; 0 outside of loops.
     """
 
@@ -59,14 +59,14 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Contraction:
     """A product that sums over dimensions, or a sum alone.
 
     Attributes:
-      summed: dimensions that sums go over.
-      batch: that both operands and the result have.
-      left, right: that only one operand has; of a sum, what is left is in `left`.
-      is_forward: not in a backward pass.
+      summed: dimensions that are summed over.
+      batch: dimensions of both operands and the result.
+      left, right: dimensions of only one operand; for a sum, the rest is in `left`.
+      is_forward: whether it is not in a backward pass.
     """
 
     summed: Dims
@@ -75,7 +75,7 @@ class Product:
     right: Dims = ()
     is_forward: bool
     is_product: bool
-    made: tuple[Made, ...]
+    made: tuple[ArrayOrigin, ...]
     loop: Loop
     result: int = 0
 
@@ -85,11 +85,11 @@ class Lookup:
     """Elements of an array that indices choose.
 
     Attributes:
-      looked_up: dimensions that indices go along.
+      looked_up: dimensions in which indices choose.
       by: dimensions of the indices.
-      window: the other dimensions of what is chosen.
-      result: dimensions of all that is chosen.
-      is_held_whole: what is looked up in is an argument or a constant of the step, as it is.
+      window: the other dimensions of the chosen elements.
+      result: dimensions of the result.
+      is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
     """
 
     looked_up: Dims
@@ -97,8 +97,8 @@ class Lookup:
     window: Dims
     result: Dims
     shape: Shape
-    made: Made
-    place: Place
+    made: ArrayOrigin
+    place: EquationPlace
     is_forward: bool
     is_held_whole: bool
     is_float: bool
@@ -106,16 +106,16 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Elements that are added up where indices say.
+    """Elements that are summed into places that indices give.
 
     Attributes:
-      into: dimensions that indices go along.
+      into: dimensions in which indices choose.
       by: dimensions of the indices.
     """
 
     into: Dims
     by: Dims
-    made: Made
+    made: ArrayOrigin
     is_forward: bool
 
 
@@ -125,25 +125,25 @@ class Draw:
 
     dims: Dims
     shape: Shape
-    place: Place
+    place: EquationPlace
     is_random: bool
     output: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where something of the data meets parameters.
+    """A place where data meet parameters.
 
     Attributes:
-      dims, shape: of an array of floats.
-      output: of the operation that the array is; -1 for its first operand.
-      is_table: the array is a table of parameters that is looked up in, or its gradient; else the
+      dims, shape: dimensions and shape of an array of floats.
+      output: number of the operation's output that is the array; -1 for its first operand.
+      is_table: whether the array is a lookup table of parameters or its gradient; else it is the
         result.
     """
 
     dims: Dims
     shape: Shape
-    place: Place
+    place: EquationPlace
     output: int = 0
     is_table: bool = False
 
@@ -159,46 +159,48 @@ class Walk:
 
 @dataclass(slots=True)
 class Events:
-    """What judges look at, in the order of the program."""
+    """The recorded events of a program, in its order, which the analysis of classes uses."""
 
-    products: list[Product] = field(default_factory=list[Product])
+    products: list[Contraction] = field(default_factory=list[Contraction])
     lookups: list[Lookup] = field(default_factory=list[Lookup])
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
     walks: list[Walk] = field(default_factory=list[Walk])
-    # Products with parameters alone on one side, and lookups in them.
+    # Products with only parameters on one side, and lookups in parameters.
     meetings: list[Meeting] = field(default_factory=list[Meeting])
     # By primitive, how often one was met whose rules are not known.
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.
     backward: set[Dim] = field(default_factory=set[Dim])
-    # Of sums that a backward loop adds up turn by turn: the product, elements of it, turns.
-    in_loops: list[tuple[Product, int, int]] = field(default_factory=list[tuple[Product, int, int]])
-    # Dimensions of what loops carry, but for those that go over layers.
+    # Sums that a backward loop adds up in its turns: the product, its elements, the turns.
+    in_loops: list[tuple[Contraction, int, int]] = field(
+        default_factory=list[tuple[Contraction, int, int]]
+    )
+    # Dimensions of carried values of loops, except loops over layers.
     carried: list[Dims] = field(default_factory=list[Dims])
     # Dimensions of kernels of convolutions: (features in, features out, spatial).
     kernels: list[tuple[Dim, Dim, Dims]] = field(default_factory=list[tuple[Dim, Dim, Dims]])
-    # Of images that convolutions go over.
+    # Dimensions of images of convolutions.
     spatial: list[Dims] = field(default_factory=list[Dims])
-    # By source, what its integers choose in.
+    # For each source, the dimensions in which its integers choose.
     chosen: dict[int, list[Dim]] = field(default_factory=dict[int, list[Dim]])
-    # By source, the dimension whose own places its integers are.
+    # For each source, the dimension whose own positions its integers are.
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
-    # The dimension in which the integers are places that an `argmax` or `top_k` has just given.
+    # The dimension of the positions that an `argmax` or `top_k` has just returned.
     places: list[Dim] = field(default_factory=list[Dim])
     equations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation.
+    """An operation with its operands and results.
 
     Attributes:
       ins: dimensions of each operand.
-      given, shapes: of the operands and of the results.
-      made: what each operand is made of.
-      held: operands that are arguments or constants of the step, as they are.
-      sources: of each operand.
+      given, shapes: shapes of the operands and of the results.
+      made: origin of each operand.
+      held: operands that are unchanged arguments or constants of the step.
+      sources: source of each operand.
       is_float: whether the first result is made of floats.
     """
 
@@ -207,10 +209,10 @@ class Operation:
     ins: tuple[Dims, ...]
     given: tuple[Shape, ...]
     shapes: tuple[Shape, ...]
-    made: tuple[Made, ...]
+    made: tuple[ArrayOrigin, ...]
     is_backward: bool
     loop: Loop
-    place: Callable[[], Place]
+    place: Callable[[], EquationPlace]
     held: tuple[bool, ...]
     sources: tuple[Source, ...]
     is_float: bool
@@ -218,12 +220,12 @@ class Operation:
     events: Events
 
     def fresh(self, marks: int = 0) -> list[Dims]:
-        """Results that agree with nothing."""
+        """Makes new dimensions for the results, which agree with no others."""
         return [self.all.news(shape, marks) for shape in self.shapes]
 
-    def together(self) -> Made:
-        """What the results are made of."""
-        made = Made(0)
+    def together(self) -> ArrayOrigin:
+        """The origins of all operands together."""
+        made = ArrayOrigin(0)
         for one in self.made:
             made |= one
         return made

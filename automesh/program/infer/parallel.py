@@ -1,8 +1,8 @@
-"""Classes that are nothing to each other in the flow, where one decision is enough (no jax).
+"""Joins classes that are not connected in the program but need only one decision (no jax).
 
-Layers that are written out one after the other have classes of their own. So have an encoder and a
-decoder their hidden layers, self attention and cross attention their heads; whoever names axes by
-hand calls them the same.
+Unrolled layers have classes of their own. So do the hidden layers of an encoder and a decoder, and
+the heads of self attention and cross attention. A person who names axes would give them the same
+name.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from automesh.program.infer.dimensions import Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, outer
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Inner, StepClasses
 
 _NUMBER = re.compile(r"\d+")
 _MOST_NUMBERS = 6
 _Uses = frozenset[tuple[str, int]]
-# Kinds whose members mean the same wherever they are.
+# Kinds of classes with the same meaning everywhere.
 _KINDS = ("embed", "mlp", "heads", "head_dim", "group", "expert", "layers")
 _KIND = re.compile(rf"({'|'.join(_KINDS)})\d*")
 
 
 def join_parallel(every: Dimensions, found: Facts, weights: Sequence[tuple[str, Dims]]) -> None:
-    """Joins classes of equal size that hold the same dimensions of the same weights of other
-    layers: those whose paths differ in one number. No array gets one class twice by that.
+    """Joins classes of equal size that are the same dimensions of the same weights in other layers,
+    whose paths differ in one number. No array gets a class twice.
 
     Args:
       weights: path and dimensions of each parameter.
@@ -48,10 +48,10 @@ def join_parallel(every: Dimensions, found: Facts, weights: Sequence[tuple[str, 
 
 
 def join_kernels(every: Dimensions, found: Facts) -> None:
-    """Joins the windows of convolutions that are equally wide: none is ever split."""
+    """Joins windows of convolutions with equal width, since none is ever split."""
     first: dict[int, int] = {}
     for root in sorted(found.weights):
-        if every.find(root) == root and every.marks(root) & Mark.KERNEL:
+        if every.find(root) == root and every.marks(root) & DimensionMark.KERNEL:
             every.join((first.setdefault(every.size(root), root),), (root,))
 
 
@@ -94,8 +94,8 @@ def _join_alike(
 
 
 def one_of_a_kind(found: StepClasses) -> StepClasses:
-    """A step whose classes of the same kind and size are one, called as the first of them; those
-    that some array has both of stay apart."""
+    """Joins classes of the same kind and size under the name of the first one, except classes that
+    occur in one array."""
     names = _names(found)
     if not names:
         return found
@@ -124,7 +124,7 @@ def one_of_a_kind(found: StepClasses) -> StepClasses:
 
 
 def _names(found: StepClasses) -> dict[str, str]:
-    """By name of a class, the one that it is joined to."""
+    """For the name of each class, the name of the class that it is joined to."""
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for one in found.classes:
         kind = _KIND.fullmatch(one.name)

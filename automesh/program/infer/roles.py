@@ -1,8 +1,8 @@
-"""What each array is to the training, told by the flow of one iteration (jax).
+"""Finds the role of each array in the training from the data flow of one iteration (jax).
 
-A parameter comes back changed by a gradient that is taken of it. A moment comes back made of that
-gradient, and the parameter is made of it. A copy comes back made of the parameter itself, and the
-parameter is not made of it. A statistic comes back without a gradient.
+A parameter is carried and changed by its own gradient. A moment is carried and computed from that
+gradient, and the parameter is computed from it. A copy is carried and computed from the parameter
+itself, but the parameter is not computed from it. A statistic is carried without a gradient.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from jax.extend import core
 
 from automesh.program.capture.flow.program import Flow, follow, is_literal, opened_jaxpr
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import Made, Shape
+from automesh.program.infer.operation import ArrayOrigin, Shape
 
 _TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Of the inputs of a program, held arrays first.
+    """The roles of the inputs of a program, held arrays first.
 
     Attributes:
-      inputs, results: of each.
-      of: by input, the input that it belongs to: the parameter of a moment or a copy.
-      state_of: by input, the result that replaces it.
-      floats: inputs of floats that do not come back.
+      inputs, results: role of each input and result.
+      of: for inputs, the input that each belongs to: the parameter of a moment or a copy.
+      state_of: for inputs, the result that replaces each.
+      floats: inputs of floats that are not carried.
     """
 
     inputs: tuple[Role, ...]
@@ -41,20 +41,20 @@ class Roles:
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything is trained by a gradient."""
+        """Whether a gradient trains any parameter."""
         return Role.PARAMETER in self.inputs
 
-    def made(self) -> list[Made]:
-        """What arrays are made of, for the walk."""
+    def made(self) -> list[ArrayOrigin]:
+        """The origin of each input, for the walk."""
         state = {*_TRAINED}
         if not self.has_trained:
             state.add(Role.STATISTIC)
-        found: list[Made] = []
+        found: list[ArrayOrigin] = []
         for role in self.inputs:
             if role in state:
-                found.append(Made.STATE)
+                found.append(ArrayOrigin.STATE)
             else:
-                found.append(Made.RANDOM if role == Role.KEY else Made.DATA)
+                found.append(ArrayOrigin.RANDOM if role == Role.KEY else ArrayOrigin.DATA)
         return found
 
 
@@ -69,7 +69,7 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
     """The roles of all inputs and results.
 
     Args:
-      carried: by input, held arrays counted, the result that replaces it in the next iteration.
+      carried: for inputs, with held arrays, the result that replaces each in the next iteration.
     """
     opened = opened_jaxpr(jaxpr)
     arrays = [_array(var) for var in opened.invars]
@@ -80,7 +80,7 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
     )
     keys = _keys(opened)
     places = {var: place for place, var in enumerate(opened.invars)}
-    # A mutable array is replaced by what is written into it.
+    # A mutable array is replaced by its own new content.
     flows = {place: outputs[result] for place, result in carried.items()}
     for place, flow in enumerate(after):
         if place not in flows and flow.made_of != 1 << place:
@@ -125,7 +125,7 @@ def _array(variable: Any) -> _Array:
 
 
 def _keys(jaxpr: Any) -> set[int]:
-    """Inputs whose words become keys."""
+    """The inputs whose words become random keys."""
     found = {place for place, var in enumerate(jaxpr.invars) if _array(var).is_key}
     places = {var: place for place, var in enumerate(jaxpr.invars)}
 
@@ -139,7 +139,7 @@ def _keys(jaxpr: Any) -> set[int]:
                 continue
             for body in core.jaxprs_in_params(equation.params):
                 opened = opened_jaxpr(body)
-                # Operands that a body does not take come first.
+                # Operands that a body does not get come first.
                 count = min(len(opened.invars), len(equation.invars))
                 pairs = zip(opened.invars[-count:], equation.invars[-count:]) if count else ()
                 given = {
@@ -160,7 +160,7 @@ def _used(
     jaxpr: Any,
     places: Mapping[Any, int],
 ) -> int:
-    """Inputs that something is made of, other than themselves unchanged."""
+    """The inputs from which any result is computed, except unchanged copies of themselves."""
     used = 0
     for flow, var in zip(outputs, jaxpr.outvars, strict=True):
         if is_literal(var) or var not in places:
@@ -204,9 +204,9 @@ def _role(
 def _without_copies(
     parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
 ) -> list[int]:
-    """The parameters without targets: a target is used where a gradient of others is taken, so that
-    it comes back made of that, too; but it is made of another parameter itself, which is not made
-    of it."""
+    """The parameters without target networks. A target is used in the gradient of other parameters,
+    so it is computed from that, too; but it is computed from another parameter that is not computed
+    from it."""
     every = _bits(parameters)
 
     def is_copy(place: int) -> bool:
@@ -224,8 +224,7 @@ def _owners(
     flows: Mapping[int, Flow],
     parameters: Sequence[int],
 ) -> dict[int, int]:
-    """The parameter of each moment, which is made of it, and of each copy, which is made of the
-    parameter; the first one of its shape."""
+    """The parameter of each moment and of each copy; the first one with the same shape."""
     found: dict[int, int] = {}
     moments = _bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
     for parameter in parameters:
@@ -252,7 +251,7 @@ def _bits(places: Iterable[int]) -> int:
 
 
 def _places(bits: int) -> Iterator[int]:
-    """Numbers of the bits that are set, from the first."""
+    """The numbers of the set bits, the lowest first."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

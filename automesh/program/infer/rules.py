@@ -1,7 +1,7 @@
-"""How dimensions of results follow from those of operands: element by element, and what moves,
-merges, multiplies or sums (no jax: parameters of primitives by their names).
+"""Rules that give the dimensions of results from those of operands, for elementwise operations and
+those that move, merge, multiply or sum (no jax: parameters of primitives by their names).
 
-A rule joins what must agree and gives the dimensions of the results.
+A rule joins dimensions that must agree and returns the dimensions of the results.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    ArrayOrigin,
+    Contraction,
     Draw,
-    Made,
     Meeting,
     Operation,
-    Product,
     Rule,
     Shape,
     primitives,
 )
 
-# Each element for itself; operands have the shape of the result or no dimensions.
+# Elementwise operations; operands have the shape of the result or no dimensions.
 ELEMENTWISE = primitives(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
@@ -49,7 +49,7 @@ def elementwise(op: Operation) -> list[Dims]:
     """Operands and results agree in every dimension."""
     found: list[Dims] = []
     for number, shape in enumerate(op.shapes):
-        # Several results are several arrays side by side (a barrier), unless shapes agree.
+        # Several results belong to several operands (a barrier), unless all shapes agree.
         if len(op.shapes) > 1 and len(op.ins) == len(op.shapes) and _is_beside(op):
             found.append(op.ins[number])
             continue
@@ -63,19 +63,19 @@ def elementwise(op: Operation) -> list[Dims]:
 
 
 def _note_one_hot(op: Operation) -> None:
-    """Integers that are compared with positions choose among them."""
+    """Notes that integers which are compared with positions choose among them."""
     for source, mine, theirs in ((op.sources[0], 0, 1), (op.sources[1], 1, 0)):
         if len(source) != 1 or not source[0] or len(op.given[mine]) != len(op.given[theirs]):
             continue
         for dim, own in zip(op.ins[theirs], op.given[mine], strict=True):
             if own == 1 and any(
-                op.all.marks(factor) & Mark.POSITIONS for factor in op.all.factors(dim)
+                op.all.marks(factor) & DimensionMark.POSITIONS for factor in op.all.factors(dim)
             ):
                 op.events.chosen.setdefault(source[0], []).append(dim)
 
 
 def _broadcast(op: Operation, shape: Shape) -> Dims:
-    """The result of operands that may be 1 wide where it is wider."""
+    """The result of operands whose dimensions may be 1 where the result's are larger."""
     first: list[Dim | None] = [None] * len(shape)
     for dims, given in zip(op.ins, op.given, strict=True):
         if len(given) != len(shape):
@@ -124,8 +124,8 @@ def _broadcast_to(op: Operation) -> list[Dims]:
 
 
 def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Dims:
-    """The dimensions of an array in another shape: merged ones are the factors of both, one that is
-    taken apart gives its factors away."""
+    """The dimensions of an array in another shape: a merged dimension has the factors of both, and
+    a split one passes its factors on."""
     if math.prod(given) != math.prod(shape) or 0 in shape:
         return all_dims.news(shape)
     found: list[Dim] = []
@@ -134,7 +134,7 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
         flat: list[int] = []
         sizes: list[int] = []
         a = b = 1
-        while True:  # The smallest run on both sides with as many elements.
+        while True:  # Finds the smallest runs on both sides with equal numbers of elements.
             if a <= b and i < len(given) and (a < b or not sizes or j >= len(shape)):
                 flat += dims[i]
                 a *= given[i]
@@ -159,7 +159,7 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
 
 
 def _reshape(op: Operation) -> list[Dims]:
-    # `vmap` of a convolution reshapes what it turns first.
+    # `vmap` of a convolution gives an order in which to transpose before the reshape.
     order = op.params.get("dimensions") or range(len(op.ins[0]))
     dims = tuple(op.ins[0][place] for place in order)
     given = tuple(op.given[0][place] for place in order)
@@ -193,11 +193,11 @@ def _dot_general(op: Operation) -> list[Dims]:
 
 
 def note_product(op: Operation, summed: Dims, batch: Dims, left: Dims, right: Dims) -> None:
-    """Notes a product down."""
+    """Records a product."""
     for dim in summed:
-        op.all.mark(dim, Mark.SUMMED)
+        op.all.mark(dim, DimensionMark.SUMMED)
     op.events.products.append(
-        Product(
+        Contraction(
             summed=summed,
             batch=batch,
             left=left,
@@ -220,7 +220,7 @@ def _ragged_dot(op: Operation) -> list[Dims]:
     for mine, yours in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         op.all.join(left[mine], right[yours])
     for place in ragged:
-        op.all.mark(left[place], Mark.GROUPED)
+        op.all.mark(left[place], DimensionMark.GROUPED)
     for dim in op.ins[2][-1:]:
         for place in groups:
             op.all.join(right[place], dim)
@@ -230,7 +230,9 @@ def _ragged_dot(op: Operation) -> list[Dims]:
     summed = tuple(left[place] for place in left_sum)
     note_product(op, summed, batch, ours, theirs)
     found = (*batch, *ours, *theirs)
-    if len(found) < len(op.shapes[0]):  # Groups that are summed each for itself come first.
+    if len(found) < len(
+        op.shapes[0]
+    ):  # The dimension of groups, each summed for itself, comes first.
         found = (*op.ins[2][-1:], *found)
     return [found]
 
@@ -246,11 +248,11 @@ def _reduce(op: Operation) -> list[Dims]:
             op.all.join_all(op.ins[0], dims)
         summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
         left = tuple(dim for place, dim in enumerate(dims) if place not in gone)
-        marks = Mark.SUMMED if name == "reduce_sum" else Mark(0)
+        marks = DimensionMark.SUMMED if name == "reduce_sum" else DimensionMark(0)
         for dim in summed if marks else ():
             op.all.mark(dim, marks)
         op.events.products.append(
-            Product(
+            Contraction(
                 summed=summed,
                 left=left,
                 is_forward=not op.is_backward,
@@ -265,8 +267,8 @@ def _reduce(op: Operation) -> list[Dims]:
 
 
 def _collective(op: Operation) -> list[Dims]:
-    """`psum` and its kind over numbered axes: what is left of one whose named axis was that of a
-    `vmap`, as in the statistics of a batch. What axes with names are is not known."""
+    """`psum` and similar collectives over numbered axes, which remain if the named axis was that of
+    a `vmap`, as in batch statistics. Axes with names are not known here."""
     axes = op.params["axes"]
     if not all(isinstance(axis, int) for axis in axes):
         raise TypeError(f"axes with names: {axes}")
@@ -276,9 +278,9 @@ def _collective(op: Operation) -> list[Dims]:
         summed = tuple(dim for place, dim in enumerate(dims) if place in gone)
         found.append(tuple(dim for place, dim in enumerate(dims) if place not in gone))
         for dim in summed if op.name == "psum" else ():
-            op.all.mark(dim, Mark.SUMMED)
+            op.all.mark(dim, DimensionMark.SUMMED)
         op.events.products.append(
-            Product(
+            Contraction(
                 summed=summed,
                 left=found[-1],
                 is_forward=not op.is_backward,
@@ -291,20 +293,20 @@ def _collective(op: Operation) -> list[Dims]:
 
 
 def _arg(op: Operation) -> list[Dims]:
-    """`argmax` and `argmin`: places in the dimension that is gone."""
+    """`argmax` and `argmin`: positions in the removed dimension."""
     found = _reduce(op)
     _note_places(op, [op.ins[0][axis] for axis in op.params["axes"]])
     return found
 
 
 def _note_places(op: Operation, dims: Sequence[Dim]) -> None:
-    """The integers that come out are places in a dimension: see `Events.places`."""
+    """Notes that the resulting integers are positions in a dimension; see `Events.places`."""
     if len(dims) == 1 and dims[0]:
         op.events.places.append(dims[0])
 
 
 def _along(op: Operation) -> list[Dims]:
-    op.all.mark(op.ins[0][op.params["axis"]], Mark.ORDERED)
+    op.all.mark(op.ins[0][op.params["axis"]], DimensionMark.ORDERED)
     return [op.ins[0]]
 
 
@@ -312,13 +314,13 @@ def _sort(op: Operation) -> list[Dims]:
     place = op.params["dimension"]
     for dims in op.ins:
         op.all.join_all(op.ins[0], dims)
-    op.all.mark(op.ins[0][place], Mark.ORDERED)
+    op.all.mark(op.ins[0][place], DimensionMark.ORDERED)
     return [op.ins[0] for _ in op.shapes]
 
 
 def _top_k(op: Operation) -> list[Dims]:
     place = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(op.ins[0])
-    op.all.mark(op.ins[0][place], Mark.ORDERED)
+    op.all.mark(op.ins[0][place], DimensionMark.ORDERED)
     kept = op.all.new(op.shapes[0][place])
     found = tuple(kept if i == place else dim for i, dim in enumerate(op.ins[0]))
     _note_places(op, [op.ins[0][place]])
@@ -327,25 +329,25 @@ def _top_k(op: Operation) -> list[Dims]:
 
 def _rev(op: Operation) -> list[Dims]:
     for place in op.params["dimensions"]:
-        op.all.mark(op.ins[0][place], Mark.SHIFTED)
+        op.all.mark(op.ins[0][place], DimensionMark.SHIFTED)
     return [op.ins[0]]
 
 
 def _iota(op: Operation) -> list[Dims]:
     found = list(op.all.news(op.shapes[0]))
     place = op.params["dimension"]
-    op.all.mark(found[place], Mark.POSITIONS)
+    op.all.mark(found[place], DimensionMark.POSITIONS)
     return [tuple(found)]
 
 
 def _bitcast(op: Operation) -> list[Dims]:
-    """To other widths the last dimension comes or goes."""
+    """A bitcast to another width adds or removes the last dimension."""
     both = min(len(op.shapes[0]), len(op.given[0]))
     return [(*op.ins[0][:both], *op.all.news(op.shapes[0][both:]))]
 
 
 def _stack(op: Operation) -> list[Dims]:
-    """Arrays of the same shape along a new dimension."""
+    """Stacks arrays of the same shape along a new dimension."""
     axis = op.params["axis"] % len(op.shapes[0])
     for dims in op.ins:
         op.all.join_all(op.ins[0], dims)
@@ -355,12 +357,12 @@ def _stack(op: Operation) -> list[Dims]:
 
 def _unstack(op: Operation) -> list[Dims]:
     axis = op.params["axis"] % len(op.given[0])
-    op.all.mark(op.ins[0][axis], Mark.PICKED)
+    op.all.mark(op.ins[0][axis], DimensionMark.PICKED)
     return [_without(op.ins[0], (axis,)) for _ in op.shapes]
 
 
 def _tile(op: Operation) -> list[Dims]:
-    """Copies end to end: the number of copies is the outer part."""
+    """Copies end to end: the number of copies is the outer factor."""
     times = op.params.get("reps", op.params.get("repeats", ()))
     if len(times) != len(op.ins[0]):
         return op.fresh()
@@ -379,13 +381,13 @@ def _random_wrap(op: Operation) -> list[Dims]:
     """From words of keys to keys."""
     count = len(op.shapes[0])
     for dim in op.ins[0][count:]:
-        op.all.mark(dim, Mark.KEY)
+        op.all.mark(dim, DimensionMark.KEY)
     return [op.ins[0][:count]]
 
 
 def _random_unwrap(op: Operation) -> list[Dims]:
     count = len(op.given[0])
-    return [(*op.ins[0], *op.all.news(op.shapes[0][count:], Mark.KEY))]
+    return [(*op.ins[0], *op.all.news(op.shapes[0][count:], DimensionMark.KEY))]
 
 
 def _random_more(op: Operation) -> list[Dims]:
@@ -396,7 +398,7 @@ def _random_more(op: Operation) -> list[Dims]:
 
 def _rng_bit_generator(op: Operation) -> list[Dims]:
     for dim in op.ins[0]:
-        op.all.mark(dim, Mark.KEY)
+        op.all.mark(dim, DimensionMark.KEY)
     bits = op.all.news(op.shapes[1])
     op.events.draws.append(
         Draw(dims=bits, shape=op.shapes[1], place=op.place(), is_random=True, output=1)
@@ -408,23 +410,25 @@ def _new(op: Operation) -> list[Dims]:
     return op.fresh()
 
 
-def made_of(op: Operation) -> Made:
-    """What the results are made of."""
+def made_of(op: Operation) -> ArrayOrigin:
+    """The origin of the results."""
     made = op.together()
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
-        made = Made.RANDOM
+        made = ArrayOrigin.RANDOM
     return made
 
 
 def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
-    """The result, where one side is made of parameters alone, and the other of data, too; a table
-    that is looked up in; a gradient that is added up into a table."""
+    """The places where data meet parameters: a result with one operand from parameters only and the
+    other also from data; a lookup table; a gradient that is summed into a table."""
     if op.name == "scatter-add" and op.is_backward and not op.made[0]:
         return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
     if op.name not in _MEETS:
         return []
     one, other = op.made[:2]
-    if Made.STATE not in (one, other) or not (one | other) & (Made.DATA | Made.RANDOM):
+    if ArrayOrigin.STATE not in (one, other) or not (one | other) & (
+        ArrayOrigin.DATA | ArrayOrigin.RANDOM
+    ):
         return []
     found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
     if op.name == "gather":

@@ -1,8 +1,7 @@
 """Walks a traced program once and joins the dimensions that must agree (jax).
 
-Bodies of loops are walked once as well: what a loop carries has the same dimensions in all turns.
-The time that is needed grows with the number of equations, those of called programs counted at each
-call.
+Bodies of loops are walked once as well, since carried values have the same dimensions in all turns.
+The time is proportional to the number of equations; those of called programs count at each call.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from jax.extend import core
 
 from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
 from automesh.program.infer import indexing, rules, windows
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
+    ArrayOrigin,
+    Contraction,
     Draw,
+    EquationPlace,
     Events,
     Loop,
-    Made,
     Operation,
-    Place,
-    Product,
     Rule,
     Shape,
     Source,
@@ -34,9 +33,9 @@ from automesh.program.infer.operation import (
 )
 
 RULES: dict[str, Rule] = {**rules.RULES, **indexing.RULES, **windows.RULES}
-# Of what the step holds as it is, these make nothing new.
+# These operations on held arrays make no new data.
 _SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | rules.ELEMENTWISE
-# Integers that go through these are the same ones, but for an offset.
+# Integers keep their meaning through these operations, up to an offset.
 _SAME_INTEGERS = primitives(
     """
     add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
@@ -55,25 +54,25 @@ _WRITES = frozenset({"swap", "addupdate"})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of an array while its program is walked.
+    """The facts about an array while its program is walked.
 
     Attributes:
-      is_held: it is an argument as it is, or a constant of the step.
+      is_held: whether it is an unchanged argument or a constant of the step.
       source: see `operation.Source`.
     """
 
     dims: Dims
-    made: Made
+    made: ArrayOrigin
     is_held: bool = False
     source: Source = ()
 
 
 @dataclass(slots=True)
 class _Frame:
-    """One program within the walk.
+    """One program during the walk.
 
     Attributes:
-      path, bodies: of the equation that calls it.
+      path, bodies: place of the equation that calls it.
     """
 
     path: tuple[int, ...] = ()
@@ -83,22 +82,22 @@ class _Frame:
     known: dict[Any, Value] = field(default_factory=dict[Any, Value])
     # Arrays of equal numbers, by the equation that makes them.
     equal: dict[Any, int] = field(default_factory=dict[Any, int])
-    # Products and what else makes a value, for sums that a loop carries.
-    products: dict[Any, Product] = field(default_factory=dict[Any, Product])
+    # The product behind a value, for sums that a loop carries.
+    products: dict[Any, Contraction] = field(default_factory=dict[Any, Contraction])
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 def shape_of(variable: Any) -> Shape:
-    """The shape of a variable; none for what is no array."""
+    """The shape of a variable; empty for a variable that is no array."""
     return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
-def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
+def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     """Walks a program.
 
     Args:
-      inputs: what each input is made of.
-      num_held: leading inputs that are arrays of the step's own.
+      inputs: origin of each input.
+      num_held: number of leading inputs that are arrays of the step itself.
     """
     opened = opened_jaxpr(jaxpr)
     walker = _Walker()
@@ -106,7 +105,7 @@ def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
         Value(
             walker.all.news(shape_of(var)),
             made,
-            not made & Made.STATE,
+            not made & ArrayOrigin.STATE,
             walker.source(var, shape_of(var)),
         )
         for var, made in zip(opened.invars, inputs, strict=True)
@@ -125,11 +124,11 @@ def walk(jaxpr: Any, inputs: Sequence[Made], *, num_held: int) -> Walked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """A program that was walked.
+    """The result of a walk.
 
     Attributes:
-      inputs, outputs: dimensions of each.
-      num_held: leading inputs that are no arguments.
+      inputs, outputs: dimensions of each input and output.
+      num_held: number of leading inputs that are no arguments.
     """
 
     all: Dimensions
@@ -152,7 +151,9 @@ class _Walker:
         frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
             shape = shape_of(var)
-            frame.known[var] = Value(self.all.news(shape), Made.DATA, True, self.source(var, shape))
+            frame.known[var] = Value(
+                self.all.news(shape), ArrayOrigin.DATA, True, self.source(var, shape)
+            )
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
             made = self._equation(number, equation, frame)
@@ -161,7 +162,7 @@ class _Walker:
 
     def _value(self, variable: Any, frame: _Frame) -> Value:
         if is_literal(variable):
-            return Value(self.all.news(shape_of(variable)), Made(0))
+            return Value(self.all.news(shape_of(variable)), ArrayOrigin(0))
         return frame.known[variable]
 
     def _equation(self, number: int, equation: Any, frame: _Frame) -> list[Value]:
@@ -222,7 +223,7 @@ class _Walker:
             made=tuple(value.made for value in given),
             is_backward=backward,
             loop=frame.loop,
-            place=lambda: Place(path=(*frame.path, number), bodies=frame.bodies),
+            place=lambda: EquationPlace(path=(*frame.path, number), bodies=frame.bodies),
             held=tuple(value.is_held for value in given),
             sources=tuple(value.source for value in given),
             is_float=_is_float(equation.outvars),
@@ -232,8 +233,7 @@ class _Walker:
         try:
             found = RULES[name](operation)
         except _OTHER_PARAMETERS:
-            # Another jax says in other parameters what the operation does: told like any other
-            # whose rules are not known.
+            # Another version of jax has other parameters here: treated like an unknown operation.
             return self._unknown(equation, given)
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
@@ -259,7 +259,7 @@ class _Walker:
         ]
 
     def source(self, variable: Any, shape: Shape) -> Source:
-        """A source of its own for an array of integers."""
+        """Makes a new source for an array of integers."""
         if not shape or not _is_integer(variable):
             return ()
         self._sources_known += 1
@@ -289,7 +289,7 @@ class _Walker:
         if len(different) != 1:
             return none
         source = next(iter(different))
-        # What is picked out of a row has a meaning of its own.
+        # A single column of a row has a meaning of its own.
         picks = [
             number
             for number, shape in enumerate(operation.shapes)
@@ -317,7 +317,7 @@ class _Walker:
     ) -> list[Value]:
         body, constants, carried = loop_body(equation)
         turns = int(equation.params["length"])
-        step = self.all.new(turns, Mark.WALKED)
+        step = self.all.new(turns, DimensionMark.WALKED)
         inner = self._turn(number, equation, body, frame, backward, turns)
         rest = given[constants + carried :]
         together = _together(given)
@@ -326,8 +326,8 @@ class _Walker:
             self.all.join(step, value.dims[0])
             slices.append(Value(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
-        # What goes through layers that lie in a stack is no state that turns over time.
-        is_through_layers = any(value.made == Made.STATE and value.dims for value in rest)
+        # A value that passes through stacked layers is no state of a time loop.
+        is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         carry = self._carry(first, together, is_noted=not is_through_layers)
         self._begin(equation.invars[constants : constants + carried], carry, frame)
@@ -365,19 +365,19 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[Value], together: Made, *, is_noted: bool = True
+        self, given: Sequence[Value], together: ArrayOrigin, *, is_noted: bool = True
     ) -> list[Value]:
-        # Later turns carry what earlier ones made of everything that goes into the loop.
+        # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
             self.events.carried += [value.dims for value in given]
         return [Value(value.dims, together) for value in given]
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[Value], frame: _Frame) -> None:
-        """Notes down what a loop carries that begins as equal numbers: nothing says how to split
-        these."""
+        """Records carried values that begin as equal numbers, since nothing determines their
+        split."""
         for var, value in zip(variables, carry, strict=True):
             if not is_literal(var) and var in frame.equal:
-                place = Place(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
+                place = EquationPlace(path=(*frame.path, frame.equal[var]), bodies=frame.bodies)
                 self.events.draws.append(
                     Draw(dims=value.dims, shape=shape_of(var), place=place, is_random=False)
                 )
@@ -385,7 +385,7 @@ class _Walker:
     def _note_sums(
         self, body: Any, constants: int, carried: int, turns: int, frame: _Frame
     ) -> None:
-        """Notes down products that a loop adds to what it carries, turn by turn."""
+        """Records products that a loop adds to a carried value in each turn."""
         for place, result in enumerate(body.outvars[:carried]):
             maker = None if is_literal(result) else frame.makers.get(result)
             if maker is None or maker.primitive.name not in _SUMS:
@@ -401,7 +401,7 @@ class _Walker:
                         size *= one
                     self.events.in_loops.append((product, size, turns))
 
-    def _product_behind(self, variable: Any, frame: _Frame) -> Product | None:
+    def _product_behind(self, variable: Any, frame: _Frame) -> Contraction | None:
         for _ in range(8):
             if is_literal(variable):
                 return None
@@ -435,7 +435,7 @@ class _Walker:
     def _reference(
         self, name: str, equation: Any, given: Sequence[Value], frame: _Frame
     ) -> list[Value]:
-        """Reads and writes of a mutable array, as a whole; of parts nothing is known."""
+        """Reads and writes of a whole mutable array; those of parts are unknown operations."""
         first = given[0]
         shapes = [shape_of(var) for var in equation.outvars]
         whole = shape_of(equation.invars[0])
@@ -447,24 +447,28 @@ class _Walker:
                 frame.known[equation.invars[0]] = Value(first.dims, made)
         found: list[Value] = []
         for shape in shapes:
-            dims = first.dims if shape == whole else self.all.news(shape, Mark.UNKNOWN)
+            dims = first.dims if shape == whole else self.all.news(shape, DimensionMark.UNKNOWN)
             found.append(Value(dims, first.made))
         return found
 
     def _unknown(self, equation: Any, given: Sequence[Value]) -> list[Value]:
         name = equation.primitive.name
-        # What returns nothing only shows something.
+        # An operation without results only shows something.
         if equation.outvars:
             self.events.unknown[name] = self.events.unknown.get(name, 0) + 1
             for value in given:
                 for dim in value.dims:
-                    self.all.mark(dim, Mark.UNKNOWN)
+                    self.all.mark(dim, DimensionMark.UNKNOWN)
         made = _together(given)
-        return [Value(self.all.news(shape_of(var), Mark.UNKNOWN), made) for var in equation.outvars]
+        return [
+            Value(self.all.news(shape_of(var), DimensionMark.UNKNOWN), made)
+            for var in equation.outvars
+        ]
 
 
 def _join_chosen(every: Dimensions, events: Events) -> None:
-    """What the same integers choose in is one class: a vocabulary, in the table and in the head."""
+    """Joins dimensions in which the same integers choose: a vocabulary, in the table and in the
+    head."""
     for dims in events.chosen.values():
         by_size: dict[int, Dim] = {}
         for dim in dims:
@@ -482,8 +486,8 @@ def _is_float(variables: Sequence[Any]) -> bool:
     return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-def _together(values: Sequence[Value]) -> Made:
-    made = Made(0)
+def _together(values: Sequence[Value]) -> ArrayOrigin:
+    made = ArrayOrigin(0)
     for value in values:
         made |= value.made
     return made

@@ -1,11 +1,11 @@
-"""How dimensions follow through convolutions, windows, Fourier transforms and matrices that are
-factorized or solved (no jax)."""
+"""Rules for dimensions of convolutions, windows, Fourier transforms, factorizations and solvers (no
+jax)."""
 
 from __future__ import annotations
 
 import math
 
-from automesh.program.infer.dimensions import Dim, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
 from automesh.program.infer.operation import Operation, Rule, primitives
 from automesh.program.infer.rules import note_product
 
@@ -36,7 +36,7 @@ def _conv(op: Operation) -> list[Dims]:
         zip(left_spec[2:], right_spec[2:], out_spec[2:], strict=True)
     ):
         if not op.is_backward:
-            op.all.mark(kernel[theirs], Mark.KERNEL)
+            op.all.mark(kernel[theirs], DimensionMark.KERNEL)
         found[made] = _slid(op, number, left[ours], op.given[1][theirs], op.shapes[0][made])
         spatial.append(left[ours])
     if not op.is_backward:
@@ -50,8 +50,8 @@ def _conv(op: Operation) -> list[Dims]:
 
 
 def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
-    """What becomes of a dimension that a kernel slides over: itself, if there is a result at each
-    of its places; a dimension of its own, if not."""
+    """The result of a dimension that a kernel slides over: the same dimension if there is a result
+    at each of its positions, else a new one."""
     stride = op.params["window_strides"][number]
     dilation = (op.params["lhs_dilation"] or (1,) * (number + 1))[number]
     spread = (op.params["rhs_dilation"] or (1,) * (number + 1))[number]
@@ -61,16 +61,16 @@ def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
         return op.all.new(size)
     if stride == 1 and dilation == 1 and low >= 0 and high >= 0 and low + high == reach:
         if kernel > 1:
-            op.all.mark(dim, Mark.WINDOWED)
+            op.all.mark(dim, DimensionMark.WINDOWED)
         return dim
-    op.all.mark(dim, Mark.WINDOWED)
+    op.all.mark(dim, DimensionMark.WINDOWED)
     if stride == kernel and dilation == 1 and (low, high) == (0, 0) and spread == 1:
         outer, _ = op.all.split(dim, size) if size * stride == _size(op, dim) else (None, None)
         if outer is not None:  # Patches side by side: as a reshape would cut them.
             return outer
     if dilation == kernel and stride == 1 and spread == 1 and size == dilation * _size(op, dim):
         return (*dim, *op.all.new(dilation))
-    return op.all.new(size, Mark.WINDOWED)
+    return op.all.new(size, DimensionMark.WINDOWED)
 
 
 def _size(op: Operation, dim: Dim) -> int:
@@ -89,19 +89,19 @@ def _reduce_window(op: Operation) -> list[Dims]:
         if window == 1 and stride == 1 and (low, high) == (0, 0) and given == made:
             found.append(dim)
             continue
-        op.all.mark(dim, Mark.WINDOWED)
+        op.all.mark(dim, DimensionMark.WINDOWED)
         if stride == 1 and low + high == window - 1 and given == made:
             found.append(dim)
         elif window == stride and (low, high) == (0, 0) and made * stride == given:
             found.append(op.all.split(dim, made)[0])
         else:
-            found.append(op.all.new(made, Mark.WINDOWED))
+            found.append(op.all.new(made, DimensionMark.WINDOWED))
     return [tuple(found) for _ in op.shapes]
 
 
 def _window_back(op: Operation) -> list[Dims]:
     """`select_and_scatter_add(source, operand)`: the gradient of a maximum over windows has the
-    dimensions of what was looked through."""
+    dimensions of the operand."""
     source, operand = op.ins[:2]
     sizes, strides = op.params["window_dimensions"], op.params["window_strides"]
     for mine, yours, window, stride, given, back in zip(
@@ -119,7 +119,7 @@ def _gather_windows(op: Operation) -> list[Dims]:
     op.all.join_all(op.ins[0], op.ins[1])
     sizes = op.params["window_dimensions"]
     found = [
-        dim if window == 1 and given == made else op.all.new(made, Mark.WINDOWED)
+        dim if window == 1 and given == made else op.all.new(made, DimensionMark.WINDOWED)
         for dim, window, given, made in zip(
             op.ins[0], sizes, op.given[0], op.shapes[0], strict=True
         )
@@ -132,37 +132,37 @@ def _fft(op: Operation) -> list[Dims]:
     start = len(op.ins[0]) - count
     found = list(op.ins[0])
     for place in range(start, len(found)):
-        op.all.mark(found[place], Mark.ORDERED)
+        op.all.mark(found[place], DimensionMark.ORDERED)
         if op.given[0][place] != op.shapes[0][place]:
-            found[place] = op.all.new(op.shapes[0][place], Mark.ORDERED)
+            found[place] = op.all.new(op.shapes[0][place], DimensionMark.ORDERED)
     return [tuple(found)]
 
 
 def _matrices(op: Operation) -> list[Dims]:
-    """Factorizations and solvers: the last two dimensions stay whole, those before them are many
-    such tasks."""
+    """Factorizations and solvers: the last two dimensions stay whole, those before are independent
+    tasks."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
     many = op.ins[first][:-2]
     for dims, given in zip(op.ins, op.given, strict=True):
         if given[: len(many)] == op.given[first][: len(many)]:
             op.all.join_all(many, dims[: len(many)])
         for dim in dims[len(many) :]:
-            op.all.mark(dim, Mark.SOLVED)
+            op.all.mark(dim, DimensionMark.SOLVED)
     found: list[Dims] = []
     for shape in op.shapes:
         fits = shape[: len(many)] == op.given[first][: len(many)]
         rest = shape[len(many) :] if fits else shape
-        new = op.all.news(rest, Mark.SOLVED)
+        new = op.all.news(rest, DimensionMark.SOLVED)
         found.append((*many, *new) if fits else new)
     return found
 
 
 def _triangular_solve(op: Operation) -> list[Dims]:
-    """`a x = b`: x is like b; columns of b are tasks of their own."""
+    """`a x = b`: x has the dimensions of b; columns of b are independent tasks."""
     matrix, right = op.ins[:2]
     for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):
         for dim in dims:
-            op.all.mark(dim, Mark.SOLVED)
+            op.all.mark(dim, DimensionMark.SOLVED)
     if math.prod(op.given[0][:-2]) == math.prod(op.given[1][:-2]):
         for mine, yours in zip(matrix[:-2], right[:-2]):
             op.all.join(mine, yours)

@@ -1,1 +1,1 @@
-"""What a Pallas kernel for TPUs does, counted in its own program where it states no cost."""
+"""Counts the work of Pallas kernels from their own programs, if they state no cost."""

@@ -1,8 +1,8 @@
-"""Says beside every kernel of a program what it does, where its author does not (jax).
+"""Adds counted costs to the kernels of a program that state none (jax).
 
-Pallas lets an author state a cost, and few do. In the program that is estimated, the counted cost
-is written where a stated one would stand. A program that is compiled is left as it is, since XLA's
-scheduler reads that text too: there it is added to what the compiler gives back.
+Pallas lets authors state a cost, but few do. In a program for an estimate, the counted cost is
+written in the place of a stated one. A program that is compiled is not changed, since XLA's
+scheduler reads that text, too: there the cost is added to the compiler's result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from automesh.hlo.custom_calls import with_texts
 from automesh.program.kernels.constants import Array, Constants
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Kernel, Unreadable, body_of, read_kernel
+from automesh.program.kernels.mosaic import Kernel, UnreadableKernel, body_of, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
 from automesh.program.kernels.triton import (
     TRITON_CONFIG,
@@ -30,7 +30,7 @@ from automesh.program.kernels.triton import (
 )
 from automesh.program.notes import note
 
-_MOST_PARTS = 64  # of a constant, that are tried to find the device with the most work
+_MOST_PARTS = 64  # of a constant: most parts tried to find the busiest device
 
 
 def state_costs(module: Any) -> None:
@@ -41,13 +41,13 @@ def state_costs(module: Any) -> None:
             text = ir.StringAttr(call.attributes["backend_config"]).value
             call.attributes["backend_config"] = ir.StringAttr.get(_with_cost(text, cost))
         for call, cost in _counted_triton(module, ir):
-            # Its program is not needed any more, and is another one at other sizes of the mesh.
+            # Its program is no longer needed, and differs between sizes of the mesh.
             del call.attributes[TRITON_CONFIG]
             call.attributes["backend_config"] = ir.StringAttr.get(_of_triton(cost))
 
 
 def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
-    """What the kernels of a lowered program do, by a hash of their own programs.
+    """The costs of the kernels of a lowered program, by hashes of the kernels' programs.
 
     The bytes of a kernel for GPUs are left at 0: they are those of the arrays of each of its calls.
 
@@ -63,13 +63,13 @@ def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
             if key not in found or cost.flops > found[key].flops:
                 found[key] = cost
         for call, cost in _counted_triton(module, ir):
-            # XLA keeps the attribute as its text.
+            # XLA keeps the attribute as text.
             found[_key(str(call.attributes[TRITON_CONFIG]))] = replace(cost, bytes_accessed=0)
     return found
 
 
 def with_costs(module: bytes, costs: Mapping[str, KernelCost]) -> bytes:
-    """A serialized HLO module whose kernels say what was counted in them."""
+    """Adds the counted costs to the kernels of a serialized HLO module."""
     if not costs:
         return module
 
@@ -79,7 +79,7 @@ def with_costs(module: bytes, costs: Mapping[str, KernelCost]) -> bytes:
 
     def instead(text: str) -> str:
         key = _key(text)
-        # Of its program only what tells it from others.
+        # Only a hash of its program, to distinguish it from others.
         return text if key not in costs else _of_triton(costs[key], program=key)
 
     return with_texts(with_texts(module, TARGET, added), TRITON_TARGET, instead)
@@ -100,7 +100,7 @@ def _of_triton(cost: KernelCost, **more: str) -> str:
 
 
 def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
-    """Custom calls that state no cost, each with what was counted."""
+    """The custom calls that state no cost, each with its counted cost."""
     constants = Constants.of(module, ir)
     kernels: dict[str, Kernel | None] = {}
     for call in _calls(module, ir):
@@ -113,7 +113,7 @@ def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
         fetched = [constants.parts(value) for value in list(call.operands)[: kernel.scalars]]
         try:
             yield call, _heaviest(kernel, fetched)
-        except Unreadable as why:
+        except UnreadableKernel as why:
             note(f"a kernel for TPUs is not counted: {why}")
 
 
@@ -140,7 +140,7 @@ def _custom_calls(module: Any, ir: Any) -> list[Any]:
 
 
 def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
-    """Custom calls that hold a kernel for GPUs; Pallas leaves out what an author states of them."""
+    """The custom calls with a GPU kernel, for which Pallas drops the author's cost."""
     costs: dict[Any, KernelCost | None] = {}
     for call in _custom_calls(module, ir):
         if not is_triton(call, ir):
@@ -157,10 +157,11 @@ def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
 def _cost_of_triton(call: Any, ir: Any) -> KernelCost | None:
     try:
         cost = count_kernel(read_triton(call, ir), ())
-    except Unreadable as why:
+    except UnreadableKernel as why:
         note(f"a kernel for GPUs is not counted: {why}")
         return None
-    # Small products side by side keep the device busy: their shape says nothing of the time.
+    # Small products run in parallel and keep the device busy, so their shape does not determine the
+    # time.
     dtype = cost.product.dtype if cost.product is not None else ""
     return replace(cost, product=None, dtype=dtype, is_whole=True)
 
@@ -177,13 +178,13 @@ def _states_nothing(text: str) -> bool:
 def _kernel(body: str) -> Kernel | None:
     try:
         return read_kernel(body)
-    except Unreadable as why:
+    except UnreadableKernel as why:
         note(f"a kernel for TPUs is not counted: {why}")
         return None
 
 
 def _heaviest(kernel: Kernel, fetched: Sequence[Sequence[Array]]) -> KernelCost:
-    """On the device that does most: all wait for it."""
+    """The cost on the device with the most work, for which all others wait."""
     number = max((1, *(len(parts) for parts in fetched)))
     costs: list[KernelCost] = []
     seen: set[bytes] = set()

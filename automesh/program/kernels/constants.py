@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from automesh.program.lower.lowered import attribute_of
 
 Array = NDArray[Any]
-# What gives its operands back as they are, each under its own number.
+# Operations that return each operand unchanged as the result with the same number.
 _SAME = frozenset(
     ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.sharding_constraint",
      "sdy.data_flow_edge", "sdy.reshard", "stablehlo.convert")
 )  # fmt: skip
-_DEPTH = 64  # of values that lead to one another; no program is so deep, a damaged one may be
+_DEPTH = 64  # most values in a chain; only a damaged program has more
 
 
 @dataclass(slots=True)
 class Constants:
-    """Of one module.
+    """Finds constants in one module.
 
     Attributes:
       ir: MLIR's Python bindings.
-      functions: of the module, by name.
-      calls: of each function, the operations that call it.
+      functions: functions of the module, by name.
+      calls: for each function, the operations that call it.
     """
 
     ir: Any
@@ -57,7 +57,7 @@ class Constants:
         return str(self.ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
 
     def parts(self, value: Any, depth: int = 0) -> list[Array]:
-        """What devices hold of a value, one array for each part, in the order of the parts.
+        """The parts of a value on the devices, one array for each part, in order.
 
         Returns:
           One array if all devices hold the same; none if the value is no constant.
@@ -102,7 +102,7 @@ class Constants:
         return []
 
     def _is_carried(self, loop: Any, place: int) -> bool:
-        """True if every turn of a loop hands this value on as it got it."""
+        """Whether every turn of a loop passes this value on unchanged."""
         body = loop.regions[1].blocks[0]
         value = body.operations[len(body.operations) - 1].operands[place]
         while not isinstance(value.owner, self.ir.Block):
@@ -121,7 +121,7 @@ class Constants:
 
 
 def _split(whole: Sequence[Array], shape: tuple[int, ...]) -> list[Array]:
-    """The parts that devices have of one array, in row-major order of the parts."""
+    """The parts of one array on the devices, in row-major order of the parts."""
     if len(whole) != 1 or whole[0].ndim != len(shape):
         return list(whole) if all(one.shape == shape for one in whole) else []
     array = whole[0]

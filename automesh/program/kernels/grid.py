@@ -1,9 +1,9 @@
-"""Counts what a kernel does: its scalar code is run for all steps of its grid at once.
+"""Counts the work of a kernel by running its scalar code for all steps of its grid at once.
 
 Which blocks a kernel skips, and which it fetches again, is decided by integers: indices into the
 grid, and small arrays that are fetched before it starts (the mask of attention, for instance).
-Every integer is kept as an array with one value for each step of the grid, and unknown is what
-depends on anything else. A branch on an unknown condition is counted as if it were always taken,
+Every integer is kept as an array with one value for each step of the grid; a value that depends on
+anything else is unknown. A branch on an unknown condition is counted as if it were always taken,
 and the result says so.
 
 As in Pallas' own pipeline, a block is fetched when its index differs from that of the step before.
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from automesh.program.kernels.mosaic import (
     Kernel,
-    Unreadable,
+    UnreadableKernel,
     elements_of,
     moved_bytes,
     operations_in,
     product_of,
 )
-from automesh.program.kernels.nouns import KernelCost, Product
+from automesh.program.kernels.nouns import KernelCost, KernelProduct
 from automesh.program.kernels.triton import axis_of, dot_of, function_of
 
 Integers = NDArray[np.int64]
@@ -79,18 +79,18 @@ def _truncated(a: Integers, b: Integers) -> Integers:
 
 
 def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCost:
-    """What one call of a kernel does.
+    """Counts the work of one call of a kernel.
 
     Args:
-      fetched: the arrays that are fetched before it runs, in order; None where one is not known.
+      fetched: the arrays that are fetched before it runs, in order; None for an unknown one.
 
     Raises:
       Unreadable: the grid is too large to be run, or the program is not written as expected.
     """
     steps = math.prod(kernel.grid)
     if steps > MOST_STEPS:
-        raise Unreadable(f"its grid has {steps:,} steps, more than are run here")
-    run = _Run(kernel=kernel, fetched=tuple(fetched), steps=steps)
+        raise UnreadableKernel(f"its grid has {steps:,} steps, more than are run here")
+    run = _GridRun(kernel=kernel, fetched=tuple(fetched), steps=steps)
     run.block(kernel.main.regions[0], np.ones(steps))
     blocks = sum(run.fetches(window.index) * window.bytes for window in kernel.windows)
     most = max(run.products, key=lambda one: one.flops * run.products[one], default=None)
@@ -105,20 +105,20 @@ def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCo
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _GridRun:
     """The scalar code of one kernel, run for all steps of its grid.
 
     Attributes:
       products: how often each matrix product is done.
-      copied_bytes: by the kernel's own copies.
-      values: of MLIR's values that are known integers, one for each step.
-      places: of each step in the grid, per dimension.
+      copied_bytes: bytes of the kernel's own copies.
+      values: MLIR's values that are known integers, with one number for each step.
+      places: position of each step in the grid, for each dimension.
     """
 
     kernel: Kernel
     fetched: tuple[Integers | None, ...]
     steps: int
-    products: Counter[Product] = field(default_factory=Counter[Product])
+    products: Counter[KernelProduct] = field(default_factory=Counter[KernelProduct])
     transcendentals: float = 0.0
     copied_bytes: float = 0.0
     is_most: bool = False
@@ -134,7 +134,7 @@ class _Run:
         self._enter(self.kernel.main)
 
     def _enter(self, function: Any) -> None:
-        """Gives a function's arguments what they hold at each step."""
+        """Sets the values of a function's arguments at each step."""
         arguments = list(function.regions[0].blocks[0].arguments)
         indices = self.kernel.indices
         for argument, place in zip(arguments[:indices], self.places):
@@ -144,7 +144,7 @@ class _Run:
                 self.arrays[argument] = array
 
     def fetches(self, function: Any | None) -> int:
-        """How often a block is moved, by the function that says which one each step has."""
+        """How often a block is moved, by the function that gives the block of each step."""
         if function is None:
             return 1
         self._enter(function)
@@ -184,7 +184,7 @@ class _Run:
             self.is_least = True
             self.block(one.regions[1], weights)
         elif name == "vector.contract":
-            raise Unreadable("it multiplies in a form that is not counted here")
+            raise UnreadableKernel("it multiplies in a form that is not counted here")
         elif name == "tpu.matmul":
             batch, product = product_of(one)
             self.products[product] += round(batch * weights.sum())
@@ -192,7 +192,7 @@ class _Run:
             batch, product = dot_of(one)
             self.products[product] += round(batch * weights.sum())
         elif name == "tt.dot_scaled":
-            raise Unreadable("it multiplies in a form that is not counted here")
+            raise UnreadableKernel("it multiplies in a form that is not counted here")
         elif _called(one) in _TRANSCENDENTAL:
             self.transcendentals += elements_of(one) * float(weights.sum())
         elif name == "tpu.enqueue_dma":
@@ -270,7 +270,7 @@ class _Run:
 
 
 def _called(one: Any) -> str:
-    """The function of an elementwise operation, in the words of the dialect `math`."""
+    """The function of an elementwise operation, by its name in the dialect `math`."""
     return f"math.{function_of(one)}" if one.name == "tt.extern_elementwise" else str(one.name)
 
 

@@ -1,8 +1,8 @@
-"""What tells the kernels of a program apart, wherever their source files lie (jax).
+"""Gives kernels of a program an identity that does not depend on the folder of their source files
+(jax).
 
-Pallas hands a kernel to XLA with the places in source files that its operations came from, as whole
-paths. Two environments that differ in nothing but their folder have other bytes there, and the same
-kernel.
+Pallas passes a kernel to XLA with the source places of its operations, as absolute paths. So two
+environments that differ only in their folder have the same kernel with other bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from automesh.program.kernels.mosaic import Unreadable, kernel_text
+from automesh.program.kernels.mosaic import UnreadableKernel, kernel_text
 from automesh.program.kernels.nouns import GROUP, TARGET
 from automesh.program.kernels.triton import TRITON_CONFIG, TRITON_PROGRAM, is_triton, triton_text
 
 _CONFIG = "backend_config"
-_PLACES = "debug_locations"  # beside the program, in newer versions of Pallas
+_PLACES = "debug_locations"  # next to the program, in newer versions of Pallas
 
 
 def forget_places(operations: Sequence[Any], ir: Any) -> None:
-    """Puts a hash in the place of every kernel's program; one that cannot be read stays.
+    """Replaces every kernel's program by a hash; leaves one that cannot be read.
 
     Args:
-      operations: all of a module, in whose context this is called; changed in place.
+      operations: all operations of a module, which are changed in place; called in its context.
       ir: MLIR's Python classes.
     """
     for call in operations:
@@ -41,7 +41,7 @@ def forget_places(operations: Sequence[Any], ir: Any) -> None:
 
 
 def _plain_config(text: str) -> str:
-    """The text for the backend with a hash of the kernel, and without its list of places."""
+    """The backend's text with a hash instead of the kernel, and without its list of places."""
     try:
         config: Any = json.loads(text)
         group = config[GROUP]
@@ -68,5 +68,5 @@ def _target(call: Any, ir: Any) -> str:
 def _digest(text_of: Callable[[], str]) -> str:
     try:
         return hashlib.sha256(text_of().encode()).hexdigest()
-    except Unreadable:
+    except UnreadableKernel:
         return ""

@@ -1,8 +1,8 @@
-"""All that touches Mosaic: reads the program of a kernel for TPUs out of a custom call (jax).
+"""Reads the program of a TPU kernel from a custom call; only this module uses Mosaic (jax).
 
-Pallas hands its kernels to XLA as MLIR bytecode in a dialect with versions; a pass of jaxlib
-brings it to the dialects of the day. Neither is promised to stay: what is missing is said in one
-sentence, and the kernel is then counted by its operands and results alone.
+Pallas passes its kernels to XLA as MLIR bytecode in a versioned dialect; a pass of jaxlib converts
+it to the current dialects. Neither is a stable interface: if something is missing, one sentence
+says so, and the kernel is counted only by its operands and results.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from automesh.program.kernels.nouns import Product, type_name
+from automesh.program.kernels.nouns import KernelProduct, type_name
 
 _CURRENT = "builtin.module(mosaic-serde{serialize=false})"
-# What Pallas writes for a grid, or a dimension of it, that is known only when the kernel runs.
+# Pallas' number for the size of a grid dimension that is known only when the kernel runs.
 _DYNAMIC = -(2**63)
 _INTEGERS = re.compile(r"-?\d+")
 _LISTS = re.compile(r"\[([\d, ]*)\]")
 _SPACE = re.compile(r"#tpu\.memory_space<(\w+)>")
 
 
-class Unreadable(Exception):
-    """A kernel whose program cannot be read, or says too little; the text says why."""
+class UnreadableKernel(Exception):
+    """A kernel's program cannot be read or lacks information; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Window:
     """A block of an operand or result that the kernel holds during one step of its grid.
 
     Attributes:
-      bytes: of the block.
+      bytes: size of the block.
       index: the operation of the function that says which block it is; None for a whole array,
         which is moved once.
     """
@@ -52,8 +52,8 @@ class Kernel:
       main: the operation of its function: arguments are the indices into the grid, the arrays that
         are fetched before it runs, then operands, results and scratch memory.
       grid: sizes, the last of which changes fastest; empty for one step.
-      scalars: how many arrays are fetched beforehand.
-      scratch: how many of the last arguments are memory of its own.
+      scalars: number of arrays that are fetched beforehand.
+      scratch: number of last arguments that are scratch memory.
       module: holds the operations, which live as long as it does.
     """
 
@@ -70,12 +70,12 @@ class Kernel:
 
     @property
     def indices(self) -> int:
-        """How many of the first arguments are indices into the grid."""
+        """The number of first arguments that are indices into the grid."""
         return len(self.grid)
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """Blocks that are moved as the grid goes on.
+        """The blocks that are moved during the steps of the grid.
 
         Raises:
           Unreadable: they are not written as expected.
@@ -94,7 +94,7 @@ class Kernel:
             bounds = re.search(r"window_bounds = array<i64: ([\d, ]+)>", str(one))
             array = self.arguments[first + number].type
             if name is None or name[1] not in self.functions or bounds is None:
-                continue  # Left in main memory: the kernel moves parts of it by itself.
+                continue  # It stays in main memory: the kernel itself moves parts of it.
             sizes = [int(size) for size in _INTEGERS.findall(bounds[1])]
             index = self.functions[name[1]]
             found.append(Window(bytes=_bytes_of(array, sizes), index=index))
@@ -108,7 +108,7 @@ def body_of(config: str) -> str:
 
 
 def read_kernel(body: str) -> Kernel:
-    """Reads what a custom call holds under `body`.
+    """Reads the kernel that a custom call holds under `body`.
 
     Args:
       body: base64.
@@ -143,14 +143,14 @@ def _parsed(body: str) -> tuple[Any, Any]:
         passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
         tpu: Any = importlib.import_module("jax._src.lib").tpu
     except (ImportError, AttributeError) as error:
-        raise Unreadable(f"this jaxlib cannot read kernels for TPUs: {error}") from error
+        raise UnreadableKernel(f"this jaxlib cannot read kernels for TPUs: {error}") from error
     try:
         context = context_with(tpu, ir)
         with context, ir.Location.unknown():
             module = ir.Module.parse(base64.b64decode(body, validate=True))
             passes.PassManager.parse(_CURRENT).run(module.operation)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
+        raise UnreadableKernel(f"its program cannot be read: {cause_of(error)}") from error
     return module, ir
 
 
@@ -164,7 +164,7 @@ def context_with(dialect: Any, ir: Any) -> Any:
 
 
 def cause_of(error: Exception) -> str:
-    """What went wrong; MLIR says it below a heading and above the whole program."""
+    """The cause in an error of MLIR, which comes after a heading and before the whole program."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("error: ")]
     return (told or lines or [type(error).__name__])[0]
@@ -178,7 +178,7 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
     }
     mains = [one for one in functions.values() if "dimension_semantics" in one.attributes]
     if len(mains) != 1:
-        raise Unreadable(f"it has {len(mains)} functions with a grid instead of one")
+        raise UnreadableKernel(f"it has {len(mains)} functions with a grid instead of one")
     attributes = mains[0].attributes
     grid = (
         tuple(ir.DenseI64ArrayAttr(attributes["iteration_bounds"]))
@@ -186,7 +186,7 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
         else ()
     )
     if _DYNAMIC in grid:
-        raise Unreadable("the size of its grid is known only when it runs")
+        raise UnreadableKernel("the size of its grid is known only when it runs")
     scalars, scratch = (
         ir.IntegerAttr(attributes[name]).value if name in attributes else 0
         for name in ("scalar_prefetch", "scratch_operands")
@@ -202,18 +202,18 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
 
 
 def _bytes_of(array: Any, sizes: Sequence[int]) -> int:
-    """Of a block of an array."""
+    """Bytes of a block of an array."""
     return math.ceil(math.prod(sizes) * element_bits(str(array.element_type)) / 8)
 
 
 def element_bits(name: str) -> int:
-    """Bits of an MLIR element type: 16 of bf16, 8 of f8E4M3FN; 32 of an index."""
+    """Bits of an MLIR element type: 16 for bf16, 8 for f8E4M3FN, 32 for an index."""
     found = re.match(r"(?:bf|f|u?i|si)(\d+)", name)
     return int(found[1]) if found else 32
 
 
-def product_of(matmul: Any) -> tuple[int, Product]:
-    """What one `tpu.matmul` multiplies: how many products at once, and one of them.
+def product_of(matmul: Any) -> tuple[int, KernelProduct]:
+    """The products of one `tpu.matmul`: their number, and one of them.
 
     Raises:
       Unreadable: its dimensions are not written as expected.
@@ -221,14 +221,14 @@ def product_of(matmul: Any) -> tuple[int, Product]:
     left, right = (matmul.operands[place].type for place in (0, 1))
     lists = _LISTS.findall(str(matmul.attributes["dimension_numbers"]))
     if len(lists) < 4:
-        raise Unreadable("the dimensions of its matrix products are not written as expected")
+        raise UnreadableKernel("the dimensions of its matrix products are not written as expected")
     dimensions = [[int(one) for one in _INTEGERS.findall(part)] for part in lists]
     batch = math.prod(left.shape[one] for one in dimensions[-2])
     k = math.prod(left.shape[one] for one in dimensions[0])
     m = math.prod(left.shape) // max(batch * k, 1)
     n = math.prod(right.shape) // max(batch * k, 1)
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
-    return batch, Product(m=m, n=n, k=k, dtype=type_name(wider))
+    return batch, KernelProduct(m=m, n=n, k=k, dtype=type_name(wider))
 
 
 def elements_of(operation: Any) -> int:
@@ -251,6 +251,6 @@ def moved_bytes(operation: Any) -> int:
 
 
 def operations_in(region: Any) -> Iterator[Any]:
-    """Of the first block of a region."""
+    """The operations in the first block of a region."""
     for one in region.blocks[0].operations:
         yield one.operation

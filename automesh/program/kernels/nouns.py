@@ -1,4 +1,4 @@
-"""What was counted in one kernel, and how it stands in the text that XLA hands to its backend."""
+"""The counted cost of one kernel, and its form in the text that XLA passes to its backend."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TYPES = {"i1": "pred", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64
 
 
 def type_name(element: str) -> str:
-    """An element type of MLIR in XLA's words."""
+    """XLA's name of an element type of MLIR."""
     return _TYPES.get(element, element.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class KernelProduct:
     """A matrix product that a kernel repeats.
 
     Attributes:
       m, n, k: rows, columns and contracted elements of one call of the matrix unit's operation.
-      dtype: element type of the wider operand, in XLA's words: bf16, f32, s8.
+      dtype: element type of the wider operand, by XLA's name: bf16, f32, s8.
     """
 
     m: int
@@ -31,21 +31,21 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Of one product, two per multiply-add."""
+        """FLOPs of one product, two per multiply-add."""
         return 2 * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCost:
-    """What one call of a kernel does on one device.
+    """The work of one call of a kernel on one device.
 
     Attributes:
-      flops: of its matrix products; two per multiply-add.
-      transcendentals: exponentials, logarithms and the like, per element.
-      bytes_accessed: moved between the device's main memory and the kernel's blocks; of a kernel
-        whose blocks are not counted (`is_whole`), those of its operands and results.
-      product: the one that most of the FLOPs are done in; None if there is none, or where its
-        shape says nothing of the time, since many run side by side.
+      flops: FLOPs of its matrix products, two per multiply-add.
+      transcendentals: exponentials, logarithms and similar functions, per element.
+      bytes_accessed: bytes moved between the device's main memory and the kernel's blocks; for a
+        kernel whose blocks are not counted (`is_whole`), those of its operands and results.
+      product: the product with most of the FLOPs; None if there is none, or if its shape does not
+        determine the time, since many run in parallel.
       dtype: element type of that product's wider operand, if `product` does not say it.
       is_most: True if the kernel skips work by what it reads in data that is not known here, so
         that it was counted as if it skipped nothing.
@@ -56,14 +56,14 @@ class KernelCost:
     flops: int
     transcendentals: int
     bytes_accessed: int
-    product: Product | None = None
+    product: KernelProduct | None = None
     dtype: str = ""
     is_most: bool = False
     is_least: bool = False
     is_whole: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """What is added to the kernel's group in the backend's text."""
+        """The fields that are added to the kernel's group in the backend's text."""
         counted: dict[str, Any] = {"is_most": self.is_most}
         counted |= {name: True for name in ("is_least", "is_whole") if getattr(self, name)}
         if self.product is not None:

@@ -1,8 +1,8 @@
-"""All that touches Triton: reads the program of a kernel for GPUs out of a custom call (jax).
+"""Reads the program of a GPU kernel from a custom call; only this module uses Triton (jax).
 
-Pallas hands its Triton kernels to XLA as MLIR bytecode, beside the sizes of their grid. jaxlib has
-the dialect but promises nothing about it: what is missing is said in one sentence, and the kernel
-is then counted by its operands and results alone.
+Pallas passes its Triton kernels to XLA as MLIR bytecode, together with the sizes of their grid.
+jaxlib has the dialect, but it is no stable interface: if something is missing, one sentence says
+so, and the kernel is counted only by its operands and results.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from automesh.program.kernels.mosaic import (
     Kernel,
-    Unreadable,
+    UnreadableKernel,
     Window,
     cause_of,
     context_with,
     element_bits,
 )
-from automesh.program.kernels.nouns import Product, type_name
+from automesh.program.kernels.nouns import KernelProduct, type_name
 
 TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
 TRITON_CONFIG = "mhlo.backend_config"
@@ -33,10 +33,10 @@ _GRID = ("grid_x", "grid_y", "grid_z")
 
 @dataclass(frozen=True, kw_only=True)
 class TritonKernel(Kernel):
-    """The program of one kernel; the arguments of its function are pointers alone.
+    """The program of one kernel; all arguments of its function are pointers.
 
-    Its blocks are not counted: programs that run side by side read them from the cache that they
-    share, so that main memory gives each operand about once.
+    Its blocks are not counted: programs that run in parallel read them from a shared cache, so each
+    operand is read from main memory about once.
     """
 
     @property
@@ -66,12 +66,12 @@ def read_triton(call: Any, ir: Any) -> TritonKernel:
         config = ir.DictAttr(call.attributes[TRITON_CONFIG])
         grid = tuple(ir.IntegerAttr(config[name]).value for name in _GRID)
     except (KeyError, ValueError, AttributeError) as error:
-        raise Unreadable("it is not written as expected") from error
+        raise UnreadableKernel("it is not written as expected") from error
     module = _parsed(config, ir)
     with module.context:
         mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
     if len(mains) != 1:
-        raise Unreadable(f"it has {len(mains)} public functions instead of one")
+        raise UnreadableKernel(f"it has {len(mains)} public functions instead of one")
     return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)
 
 
@@ -94,16 +94,16 @@ def _parsed(config: Any, ir: Any) -> Any:
     try:
         dialect: Any = importlib.import_module("jaxlib.triton.dialect")
     except ImportError as error:
-        raise Unreadable(f"this jaxlib cannot read kernels for GPUs: {error}") from error
+        raise UnreadableKernel(f"this jaxlib cannot read kernels for GPUs: {error}") from error
     try:
         body = ir.StringAttr(config[TRITON_PROGRAM]).value_bytes
     except (KeyError, ValueError, AttributeError) as error:
-        raise Unreadable("it is not written as expected") from error
+        raise UnreadableKernel("it is not written as expected") from error
     try:
         with context_with(dialect, ir), ir.Location.unknown():
             return ir.Module.parse(body)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
+        raise UnreadableKernel(f"its program cannot be read: {cause_of(error)}") from error
 
 
 def _is_public(one: Any, ir: Any) -> bool:
@@ -117,16 +117,16 @@ def _is_public(one: Any, ir: Any) -> bool:
 
 
 def axis_of(query: Any) -> int:
-    """Which dimension of the grid `tt.get_program_id` or `tt.get_num_programs` asks for."""
+    """The dimension of the grid in `tt.get_program_id` or `tt.get_num_programs`."""
     return int(str(query.attributes["axis"]).split()[0])
 
 
-def dot_of(dot: Any) -> tuple[int, Product]:
-    """What one `tt.dot` multiplies: how many products at once, and one of them."""
+def dot_of(dot: Any) -> tuple[int, KernelProduct]:
+    """The products of one `tt.dot`: their number, and one of them."""
     left, right = (dot.operands[place].type for place in (0, 1))
     *batch, m, k = left.shape
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
-    return math.prod(batch), Product(m=m, n=right.shape[-1], k=k, dtype=type_name(wider))
+    return math.prod(batch), KernelProduct(m=m, n=right.shape[-1], k=k, dtype=type_name(wider))
 
 
 def function_of(call: Any) -> str:

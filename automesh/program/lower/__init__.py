@@ -1,1 +1,1 @@
-"""The user's step lowered and compiled (jax)."""
+"""Lowers and compiles the user's step (jax)."""

@@ -1,4 +1,4 @@
-"""How the outputs of one step become the arguments of the next, unless the workload says so itself
+"""Passes the outputs of one step on as arguments of the next, unless the workload has `advance`
 (jax)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from automesh.program.absent.client import is_absent
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_shape
 from automesh.program.script.leaf_forms import forms_of, repacked, same_treedef, same_types
-from automesh.program.script.pure_step import Held, StepOutputs
+from automesh.program.script.pure_step import StepOutputs, TreeParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,14 @@ class Carry:
     """The default `advance`.
 
     Attributes:
-      pairs: (position of an argument, position of the output that replaces it), static arguments
-        not counted. Arguments that the step changes in place are its first outputs.
-      lost: leaves, counted over (args, kwargs), that are donated and that nothing replaces.
-      repacked: positions of arguments whose outputs have another treedef, though their leaves are
-        called the same.
-      structures: per pair, the treedef of the output.
-      is_state_alone: the step returns nothing but its state, which is a list or a tuple itself: one
-        output, and not as many as that has elements.
+      pairs: (position of an argument, position of the output that replaces it), without static
+        arguments. The first outputs are the arguments that the step changes in place.
+      lost: indices of leaves in (args, kwargs) that are donated and that no output replaces.
+      repacked: positions of arguments whose outputs have another treedef but leaves with the same
+        names.
+      structures: for each pair, the treedef of the output.
+      is_state_alone: True if the step returns only its state, a list or a tuple, which counts as
+        one output.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -38,7 +38,7 @@ class Carry:
     is_state_alone: bool = False
 
     def advance(self, outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of the next step; references stay in place."""
+        """The arguments of the next step; references are kept."""
         parts = self.parts(outputs)
         new = list(args)
         for position, output in self.pairs:
@@ -47,7 +47,7 @@ class Carry:
         return tuple(new)
 
     def returned_beside(self, outputs: Any) -> dict[str, Any]:
-        """The leaves that the step returns and that are no arguments of the next one, by path."""
+        """The returned leaves that are no arguments of the next step, by path."""
         carried = {output for _, output in self.pairs}
         changed = len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
         beside = {
@@ -64,8 +64,8 @@ class Carry:
     def shardings_after(
         self, args: tuple[Any, ...], compiled: jax.stages.Compiled
     ) -> tuple[Any, ...] | None:
-        """The arguments as the second step gets them, abstract; None if the first gets them so
-        already."""
+        """The abstract arguments of the second step; None if the first step has the same
+        shardings."""
         inputs: Any = compiled.input_shardings[0]
         parts = self.parts(output_shardings(compiled))
         changed = False
@@ -84,7 +84,7 @@ class Carry:
         new = list(args)
         for (position, output), structure in zip(self.pairs, self.structures, strict=True):
             leaves, tree = jax.tree.flatten(args[position])
-            # A sharding that cannot be told is None, which is no leaf.
+            # An unknown sharding is None, which is no leaf.
             before = tree.flatten_up_to(inputs[position])
             now = structure.flatten_up_to(parts[output])
             new[position] = tree.unflatten(
@@ -93,23 +93,23 @@ class Carry:
         return tuple(new) if changed else None
 
     def parts(self, outputs: Any) -> list[Any]:
-        """The outputs, one after the other."""
+        """The outputs as a list."""
         return _parts(outputs, is_one=self.is_state_alone)
 
 
 def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) -> Carry:
     """Pairs arguments with the outputs that replace them.
 
-    What the step changes in place replaces itself. A list or tuple that looks like the first of the
-    arguments, or like a donated one, replaces it as a whole. Leading outputs replace leading
-    arguments whose leaves have the same names, shapes and types; arguments that hold references,
-    that were changed in place, or that hold no arrays are passed over. Donated arguments that are
-    left are replaced by the outputs that look like them (`return loss, model, opt_state`).
+    An argument that the step changes in place replaces itself. A list or tuple of the same form as
+    the first argument, or as a donated one, replaces it as a whole. Leading outputs replace leading
+    arguments whose leaves have the same names, shapes and types; this skips arguments that hold
+    references or no arrays, or were changed in place. Outputs of the same form replace the
+    remaining donated arguments (`return loss, model, opt_state`).
 
     Args:
       args: positional arguments without the static ones.
       outputs: tree of shapes and types that the step returns.
-      donated: per leaf of (args, kwargs).
+      donated: for each leaf of (args, kwargs), whether it is donated.
     """
     pairs = _in_place(args, outputs)
     taken = {position for position, _ in pairs}
@@ -150,15 +150,15 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedLeaves:
-    """A step's state, array by array, counted as in the lowered program.
+    """The state of a step, array by array, with indices of the lowered program.
 
     Attributes:
-      names: of all arguments.
+      names: names of all arguments.
       pairs: (argument, the result that replaces it in the next step).
       changed: donated arguments that come back in another type: (argument, type of the result).
       lost: other donated arguments that nothing replaces.
-      on_one_device: arguments that lie on a single device.
-      source: file and line of the step's function; empty if they are not known.
+      on_one_device: arguments that are on a single device.
+      source: file and line of the step's function; empty if unknown.
     """
 
     names: tuple[str, ...]
@@ -184,7 +184,7 @@ def carried_leaves(
       args: positional arguments without the static ones.
       outputs: tree of shapes and types that the step returns.
       names: of all leaves of the arguments.
-      kept: those of the leaves that are arguments of the lowered program: the step uses them.
+      kept: the leaves that are arguments of the lowered program, since the step uses them.
       source: file and line of the step's function.
     """
     places = {leaf: place for place, leaf in enumerate(kept)}
@@ -232,7 +232,7 @@ def _sharding(leaf: Any) -> Any:
 
 
 def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
-    """File and line of the function that was traced; ("", 0) if jax does not say it."""
+    """File and line of the traced function; ("", 0) if jax does not state them."""
     # `DebugInfo.func_src_info` of jax/_src/core.py: `step at /path/train.py:12`.
     closed: Any = traced.jaxpr
     info = getattr(closed.jaxpr, "debug_info", None)
@@ -243,7 +243,7 @@ def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
 
 
 def _parts(outputs: Any, *, is_one: bool) -> list[Any]:
-    """What a step gives, one after the other; what it returns as one of them, or as several."""
+    """The outputs of a step as a list; its return value counts as one or as several."""
     changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []
     returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
     is_several = type(returned) in (tuple, list) and not is_one
@@ -251,7 +251,7 @@ def _parts(outputs: Any, *, is_one: bool) -> list[Any]:
 
 
 def _is_state(argument: Any, outputs: Any) -> bool:
-    """Whether a step returns a list or a tuple that looks like an argument, and nothing else."""
+    """Whether a step returns only a list or a tuple that has the form of an argument."""
     returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
     return (
         type(returned) in (tuple, list)
@@ -263,7 +263,7 @@ def _is_state(argument: Any, outputs: Any) -> bool:
 def _in_place(args: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:
     if not isinstance(outputs, StepOutputs):
         return []
-    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, Held)}
+    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, TreeParts)}
     return [(positions[id(held.frame)], k) for k, held in enumerate(outputs.changed)]
 
 
@@ -282,10 +282,10 @@ def _donated(
     args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int], donated: Sequence[bool]
 ) -> list[tuple[int, int]]:
     """Pairs donated arguments with outputs of the same form, in order, as the compiler does with
-    their buffers; none of a form of which there are more outputs than such arguments.
+    their buffers. Forms with more outputs than donated arguments get no pairs.
 
     Args:
-      parts: None for those that have a pair already.
+      parts: the outputs; None for those that already have a pair.
     """
     forms = [None if part is None else forms_of(part) for part in parts]
     pairs: list[tuple[int, int]] = []

@@ -1,7 +1,8 @@
-"""JAX's persistent compilation cache, so that a visit finds what the compile rung compiled (jax).
+"""Uses jax's persistent compilation cache, so that visits need not compile again (jax).
 
-JAX writes entries in place and never replaces one: an entry torn by a kill would be recompiled,
-with a warning, for ever. So entries that cannot be read are removed.
+jax writes entries in place and never replaces one: an entry that a kill has damaged would be
+compiled again, with a warning, in every process. So this module removes entries that cannot be
+read.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for 
 
 
 def use(directory: str) -> None:
-    """Sends every compilation of this process, however short, through the cache in `directory`."""
+    """Makes jax keep all executables of this process, even of short compiles, in `directory`."""
     if _directory() != directory:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        # jax opens its cache once and keeps to it.
+        # jax opens its cache only once.
         compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -35,9 +36,9 @@ def use(directory: str) -> None:
 
 
 def leave() -> None:
-    """Keeps no executables from now on: those for devices that are not here cannot be read back.
+    """Turns the cache off: executables for absent devices cannot be read back.
 
-    A script or a variable may have named a directory.
+    A script or an environment variable may have turned it on.
     """
     if _directory() is not None:
         compilation_cache.reset_cache()
@@ -51,7 +52,7 @@ def _directory() -> str | None:
 
 @contextmanager
 def repaired() -> Generator[None]:
-    """Removes the entries that jax could not read while the body compiled; passes other warnings
+    """Removes the entries that jax cannot read while the body compiles; passes other warnings
     on."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -71,7 +72,7 @@ def _remove_torn(name: str) -> None:
         return
     for entry in Path(directory).glob(f"{name}-*-cache"):
         if not _readable(entry):
-            # The next compilation writes it anew; another process may have removed it already.
+            # The next compile writes it again; another process may have removed it already.
             entry.unlink(missing_ok=True)
 
 
@@ -81,13 +82,14 @@ def _readable(entry: Path) -> bool:
         return False
     try:
         decompress(read_bytes(entry, limit_bytes=limits.MODULE_BYTES))
-    # Which exception depends on the compression library in use.
+    # The kind of exception depends on the compression library in use.
     except Exception:  # noqa: BLE001
         return False
     return True
 
 
 def _decompress() -> Callable[[bytes], Any] | None:
-    """jax's own, private function; without it every entry of that name counts as torn."""
+    """jax's own private function to decompress entries; without it every entry in question counts
+    as damaged."""
     module = importlib.import_module("jax._src.compilation_cache")
     return getattr(module, "decompress_executable", None)

@@ -18,7 +18,7 @@ from automesh.program.kernels.annotate import with_costs
 from automesh.program.kernels.nouns import KernelCost
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.memory_text import SIZE, needed_and_limit, size_bytes
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.units import format_bytes
 
 # Kernels whose blocks are larger than the memory on the chip: (needed, limit, which memory).
@@ -31,7 +31,7 @@ _ON_CHIP = (
         r".*space=(?P<space>vmem|smem|cmem)"
     ),
 )
-# What one kernel may take of it at a time, of libtpu's error E1001, `CompileTimeScopedVmemOom`.
+# The limit of one kernel, in libtpu's error E1001, `CompileTimeScopedVmemOom`.
 _SCOPED = re.compile(
     rf"memory space vmem.*?Scoped allocation with size (?P<needed>{SIZE}) and limit "
     rf"(?P<limit>{SIZE})",
@@ -47,7 +47,7 @@ def compile_lowered(
     """Compiles with the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+      StepRefused: `OutOfMemory`, or `Failed` for an option that this compiler does not take.
     """
     try:
         with compilation_cache.repaired():
@@ -62,29 +62,33 @@ def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Excepti
     if on_chip := _too_large_for_the_chip(text):
         return on_chip
     if is_out_of_memory(error):
-        return Refused(out_of_memory(error, stage="compile"))
+        return StepRefused(out_of_memory(error, stage="compile"))
     if match := re.search(r"No such compile option: '([^']*)'", text):
-        return Refused(Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`"))
+        return StepRefused(
+            Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`")
+        )
     if match := re.search(r"While setting option (\w+), (.*)", text):
         reason = f"the compiler option `{match[1]}` is wrong: {match[2].strip().rstrip('.')}"
-        return Refused(Failed(stage="compile", reason=reason))
+        return StepRefused(Failed(stage="compile", reason=reason))
     if options and isinstance(error, (TypeError, ValueError)) and "option" in text.lower():
         reason = f"the compiler refuses the options {dict(options)}: {text.splitlines()[0]}"
-        return Refused(Failed(stage="compile", reason=reason))
+        return StepRefused(Failed(stage="compile", reason=reason))
     return error
 
 
-def _too_large_for_the_chip(text: str) -> Refused | None:
-    """The failure of a kernel; None if the message is about something else.
+def _too_large_for_the_chip(text: str) -> StepRefused | None:
+    """The failure of a kernel that exceeds on-chip memory; None if the message is about something
+    else.
 
-    It is no want of the device's memory: another mesh may not help, another block would.
+    It does not mean that the device's memory is too small: smaller blocks help, another mesh may
+    not.
     """
     if match := _SCOPED.search(text):
-        return Refused(_beyond_its_scope(match, text))
+        return StepRefused(_beyond_its_scope(match, text))
     for pattern in _ON_CHIP:
         if match := pattern.search(text):
             needed, limit = (format_bytes(size) for size in _sizes_of(match))
-            return Refused(
+            return StepRefused(
                 Failed(
                     stage="compile",
                     reason=f"a kernel needs {needed} of {match['space']}, the memory on the chip, "
@@ -109,7 +113,7 @@ def _beyond_its_scope(match: re.Match[str], text: str) -> Failed:
 
 
 def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
-    """Bytes needed and available, of a pattern with these two groups."""
+    """Bytes needed and available, from a match with these two groups."""
     needed, limit = (re.fullmatch(SIZE, match[part].rstrip(".")) for part in ("needed", "limit"))
     return (
         size_bytes(*needed.groups()) if needed else 0,
@@ -118,12 +122,12 @@ def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for what jax raises when the compiler or the device has not enough memory."""
+    """Whether jax raised an exception because the compiler or the device has too little memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
-    """Reads the bytes needed and available from the message; 0 where it does not say."""
+    """Reads the bytes needed and available from the message; 0 if it does not state them."""
     text = str(error)
     needed, limit = needed_and_limit(text)
     detail = text.strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
@@ -131,7 +135,7 @@ def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
 
 
 def output_shardings(compiled: jax.stages.Compiled) -> Any:
-    """The shardings of the step's outputs as a tree, None where they cannot be told.
+    """The shardings of the step's outputs as a tree; None for unknown ones.
 
     jax 0.10 lists those of updated references after them, and then fails to build the tree.
     """
@@ -148,11 +152,11 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     """Bytes on one device as the compiler states them.
 
     Raises:
-      Refused: the backend states none.
+      StepRefused: the backend does not state memory.
     """
     stats: Any = compiled.memory_analysis()
     if stats is None:
-        raise Refused(
+        raise StepRefused(
             Failed(stage="compile", reason=f"the {platform} compiler does not state memory")
         )
     argument, output = int(stats.argument_size_in_bytes), int(stats.output_size_in_bytes)
@@ -166,8 +170,8 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
         temporary_bytes=temporary,
         peak_bytes=peak,
     )
-    # The CPU compiler's peak leaves temporaries out, and that of a TPU counts those on the host
-    # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
+    # The CPU compiler's peak does not contain temporaries, and that of a TPU also counts those on
+    # the host (libtpu 0.0.50.1). Then the sum of the device's arrays, an upper limit, is used.
     if platform == "cpu" or peak == 0 or on_host:
         return replace(memory, peak_bytes=memory.total_bytes)
     # It counts arguments on the host, too.
@@ -179,10 +183,10 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
     """The compiled program as a serialized HLO module.
 
     Args:
-      costs: what `kernel_costs` has counted in the program that was compiled; it is added.
+      costs: costs from `kernel_costs` of the lowered program, which are added to the module.
 
     Raises:
-      Refused: the executable holds no readable program, or not exactly one.
+      StepRefused: the executable holds no readable program, or not exactly one.
     """
     try:
         executable: Any = compiled.runtime_executable()
@@ -190,27 +194,29 @@ def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -
         blobs: list[bytes] = [module.as_serialized_hlo_module_proto() for module in modules]
     except (AttributeError, jax.errors.JaxRuntimeError) as error:
         reason = f"the compiled program cannot be read: {str(error).splitlines()[0]}"
-        raise Refused(Failed(stage="compile", reason=reason)) from error
+        raise StepRefused(Failed(stage="compile", reason=reason)) from error
     if len(blobs) != 1:
         what = "no program" if not blobs else f"{len(blobs)} programs"
-        raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
+        raise StepRefused(
+            Failed(stage="compile", reason=f"the executable holds {what} instead of one")
+        )
     return with_costs(blobs[0], costs)
 
 
 def count_serialized(
     module: bytes, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()
 ) -> Counts:
-    """What one device does in one step.
+    """Counts the work of one device in one step.
 
     Args:
       axes: names and sizes of the mesh's axes, in order.
-      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+      dcn: number of granules that each axis spans; needed for several TPU slices.
 
     Raises:
-      Refused: the program cannot be counted.
+      StepRefused: the program cannot be counted.
     """
     try:
         return count(read_module(module), axes, dcn)
     except (AutomeshError, ValueError) as error:
         reason = f"the compiled program cannot be counted: {str(error).splitlines()[0]}"
-        raise Refused(Failed(stage="compile", reason=reason)) from error
+        raise StepRefused(Failed(stage="compile", reason=reason)) from error

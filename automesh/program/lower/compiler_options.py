@@ -1,8 +1,7 @@
-"""The compiler options that automesh sets by itself, as far as the installed compiler knows them
-(jax).
+"""Filters automesh's own compiler options to those that the installed compiler knows (jax).
 
-Options come and go with releases of XLA, and a compiler refuses a program for the sake of one that
-it does not know. So each is tried first, on a program that does nothing.
+Options change with releases of XLA, and a compiler refuses a program if it does not know an option.
+So each option is first tried on an empty program.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from automesh.platforms import PLATFORMS
 from automesh.platforms.platform import Options
 from automesh.program.notes import in_one_line, note
 
-# What jax and XLA say of options that they do not have, and of values that none of theirs has.
+# Errors of jax and XLA about unknown options and unknown values.
 _UNKNOWN = ("No such compile option", "is not a valid CompilerEffortLevel")
 
 
@@ -29,10 +28,10 @@ def quick_options(platform: str) -> Options:
 
 
 def known(options: Options, device: Any) -> Options:
-    """Those of our own options that the compiler of `device` knows; the log names the others.
+    """The given options that the compiler of `device` knows; notes the others in the log.
 
     Args:
-      device: a device that the options are going to be used for, here or not.
+      device: a device that the options will be used for, attached or absent.
     """
     return tuple(
         (name, value) for name, value in options if _is_known(name, value, _OfDevice(device))
@@ -40,17 +39,17 @@ def known(options: Options, device: Any) -> Options:
 
 
 def compile_quickly(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled:
-    """A program that is compiled to be looked at, and never run.
+    """Compiles a program that is only examined and never run.
 
     Args:
-      device: one of those that it is compiled for.
+      device: one of the devices that it is compiled for.
     """
     options: Any = dict(known(quick_options(device.platform), device))
     return lowered.compile(compiler_options=options)
 
 
 class _OfDevice:
-    """A device as a key: one compiler serves all of its kind."""
+    """A device as a key that is equal for all devices with the same compiler."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -73,7 +72,7 @@ def _is_known(name: str, value: Scalar, on: _OfDevice) -> bool:
         jax.jit(lambda x: x).lower(scalar).compile(compiler_options=options)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if not any(words in str(error) for words in _UNKNOWN):
-            return True  # Something else is wrong, which the user's program is going to meet, too.
+            return True  # Another error, which the user's program will also meet.
         note(f"the compiler option `{name}={value}` is left out: {in_one_line(error)}")
         return False
     return True

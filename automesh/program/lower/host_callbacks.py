@@ -1,9 +1,9 @@
-"""Calls from a step to Python on the host, where it is lowered for devices that are not here (jax).
+"""Handles calls from a step to Python on the host if it is lowered for absent devices (jax).
 
-A callback belongs to the client of the devices that run it, and there is none. Where the program is
-only looked at, it is kept as an operation, of unknown cost if it gives arrays (`pure_callback`,
-`io_callback`). Where it is compiled, what only shows something (`jax.debug.print`,
-`jax.debug.callback`) is left out, and what gives arrays gives zeros.
+A callback needs the client of the devices that run it, and absent devices have none. If the program
+is only examined, the callback stays as an operation, with unknown cost if it returns arrays
+(`pure_callback`, `io_callback`). If the program is compiled, callbacks that only show something
+(`jax.debug.print`, `jax.debug.callback`) are left out, and those that return arrays return zeros.
 
 Private is `jax._src.callback.emit_python_callback`, by which all of them are lowered; looked at in
 jax 0.10.1 to 0.12.0.1.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TARGET = "host_callback"
-"""The operation that stands for a call of the host, where a program is only looked at."""
+"""The name of the operation that replaces a callback if a program is only examined."""
 _SHOWN = (
     "calls from the step to the host that only show something (jax.debug.print, "
     "jax.debug.callback) are left out: the target's devices are not here"
@@ -30,26 +30,26 @@ _GIVES = (
 
 
 @dataclass(slots=True)
-class _State:
-    """Of this process: what became of callbacks so far, one sentence each."""
+class _CallbackState:
+    """The notices about callbacks in this process, each sentence once."""
 
     said: dict[str, None] = field(default_factory=dict[str, None])
 
 
-_STATE = _State()
+_STATE = _CallbackState()
 
 
 def said_of_callbacks() -> tuple[str, ...]:
-    """What the user should know of the callbacks that were lowered in this process."""
+    """The notices for the user about callbacks that were lowered in this process."""
     return tuple(_STATE.said)
 
 
 @contextmanager
 def without_host(*, is_compiled: bool) -> Generator[None]:
-    """What is lowered in the body calls nothing on the host.
+    """Replaces or removes host callbacks in programs that are lowered in the body.
 
     Args:
-      is_compiled: True if the program is to be compiled, and not only looked at.
+      is_compiled: True if the program will be compiled, and not only examined.
     """
     place: Any = importlib.import_module("jax._src.callback")
     mlir: Any = importlib.import_module("jax._src.interpreters.mlir")

@@ -1,8 +1,7 @@
 """All that touches lowered MLIR: used axes, the fingerprint, the coarsest float type (jax).
 
-Shardy's Python bindings carry no stability promise, so they are looked up here alone. Without them
-a fingerprint keeps the names of axes (duplicates are then compiled twice) and every axis counts as
-used.
+Shardy's Python bindings are not stable, so only this module uses them. Without them a fingerprint
+depends on the names of axes (duplicates are then compiled twice) and every axis counts as used.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ _SDY = (
     "TensorShardingPerValueAttr",
     "ManualAxesAttr",
 )
-# Names that users choose and the compiler ignores; `stablehlo.mesh` says again what `sdy.mesh`
-# says.
+# Names that users choose and the compiler ignores; `stablehlo.mesh` repeats `sdy.mesh`.
 _METADATA = ("stablehlo.mesh", "jax.result_info")
-# These say over which axes a value may vary; they move nothing.
+# Operations that only state over which axes a value may vary; they move no data.
 _SILENT = frozenset(("pvary", "pcast", "pbroadcast"))
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 _FLOAT = re.compile(r"(?<=[x<])(f64|f32|f16|bf16|f8E\w+|f4E\w+)(?=[>,])")
@@ -74,11 +72,11 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
     return tuple(name for name in names if name in named)
 
 
-def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
-    """Names of the axes that collectives, and queries for a device's own position, name.
+def communicated_axes(traced: jax.stages.Traced) -> frozenset[str]:
+    """Names of the axes in collectives and in queries for a device's position.
 
-    A `shard_map` is manual over all axes of its mesh unless told otherwise; one that it neither
-    shards anything over nor communicates over is not used by it.
+    By default a `shard_map` is manual over all axes of its mesh. It does not use an axis that it
+    neither shards over nor communicates over.
     """
     closed: Any = traced.jaxpr
     return frozenset(_axes_named(closed.jaxpr, inside=False))
@@ -102,13 +100,13 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def kept_arguments(lowered: jax.stages.Lowered, count: int) -> tuple[int, ...] | None:
-    """Which of the arrays that a step takes are arguments of its program: those that it uses.
+    """The arrays of a step's arguments that are arguments of its program, since the step uses them.
 
     Args:
-      count: of the arrays.
+      count: number of the arrays.
 
     Returns:
-      None if this version of jax does not say.
+      Their indices; None if this version of jax does not state them.
     """
     inner: Any = getattr(lowered, "_lowering", None)
     stated: Any = getattr(inner, "compile_args", None) or {}
@@ -129,8 +127,8 @@ def kept_arguments(lowered: jax.stages.Lowered, count: int) -> tuple[int, ...] |
 def split_of_arguments(
     lowered: jax.stages.Lowered,
 ) -> tuple[tuple[tuple[str, ...], ...] | None, ...]:
-    """Of each argument of the program the mesh axes that split its dimensions; None for one whose
-    split the compiler chooses."""
+    """For each argument of the program the mesh axes that split its dimensions; None if the
+    compiler chooses the split."""
     bindings = _bindings()
     if bindings is None:
         return ()
@@ -181,13 +179,13 @@ def fingerprint(
     compiler_options: Sequence[tuple[str, Scalar]],
     platform: str,
 ) -> str:
-    """Hashes all that decides what gets compiled: equal for programs that differ in axis names
-    alone.
+    """Hashes all that determines the compiled program; equal for programs that differ only in the
+    names of axes.
 
     Args:
-      device_ids: of the mesh, in its order.
-      compiler_options: that the plan sets.
-      platform: that the program is lowered for.
+      device_ids: ids of the mesh's devices, in order.
+      compiler_options: compiler options of the plan.
+      platform: platform that the program is lowered for.
     """
     parts = (
         canonical_text(lowered),
@@ -201,8 +199,8 @@ def fingerprint(
 
 
 def canonical_text(lowered: jax.stages.Lowered) -> str:
-    """The program without locations and result names, mesh axes of size 1 dropped, the others
-    numbered; of its kernels a hash.
+    """The program without locations and result names. Mesh axes of size 1 are dropped and the
+    others numbered; kernels are replaced by hashes.
 
     The renaming maps each remaining name to its own number, so different programs stay different.
     """
@@ -214,7 +212,7 @@ def canonical_text(lowered: jax.stages.Lowered) -> str:
 
 
 def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
-    """The lines of `canonical_text`, with the places in the user's code that they come from."""
+    """The lines of `canonical_text`, with their places in the user's code."""
     bindings = _bindings()
     if bindings is None:
         return tuple(TextLine(text=line, place="") for line in lowered.as_text().splitlines())
@@ -223,14 +221,14 @@ def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
         printed = module.get_asm(enable_debug_info=True)
     try:
         return read_lines(text, printed, is_users=is_users_file)
-    except AutomeshError as error:  # Another MLIR may print locations in another way.
+    except AutomeshError as error:  # Another version of MLIR may print locations differently.
         note(f"where the lines of the program come from is not known: {error.message}")
         return tuple(TextLine(text=line, place="") for line in text.splitlines())
 
 
 @contextmanager
 def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[Any]:
-    """A copy of the program, with its axes renamed, in whose context the body runs."""
+    """Makes a copy of the program with renamed axes; the body runs in its MLIR context."""
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context, bindings.ir.Location.unknown():
         clone = module.operation.clone()
@@ -243,7 +241,7 @@ def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[An
 
 
 def walk(ir: Any, module: Any) -> list[Any]:
-    """All operations of a module, what is inside of one before itself.
+    """All operations of a module, those inside an operation before it.
 
     Args:
       ir: MLIR's Python classes.
@@ -259,7 +257,7 @@ def walk(ir: Any, module: Any) -> list[Any]:
 
 
 def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
-    """Per dimension of an array, the mesh axes that split it."""
+    """The mesh axes that split each dimension of an array."""
     return tuple(
         tuple(
             str(sdy.AxisRefAttr(axis).name)
@@ -270,15 +268,15 @@ def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _is(attribute: Any, kind: Any) -> bool:
-    # Builtin attributes arrive as their own class, those of a dialect as plain ones that know how
-    # to tell.
+    # Builtin attributes have their own Python class, those of a dialect a generic one with
+    # `isinstance`.
     return isinstance(attribute, kind) or (
         hasattr(kind, "isinstance") and kind.isinstance(attribute)
     )
 
 
 def _attributes(bindings: _Bindings, attribute: Any) -> Iterator[Any]:
-    """The attribute and all that it holds in arrays and dictionaries."""
+    """The attribute and all attributes that it contains in arrays and dictionaries."""
     ir, sdy = bindings.ir, bindings.sdy
     if _is(attribute, ir.ArrayAttr):
         for one in ir.ArrayAttr(attribute):
@@ -317,8 +315,7 @@ def _floats_of(operation: Any) -> Iterator[str]:
 
 
 def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
-    """Axis name -> its number, in order of appearance, for axes that are larger than 1 in any
-    mesh."""
+    """The numbers of axes, in order of appearance, for axes that are larger than 1 in any mesh."""
     sdy = bindings.sdy
     names: dict[str, str] = {}
     for operation in operations:
@@ -330,8 +327,8 @@ def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
 
 
 def attribute_of(operation: Any, name: str) -> Any:
-    """An attribute of an operation; None for one that MLIR's bindings of Python have no class for,
-    as constants of complex numbers."""
+    """An attribute of an operation; None if MLIR's Python bindings have no class for it, as for
+    constants of complex numbers."""
     try:
         return operation.attributes[name]
     except TypeError:
@@ -340,7 +337,7 @@ def attribute_of(operation: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Renaming:
-    """Rewrites attributes: axes in `names` get their number, all others vanish."""
+    """Rewrites attributes: replaces axes in `names` by their numbers and drops all others."""
 
     bindings: _Bindings
     names: dict[str, str]

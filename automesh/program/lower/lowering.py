@@ -1,4 +1,4 @@
-"""From a built workload to a lowered and a compiled step (jax)."""
+"""Traces, lowers and compiles the step of a built workload (jax)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from automesh.program.lower import carry_state
 from automesh.program.lower.compiled import compile_lowered
 from automesh.program.lower.host_callbacks import without_host
 from automesh.program.lower.lowered import (
-    axes_talked_over,
     canonical_lines,
+    communicated_axes,
     fingerprint,
     kept_arguments,
     sharded_axes,
@@ -37,24 +37,23 @@ from automesh.program.script.pure_step import StepOutputs, returned_of
 from automesh.program.script.workload import Workload
 
 # Which arguments the jitted functions inside of a step donate (jax).
-#
 # A step may be a plain function, a method or a `partial` that calls functions which `jax.jit`,
-# `nnx.jit` or `filter_jit` have made. Traced as a whole, what these donate is no longer given away,
-# since only the outermost function can: without this, the step would need twice the memory that it
-# needs in the user's own loop.
+# `nnx.jit` or `filter_jit` have made. If the step is traced as a whole, donations of these inner
+# functions have no effect, since only the outermost function can donate. The step would need twice
+# the memory that it needs in the user's own loop. So the outer function donates the same arguments.
 
 Use = Literal["donated", "kept", "unused"]
 
 
 def donated_inside(traced: jax.stages.Traced) -> list[Use]:
-    """For every array that the step takes, whether a jitted function at the top of the step donates
-    it, others use it, or nothing does."""
+    """For each array that the step takes: a jitted function directly in the step donates it, others
+    use it, or nothing uses it."""
     closed: Any = traced.jaxpr
     jaxpr = closed.jaxpr
     places = {id(variable): place for place, variable in enumerate(jaxpr.invars)}
     uses: list[Use] = ["unused"] * len(places)
     for equation in jaxpr.eqns:
-        # Of a jitted function; another operation donates nothing.
+        # Only a jitted function has donations.
         donated = equation.params.get("donated_invars", (False,) * len(equation.invars))
         for variable, gone in zip(equation.invars, donated, strict=True):
             place = places.get(id(variable))
@@ -66,7 +65,7 @@ def donated_inside(traced: jax.stages.Traced) -> list[Use]:
     return uses
 
 
-# How often the carried state's shardings may change before we call them unsettled.
+# How often the shardings of the carried state may change before they count as unsettled.
 SETTLING_TRIES = 3
 
 
@@ -75,10 +74,10 @@ class SingleProgram:
     """A step, traced and lowered on one mesh.
 
     Attributes:
-      args: positional arguments that the compiled step takes: static ones are left out.
-      kwargs: keyword arguments that it takes.
+      args: positional arguments of the compiled step, without static ones.
+      kwargs: keyword arguments of the compiled step.
       function: the jitted step; None if the user traced it.
-      split: which of the workload's arguments are static.
+      split: the static arguments of the workload.
     """
 
     built: Built
@@ -90,32 +89,32 @@ class SingleProgram:
     lowered: jax.stages.Lowered
 
     @property
-    def told(self) -> Any:
-        """What the step returns, whose scalar floats are compared."""
+    def compared_outputs(self) -> Any:
+        """The return value of the step, whose scalar floats are compared."""
         return returned_of(self.traced.out_info)
 
     @property
     def changed_in_place(self) -> int:
-        """How many arguments the step changes: they come before what it returns."""
+        """The number of arguments that the step changes in place; they are its first outputs."""
         outputs = self.traced.out_info
         return len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
 
     @property
     def stated_splits(self) -> Sequence[Sequence[Sequence[str]] | None]:
-        """Of each argument of the program the mesh axes that split it: see `split_of_arguments`."""
+        """The mesh axes that split each argument of the program; see `split_of_arguments`."""
         return split_of_arguments(self.lowered)
 
     def domains(self) -> tuple[Domain, ...]:
-        """What the values of each leaf of (args, kwargs) may be."""
+        """The possible values of each leaf of (args, kwargs)."""
         return domains(self.traced)
 
     def lines(self) -> tuple[TextLine, ...]:
-        """All that a fingerprint is made from, in words, line by line."""
+        """The text that the fingerprint is made from, line by line."""
         return canonical_lines(self.lowered)
 
     def named_axes(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of `names` that the step splits something by, or talks over."""
-        named = {*sharded_axes(self.lowered, names), *axes_talked_over(self.traced)}
+        """The axes in `names` over which the step splits arrays or communicates."""
+        named = {*sharded_axes(self.lowered, names), *communicated_axes(self.traced)}
         return tuple(name for name in names if name in named)
 
     @property
@@ -124,8 +123,8 @@ class SingleProgram:
 
     @property
     def carried_leaves(self) -> carry_state.CarriedLeaves | None:
-        """What the next step takes over, array by array; None if the user's code says so, or if it
-        cannot be told which arrays are arguments of the lowered program."""
+        """The carried arrays one by one; None if the user's code has `advance`, or if it is unknown
+        which arrays are arguments of the lowered program."""
         if self.built.workload.advance is not None:
             return None
         names = [name for name, _ in self.split.named_leaves(self.args, self.kwargs)]
@@ -144,11 +143,11 @@ class SingleProgram:
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        """Per leaf of (args, kwargs)."""
+        """Whether each leaf of (args, kwargs) is donated."""
         return tuple(bool(info.donated) for info in jax.tree.leaves(self.traced.args_info))
 
     def fingerprint(self, options: Sequence[tuple[str, Scalar]]) -> str:
-        """Of the program together with the devices and `options` that it is compiled for."""
+        """The fingerprint of the program with the devices and options that it is compiled for."""
         devices = self.built.mesh.devices.flat
         return fingerprint(
             self.lowered,
@@ -174,7 +173,8 @@ def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> SinglePr
     """Traces and lowers the step on the mesh that it was built for, in the user's context.
 
     Args:
-      platforms: to lower for, in jax's words (cpu, cuda, tpu); default: that of the mesh.
+      platforms: platforms to lower for, by jax's names (cpu, cuda, tpu); by default that of the
+        mesh.
     """
     with entered(built.ambient, built.workload.context):
         step = trace_here(built)
@@ -193,7 +193,8 @@ def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
     """Traces the step. Call it inside the workload's context.
 
     Args:
-      with_init: compile `init`, to place the arguments that `build` leaves unplaced as it does.
+      with_init: whether to compile `init`, which gives the shardings of arguments that `build` does
+        not place.
     """
     workload = built.workload
     if built.traced is not None:
@@ -214,7 +215,7 @@ def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
     traced = trace(function, workload)
     split = split_of(workload, function, traced)
     if given := () if is_jitted(workload.step) else _given_away(traced, split, workload):
-        # jax has the trace at hand: the function is the same.
+        # This is fast: jax has the trace of the same function in its cache.
         function = jitted(workload, donated=given)
         traced = trace(function, workload)
     args, kwargs = split.dynamic(workload.args, workload.kwargs)
@@ -229,8 +230,8 @@ def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
 
 
 def _given_away(traced: jax.stages.Traced, split: Split, workload: Workload) -> tuple[int, ...]:
-    """Positions of arguments that jitted functions in a step, which is not jitted as a whole,
-    donate: it gives them away, too."""
+    """Positions of the arguments that the jitted functions in an unjitted step donate, and that the
+    step as a whole must donate, too."""
     leaves = donated_inside(traced)
     found: list[int] = []
     start = 0
@@ -249,7 +250,7 @@ def lower_here(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> 
     if platforms is None:
         return traced.lower()
     anywhere: Any = traced
-    if platforms == ("cpu",):  # Which are here, or stand in for those that are not.
+    if platforms == ("cpu",):  # The mesh has CPU devices, real ones or stand-ins.
         return anywhere.lower(lowering_platforms=platforms)
     with without_host(is_compiled=False):
         return anywhere.lower(lowering_platforms=platforms)
@@ -267,14 +268,13 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 def compile_program(
     program: SingleProgram, options: Sequence[tuple[str, Scalar]]
 ) -> tuple[SingleProgram, jax.stages.Compiled, jax.stages.Compiled | None]:
-    """Compiles the step as a training loop runs it: with its own outputs' shardings as inputs.
+    """Compiles the step as a training loop runs it: its inputs have the shardings of its outputs.
 
-    A jitted step whose state comes back in other shardings than it went in is compiled again by jax
-    in the second iteration; that second program is the one that counts.
+    If a step returns its state in other shardings than it took, jax compiles it again in the second
+    iteration; this second program is the one that counts.
 
     Returns:
-      The program whose executable it is, the executable, and that of the first iteration if it is
-      another one.
+      The program, its executable, and the executable of the first iteration if it is another one.
     """
     first = compiled = compile_lowered(program.lowered, options)
     for _ in range(SETTLING_TRIES):
@@ -287,8 +287,8 @@ def compile_program(
 
 
 def after_one_step(program: SingleProgram, compiled: jax.stages.Compiled) -> SingleProgram | None:
-    """The program of the second iteration; None if the first one takes its state as it comes
-    back, or if that cannot be told."""
+    """The program of the second iteration; None if the state keeps its shardings, or if these are
+    unknown."""
     if program.function is None or program.built.workload.advance is not None:
         return None
     changed = program.carry.shardings_after(program.args, compiled)

@@ -1,4 +1,4 @@
-"""Bytes needed and available, read from what XLA prints when memory runs out (no jax)."""
+"""Reads the bytes needed and available from XLA's out-of-memory messages (no jax)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NEEDED_OF_LIMIT = (
     re.compile(rf"Used {SIZE} of {SIZE} hbm"),
 )
 _NEEDED = (
-    # Of libtpu 0.0.41 about one array that is larger than the memory of a chip. It states that
-    # memory, of which a program may take a part only.
+    # A message of libtpu 0.0.41 about one array that is larger than the memory of a chip. It states
+    # all of that memory, of which a program may use only a part.
     re.compile(rf"Allocation \(size={SIZE}\) would exceed memory"),
-    # Of the allocators of GPUs and hosts.
+    # Messages of the allocators of GPUs and hosts.
     re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){SIZE}(?: bytes| of|\.|$)"),
     re.compile(rf"Out of memory[^\d]*{SIZE}"),
 )
@@ -22,7 +22,7 @@ _SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def needed_and_limit(text: str) -> tuple[int, int]:
-    """Bytes needed and available; 0 where the text does not say.
+    """The bytes needed and available; 0 for a number that the text does not state.
 
     >>> needed_and_limit("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
     (4096, 0)
@@ -37,5 +37,5 @@ def needed_and_limit(text: str) -> tuple[int, int]:
 
 
 def size_bytes(number: str, unit: str) -> int:
-    """Bytes of what `SIZE` matches."""
+    """The number of bytes in a match of `SIZE`."""
     return int(float(number.rstrip(".")) * _SCALE[unit])

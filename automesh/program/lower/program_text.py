@@ -1,5 +1,5 @@
-"""The text of a program line by line, with the place in the user's code that each line comes from,
-and where two such texts begin to differ (no jax)."""
+"""The text of a program with the user's source line of each line, and the first difference between
+two such texts (no jax)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from automesh.errors import AutomeshError
 from automesh.files import write_whole
 from automesh.texts.terminal import as_unicode
 
-# `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and behind the operations.
+# `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and after the operations.
 _DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)")
 _AT_END = re.compile(r" loc\((#loc\d*|unknown)\)$")
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)')
 _REFERENCE = re.compile(r"#loc\d*")
-_NEAR = 12  # lines to look through for a place, where a line has none of its own
+_NEAR = 12  # lines that are searched for a place if a line has none of its own
 _SHOWN = 100  # characters of a line
-_BEFORE = 30  # of them, at most so many before the first that differs
+_BEFORE = 30  # of these, the most before the first that differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class TextLine:
     """A line of a program.
 
     Attributes:
-      place: `train.py:12`, empty where nobody knows.
+      place: `train.py:12`; empty if unknown.
     """
 
     text: str
@@ -37,11 +37,11 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two programs begin to differ.
+    """The first difference between two programs.
 
     Attributes:
-      line, other: the first line that differs, of the one and of the other; cut around what does.
-      place: in the user's code, `train.py:12`; empty where nobody knows.
+      line, other: the first different line of each program, cut around the difference.
+      place: place in the user's code, `train.py:12`; empty if unknown.
     """
 
     line: str
@@ -54,12 +54,12 @@ class Difference:
 
 
 def read_lines(text: str, printed: str, *, is_users: Callable[[str], bool]) -> tuple[TextLine, ...]:
-    """Puts places to the lines of a program.
+    """Adds places in the user's code to the lines of a program.
 
     Args:
       text: the program without places.
-      printed: the same program as MLIR prints it with them.
-      is_users: whether a path is the user's own code.
+      printed: the same program with places, as MLIR prints it.
+      is_users: says whether a path is the user's own code.
 
     Raises:
       AutomeshError: they are not the same program.
@@ -79,10 +79,10 @@ def read_lines(text: str, printed: str, *, is_users: Callable[[str], bool]) -> t
 
 @dataclass(slots=True, kw_only=True)
 class _Places:
-    """Looks for the innermost line of the user's code in a location.
+    """Finds the innermost line of the user's code in a location.
 
-    A name holds the location inside it, a call the callee before its caller, so that in the order
-    of reading the first file that is the user's is the innermost.
+    A name contains its location, and a call has the callee before its caller. So the first file of
+    the user in reading order is the innermost.
     """
 
     definitions: dict[str, str]
@@ -91,7 +91,7 @@ class _Places:
 
     def of(self, name: str) -> str:
         if name not in self.known:
-            self.known[name] = ""  # What refers to itself has no place.
+            self.known[name] = ""  # A location that refers to itself has no place.
             self.known[name] = self._read(self.definitions.get(name, ""))
         return self.known[name]
 
@@ -118,7 +118,7 @@ def first_difference(one: Sequence[TextLine], other: Sequence[TextLine]) -> Diff
 
 
 def write_text(path: Path, lines: Sequence[TextLine]) -> None:
-    """Writes a program to a file: of each line its place, a tabulator, its text."""
+    """Writes a program to a file: for each line its place, a tab, and its text."""
     text = "\n".join(f"{line.place}\t{line.text}" for line in lines)
     write_whole(path, as_unicode(text), lasting=False)
 
@@ -135,7 +135,7 @@ def read_text(path: Path) -> tuple[TextLine, ...]:
 
 
 def _place_near(lines: Sequence[TextLine], index: int) -> str:
-    """The place of a line; of a constant, which has none, that of what stands behind it."""
+    """The place of a line; for a constant, which has none, that of the lines after it."""
     following = lines[index : index + _NEAR]
     before = lines[max(index - _NEAR, 0) : index]
     return next((one.place for one in (*following, *reversed(before)) if one.place), "")
@@ -154,6 +154,6 @@ def _excerpt(line: str, start: int) -> str:
         return "(nothing)"
     if len(line) <= _SHOWN or start <= _SHOWN - _BEFORE:
         return line[:_SHOWN] + "..." * (len(line) > _SHOWN)
-    # What the operation is, and the part that differs, perhaps deep inside a constant.
+    # Shows the name of the operation and the part that differs, perhaps deep inside a constant.
     begin, end = start - _BEFORE // 2, start + _SHOWN - 2 * _BEFORE
     return f"{line[:_BEFORE]}...{line[begin:end]}" + "..." * (end < len(line))

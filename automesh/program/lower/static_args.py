@@ -1,5 +1,4 @@
-"""The step as something that can be traced and called: static arguments set apart, leaves in order
-(jax)."""
+"""Prepares the step for tracing and calls: separates static arguments and names leaves (jax)."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from automesh.errors import UsageError
 from automesh.program.script.module_objects import is_nnx_jitted, jax_function_in
 from automesh.program.script.workload import Workload
 
-# jax/_src/tree_util.py and jaxlib, of treedefs in the keys of their caches.
+# An error of jax/_src/tree_util.py and jaxlib about treedefs in the keys of their caches.
 _INCOMPARABLE = "checking equality of metadata fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which arguments of a call are static, and what they are.
+    """The static arguments of a call.
 
     Attributes:
       positions: static positional arguments, ascending.
@@ -36,22 +35,22 @@ class Split:
     def dynamic(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a compiled step is called with."""
+        """The arguments with which a compiled step is called."""
         kept = tuple(arg for position, arg in enumerate(args) if position not in self.positions)
         return kept, {name: value for name, value in kwargs.items() if name not in self.names}
 
     def places(self, count: int) -> list[int]:
-        """Where so many dynamic positional arguments stand among all."""
+        """The positions of `count` dynamic positional arguments among all arguments."""
         whole = range(count + len(self.positions))
         return [place for place in whole if place not in self.positions]
 
     def named_leaves(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[str] = ()
     ) -> Iterator[tuple[str, Any]]:
-        """Each leaf of the dynamic arguments with what it is called: `args[1]['x']`.
+        """Each leaf of the dynamic arguments with its name: `args[1]['x']`.
 
         Args:
-          known: names of the first leaves, where the user has given them some.
+          known: the user's names of the first leaves, if there are any.
         """
         for position, (place, leaf) in enumerate(self._named_by_place(args, kwargs)):
             yield known[position] if position < len(known) else place, leaf
@@ -95,7 +94,8 @@ def _is_static(arg: Any) -> bool:
 def is_jitted(step: Any) -> bool:
     """True for a function that `jax.jit` has made.
 
-    A bound method of a class has the attributes of the function, which do not know of `self`.
+    False for a bound method: its attributes are those of the function, which counts `self` as an
+    argument.
     """
     has_stages = hasattr(step, "trace") and hasattr(step, "lower")
     return has_stages and not isinstance(step, types.MethodType) and not is_nnx_jitted(step)
@@ -105,7 +105,7 @@ def jitted(workload: Workload, *, donated: Sequence[int] = ()) -> Any:
     """The workload's step as a jitted function.
 
     Args:
-      donated: positions of arguments that a step which is not jitted gives away besides.
+      donated: positions of further arguments that a step without `jax.jit` donates.
 
     Raises:
       UsageError: donation is asked of a function that is jitted already, or a static argument is
@@ -141,8 +141,8 @@ def jitted(workload: Workload, *, donated: Sequence[int] = ()) -> Any:
 
 
 def _hashable(step: Any) -> Any:
-    """The step, or a function that calls it: jax wants to hash it, which a module with a dict in it
-    (Haliax's `named_jit`) does not allow."""
+    """The step, or a function that calls it if it cannot be hashed, as jax requires: a module that
+    contains a dict (Haliax's `named_jit`) cannot."""
     try:
         hash(step)
     except TypeError:
@@ -159,21 +159,21 @@ def trace(function: Any, workload: Workload) -> jax.stages.Traced:
     """Traces the workload's step for its arguments.
 
     Args:
-      function: as `jitted` gives it.
+      function: result of `jitted`.
     """
     try:
         return function.trace(*workload.args, **workload.kwargs)
     except ValueError as error:
         if _INCOMPARABLE not in str(error):
             raise
-        # The arguments have nodes that cannot be compared, such as those with an array beside
-        # their leaves. One call of `build` has no others to compare them with.
+        # Nodes of the arguments cannot be compared, since they contain an array besides their
+        # leaves. With empty caches there is nothing to compare them with.
         jax.clear_caches()
         return function.trace(*workload.args, **workload.kwargs)
 
 
 def static_by_description(workload: Workload, function: Any) -> Split:
-    """Static arguments as the workload or jax's description of the function states them."""
+    """The static arguments that the workload or jax's description of the function states."""
     stated, jit = _stated_or_seen(workload), static_of_jit(function, workload) or Split()
     return Split(
         positions=tuple(sorted({*stated.positions, *jit.positions})),
@@ -182,10 +182,10 @@ def static_by_description(workload: Workload, function: Any) -> Split:
 
 
 def split_of(workload: Workload, function: Any, traced: jax.stages.Traced) -> Split:
-    """Which arguments the traced step took as static.
+    """Finds the arguments that the traced step took as static.
 
     Raises:
-      UsageError: the arguments do not tell.
+      UsageError: the trace does not show it.
     """
     stated = _stated_or_seen(workload)
     candidates = [stated, static_of_jit(function, workload), *_all_splits(workload, stated)]
@@ -222,7 +222,7 @@ def leaf_dtype(leaf: Any) -> Any:
 
 
 def stated_static(workload: Workload) -> Split:
-    """Static arguments as the workload and the jitted function in its step state them."""
+    """The static arguments that the workload and the jitted function in its step state."""
     stated = _positions(workload.static_argnums, len(workload.args), "static_argnums")
     jit = static_of_jit(workload.step, workload) or Split()
     return Split(positions=tuple(sorted({*stated, *jit.positions})), names=jit.names)
@@ -236,8 +236,9 @@ def _stated_or_seen(workload: Workload) -> Split:
 
 
 def static_of_jit(step: Any, workload: Workload) -> Split | None:
-    """The static arguments of the jitted function in a step: itself, or what a bound method, a
-    `partial` or `nnx.jit` calls; None if there is none, or if it does not say."""
+    """The static arguments of the jitted function in a step: the step itself, or the function that
+    a bound method, a `partial` or `nnx.jit` calls; None if there is none or it does not state
+    them."""
     bound = 0
     while not is_jitted(step):
         if isinstance(step, types.MethodType):
@@ -249,7 +250,7 @@ def static_of_jit(step: Any, workload: Workload) -> Split | None:
             step = jax_function_in(step)
         else:
             return None
-    # Private in jax: without it the arguments themselves have to tell.
+    # Private in jax; without it the arguments are compared with the trace.
     info: Any = getattr(step, "_jit_info", None)
     if info is None:
         return None

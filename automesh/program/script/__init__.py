@@ -1,1 +1,1 @@
-"""The user's script: loaded, built, and checked."""
+"""Loads, builds and checks the user's script."""

@@ -1,4 +1,4 @@
-"""Calling the user's build function on a mesh, and checking what it returns (jax)."""
+"""Calls the user's build function on a mesh, and checks its result (jax)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What `build` gave on one mesh.
+    """The result of `build` on one mesh.
 
     Attributes:
       mesh: the mesh that it was given.
@@ -33,7 +33,7 @@ class Built:
       workload: checked; `args` is a tuple, of pytrees of arrays and of static arguments (see
         `pure_step`). For a traced step, `step` is the `Traced` and `args` is
         empty.
-      ambient: what was in force for `build`, and is for its step.
+      ambient: the context of `build`, in which its step is traced and run, too.
     """
 
     mesh: Mesh
@@ -56,16 +56,15 @@ def build_on(
     knobs: Knobs = (),
     devices: Sequence[Located] | None = None,
 ) -> Built:
-    """Calls `build` on a mesh of `axes`; again, if the workload asks for other axis types than the
-    mesh has.
+    """Calls `build` on a mesh of `axes`; calls it again if the workload asks for other axis types.
 
     Args:
       axes: all axes of the mesh, in order; the mesh takes as many devices as their sizes multiply
         to.
       axis_types: one per axis, as an inspection reported them; empty for Auto.
-      mapping: what `build` gets as `mapping`; nothing if it is empty.
+      mapping: argument `mapping` of `build`; empty to leave it out.
       knobs: keyword arguments for `build`.
-      devices: to lay the mesh out on; default: all devices of the default backend.
+      devices: devices of the mesh; by default all devices of the default backend.
 
     Raises:
       UsageError: the return value is not one of the three forms, or a field of the workload is
@@ -213,10 +212,10 @@ def read_facts(workload: Workload) -> tuple[tuple[str, int], ...]:
 def check_facts(
     expected: Sequence[tuple[str, int]], found: Sequence[tuple[str, int]], *, mesh: str
 ) -> None:
-    """Refuses facts that differ from those on the mesh of one device.
+    """Checks that facts do not differ from those on the mesh of one device.
 
     Raises:
-      UsageError: naming the fact and both values.
+      UsageError: names the fact and both values.
     """
     before, now = dict(expected), dict(found)
     for name in sorted(before.keys() | now.keys()):

@@ -1,4 +1,5 @@
-"""Whether the step of a plan can be built and traced on its mesh, short of compiling it (jax)."""
+"""Checks whether the step of a plan can be built and traced on its mesh, without a compile
+(jax)."""
 
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ from automesh.space.mapping import SplitArray, SplitDimension
 def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> BuildAnswer:
     """Traces a step as a compile would.
 
-    Tracing alone does not look at the shardings of arguments: where one of them does not divide
-    evenly, the step is lowered, too, since jax has the last word on what it takes.
+    Tracing does not check the shardings of arguments. So if one of them does not divide evenly, the
+    step is also lowered, to see whether jax accepts it.
 
     Args:
       platforms: see `automesh.program.lower.lowering.lower`.
 
     Raises:
-      Exception: whatever the step or jax raises for other reasons than arguments.
+      Exception: any exception of the step or of jax that is not about arguments.
     """
     pipelines = pipelines_of(built.workload.step)
     if pipelines is not None:
         pipelines.lower(built)
         return BuildAnswer(arguments=())
     with entered(built.ambient, built.workload.context):
-        # Where types have no shardings, a trace does not depend on what only a compile would tell.
+        # If types have no shardings, a trace does not depend on the shardings that `init` gives.
         traced = trace_here(built, with_init="explicit" in built.axis_types)
         arguments = tuple(_split_arguments(traced))
         sizes = dict(built.mesh.shape)
@@ -43,16 +44,16 @@ def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> Bu
         if uneven:
             try:
                 lower_here(traced.traced, platforms)
-            except ValueError:  # jax's IndivisibleError is one.
+            except ValueError:  # jax's IndivisibleError is a ValueError.
                 return BuildAnswer(arguments=arguments, uneven=uneven)
     return BuildAnswer(arguments=arguments)
 
 
 def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
-    """The arguments that are split, one for each way in which that happens."""
+    """The arguments that are split, one for each different split."""
     seen: set[tuple[SplitDimension, ...]] = set()
     known = step.built.mesh.axis_names
-    # If the user traced it, its arguments are not known here.
+    # Their names are unknown if the user traced the step.
     names = leaf_names_of(step.built.workload)
     named = () if step.function is None else step.split.named_leaves(step.args, step.kwargs, names)
     for name, leaf in named:
@@ -75,7 +76,7 @@ def _dimensions(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[Spl
 
 
 def _uneven(array: SplitArray, sizes: dict[Any, int]) -> SplitArray | None:
-    """The array with the dimensions that its axes do not divide; None if they divide all."""
+    """The array with only the dimensions that its axes do not divide; None if they divide all."""
     parts: list[SplitDimension] = []
     for part in array.split:
         if part.size % math.prod(sizes[axis] for axis in part.names):

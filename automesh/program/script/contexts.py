@@ -1,4 +1,4 @@
-"""Entering the user's context around tracing and running, as often as needed (jax)."""
+"""Enters the user's context around tracing and running, as often as needed (jax)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from jax.sharding import Mesh
 
 from automesh.errors import UsageError, kind_of
 
-# jax knows a trace by the function and its arguments. What `build` hands to the script's functions
-# by other roads (the thread-locals of Haliax and Flax, a global) is in no key of jax's: one plan's
-# traces would serve another. Cheaper than `jax.clear_caches`, after which all is traced anew.
+# jax caches a trace by the function and its arguments. Values that `build` passes to the script's
+# functions in other ways (thread-locals of Haliax and Flax, a global) are not in the key, so one
+# plan's trace would be used for another. This is cheaper than `jax.clear_caches`, after which
+# everything is traced again.
 _call_of_build: Any = jax.make_user_context(default_value=None)
 # The traces of a small model's step take some 2 MB, and jax keeps thousands.
 MOST_CALLS = 32
@@ -29,11 +30,11 @@ _calls: set[Hashable] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ambient:
-    """What is in force wherever a workload is traced and run.
+    """The context in which a workload is traced and run.
 
     Attributes:
-      mesh: that `build` left in force with `jax.set_mesh`.
-      call: what `build` was called with: what jax traces under one call serves no other.
+      mesh: the mesh that `build` left set by `jax.set_mesh`.
+      call: the arguments of `build`; jax's traces for one call are not used for another.
     """
 
     mesh: Mesh | None
@@ -42,12 +43,12 @@ class Ambient:
 
 @contextmanager
 def traces_of(call: Hashable) -> Generator[None]:
-    """Runs the body with the traces that jax has made for the same call of `build`, and no others.
+    """Lets jax use only traces of the same call of `build` while the body runs.
 
-    Beyond `MOST_CALLS`, all of them are forgotten.
+    After `MOST_CALLS` calls, all traces are dropped.
 
     Args:
-      call: what `build` is called with.
+      call: the arguments of `build`.
     """
     if call not in _calls and len(_calls) >= MOST_CALLS:
         _calls.clear()
@@ -59,25 +60,24 @@ def traces_of(call: Hashable) -> Generator[None]:
 
 @contextmanager
 def no_ambient_mesh() -> Generator[None]:
-    """Runs the body without a mesh in force, and undoes any `jax.set_mesh` that the body leaves
-    behind."""
+    """Runs the body without a mesh set, and afterwards undoes any `jax.set_mesh` of the body."""
     with _in_force(None):
         yield
 
 
 def ambient_mesh() -> Mesh | None:
-    """The mesh that `jax.set_mesh` has put in force, if any."""
+    """The mesh that is set by `jax.set_mesh`, if any."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 
 @contextmanager
 def entered(ambient: Ambient, context: Any) -> Generator[None]:
-    """Enters what was in force for `build`, the mesh that it left behind among that, then the
-    user's context, freshly made where it can be.
+    """Enters the context of `build`, with the mesh that it left set, then the user's context, which
+    is made again if possible.
 
     Args:
-      ambient: of the `Built` that the workload is from.
+      ambient: context of the workload's `Built`.
       context: `Workload.context`.
 
     Raises:
@@ -99,7 +99,7 @@ def _in_force(mesh: Mesh | None) -> Generator[None]:
 
 def _fresh(context: Any) -> AbstractContextManager[Any]:
     if context is None or isinstance(context, jax.set_mesh):
-        # A `set_mesh` object works once, when made; what it put in force is known as the ambient
+        # A `set_mesh` object works only once, when it is made; its mesh is known as the ambient
         # mesh.
         return nullcontext()
     if not isinstance(context, AbstractContextManager) and callable(context):
@@ -111,7 +111,7 @@ def _fresh(context: Any) -> AbstractContextManager[Any]:
             hint="return what you would write after `with`",
         )
     if isinstance(context, AbstractContextManager):
-        # A generator-based one works once; those made by contextlib can be made anew.
+        # A generator-based one works only once; those of contextlib can be made again.
         again: Callable[[], AbstractContextManager[Any]] | None = getattr(
             context, "_recreate_cm", None
         )

@@ -1,9 +1,9 @@
-"""Pytrees compared leaf by leaf: what each leaf is called, its shape, its type, its place (jax).
+"""Compares pytrees leaf by leaf: names, shapes, types and shardings (jax).
 
-The treedefs of two calls of the same code are seldom equal: a node keeps functions and settings
-beside its leaves (the optimizer and the `apply` of a Flax TrainState, the graph of an nnx module),
-and each call makes these anew. Two processes never agree on them. Comparing treedefs may even fail,
-where a node keeps an array. So trees are the same here if their leaves are called the same.
+The treedefs of two calls of the same code are rarely equal: a node keeps functions and settings
+besides its leaves (the optimizer and the `apply` of a Flax TrainState, the graph of an nnx module),
+and each call makes new ones. In two processes they are never equal, and if a node keeps an array, a
+comparison of treedefs may even fail. So trees count as equal here if their leaves have equal names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class LeafForm:
     """One leaf of a tree, without its values.
 
     Attributes:
-      name: the keys that lead to it, as one writes them: `.params['w']`.
-      dtype: empty for what is no array and no number.
+      name: its path as a Python expression: `.params['w']`.
+      dtype: its type; empty if it is no array and no number.
       is_ref: True for a mutable array reference.
-      sharding: of an array or a description of one that states it; None otherwise.
+      sharding: its stated sharding; None if there is none.
     """
 
     name: str
@@ -38,12 +38,12 @@ class LeafForm:
         return f"{'Ref ' if self.is_ref else ''}{self.dtype}{list(self.shape)}"
 
     def has_type_of(self, other: LeafForm) -> bool:
-        """Whether one can be given where the other is expected."""
+        """Whether one can be passed if the other is expected."""
         mine = (self.shape, self.dtype, self.is_ref)
         return mine == (other.shape, other.dtype, other.is_ref)
 
-    def lies_like(self, other: LeafForm) -> bool:
-        """Whether both are split in the same way, as far as both say how."""
+    def is_split_like(self, other: LeafForm) -> bool:
+        """Whether both are split in the same way, as far as both state it."""
         if self.sharding is None or other.sharding is None:
             return True
         return self.sharding.is_equivalent_to(other.sharding, len(self.shape))
@@ -72,44 +72,44 @@ def _dtype(leaf: Any) -> str:
 
 
 def same_names(one: Sequence[LeafForm], other: Sequence[LeafForm]) -> bool:
-    """Whether the leaves of two trees are called the same, in the same order."""
+    """Whether the leaves of two trees have the same names, in the same order."""
     return [form.name for form in one] == [form.name for form in other]
 
 
 def same_types(one: Sequence[LeafForm], other: Sequence[LeafForm]) -> bool:
-    """Whether, besides, all shapes and types are the same."""
+    """Whether the leaves of two trees have the same names, shapes and types."""
     return same_names(one, other) and all(map(LeafForm.has_type_of, one, other))
 
 
 def same_treedef(one: Any, other: Any) -> bool:
-    """Whether two treedefs are equal; not so if they cannot be compared."""
+    """Whether two treedefs are equal; False if they cannot be compared."""
     try:
         return bool(one == other)
-    # What nodes keep beside their leaves decides: arrays there have no single truth value.
+    # Data of nodes are compared, too, and a comparison of arrays has no single truth value.
     except Exception:  # noqa: BLE001
         return False
 
 
 def repacked(tree: Any, like: Any) -> Any:
-    """The leaves of `tree` in the structure of `like`, whose leaves are called the same."""
+    """The leaves of `tree` in the structure of `like`, whose leaves have the same names."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
 
 def difference(
     now: Sequence[LeafForm], before: Sequence[LeafForm], *, where: str = "", shardings: bool = True
 ) -> str:
-    """The first leaf in which a tree differs from what it was, in words; empty if none does.
+    """The first leaf that differs from an earlier tree, in words; empty if none does.
 
     Args:
-      where: what the tree is called: `args[0]`.
-      shardings: whether these must be the same, too.
+      where: name of the tree: `args[0]`.
+      shardings: whether shardings must be equal as well.
     """
     if not same_names(now, before):
         return _of_names(now, before, where)
     for new, old in zip(now, before, strict=True):
         if not new.has_type_of(old):
             return f"`{where}{new.name}` is {new}, was {old}"
-        if shardings and not new.lies_like(old):
+        if shardings and not new.is_split_like(old):
             return f"`{where}{new.name}` is split as {new.sharding}, was as {old.sharding}"
     return ""
 

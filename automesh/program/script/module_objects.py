@@ -1,6 +1,6 @@
 """Models and optimizers that are objects: Flax nnx, Equinox (jax).
 
-Neither library is imported here: without it in this process, no object of its can be here.
+Neither library is imported here: objects of a library exist only if the process has imported it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def is_nnx_jitted(step: Any) -> bool:
 
 
 def jax_function_in(step: Any) -> Any:
-    """What `nnx.jit` has given to `jax.jit`, which knows the static arguments; `step` otherwise."""
+    """The function of `jax.jit` inside a step of `nnx.jit`, which knows the static arguments; else
+    `step`."""
     return step.jitted_fn if is_nnx_jitted(step) else step
 
 
@@ -70,7 +71,7 @@ def split_objects(objects: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
 
 
 def merge_objects(graph: Any, states: Sequence[Any]) -> tuple[Any, ...]:
-    """The objects again, as new ones; arguments as `split_objects` returns them."""
+    """Makes new objects from the results of `split_objects`."""
     nnx: Any = sys.modules["flax.nnx"]
     parts = {place: state for place, state in enumerate(states) if jax.tree.leaves(state)}
     return tuple(nnx.merge(graph, nnx.State(parts)))

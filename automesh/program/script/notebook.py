@@ -1,4 +1,4 @@
-"""What a notebook's file holds: the texts of its code cells (no jax)."""
+"""Reads the code cells of a notebook's file (no jax)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cells_of(content: bytes, name: str) -> list[CodeCell]:
     """The code cells of a notebook, as they stand in it.
 
     Args:
-      name: of the file, for messages.
+      name: name of the file, for messages.
 
     Raises:
       UsageError: it is no notebook.
@@ -61,5 +61,5 @@ def _is_meant_to_fail(cell: Any) -> bool:
 
 
 def cell_name(path: Path, number: int) -> str:
-    """What the text of a code cell, counted from 1, is called where its lines are told."""
+    """The file name of a code cell, counted from 1, in messages about its lines."""
     return f"{path} [cell {number}]"

@@ -1,4 +1,4 @@
-"""Sending a build function of a notebook to another process (no jax)."""
+"""Sends a build function of a notebook to another process (no jax)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
         )
     name = getattr(build, "__name__", type(build).__name__)
     try:
-        # Two layers: the import path must be in place before functions that are pickled by name are
-        # looked up.
+        # Two layers: the import path must be set before functions that are pickled by name are
+        # imported.
         blob: bytes = pickle.dumps((list(sys.path), cloudpickle.dumps(build)))
-    # Pickling runs the reducers of whatever was captured, and these raise what they like.
+    # Pickling runs the reducers of captured objects, which may raise any exception.
     except Exception as error:
         culprit = next(_device_bound(build), None)
         if culprit:
@@ -66,7 +66,7 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
 
 
 def read_payload(path: Path) -> Callable[..., Any]:
-    """The build function of a file written by `pickle_entry`.
+    """Loads the build function from a file of `pickle_entry`.
 
     Raises:
       UsageError: the file is missing or cannot be unpickled here.

@@ -1,13 +1,13 @@
-"""Steps whose arguments are more than arrays, as functions of arrays alone (jax).
+"""Turns steps whose arguments hold more than arrays into functions of arrays only (jax).
 
-jax traces functions of pytrees whose leaves are arrays. A model is often more than that: among the
-leaves of an Equinox module are functions and settings, an nnx module is changed in place, a batch
-carries the name of its data set. In the user's own loop `filter_jit`, `named_jit` or `nnx.jit` take
+jax traces functions of pytrees whose leaves are arrays. A model is often more than that: an Equinox
+module also has functions and settings as leaves, an nnx module is changed in place, a batch may
+contain the name of its data set. In the user's own loop `filter_jit`, `named_jit` or `nnx.jit` take
 such arguments apart; here, where the step is traced without being called, this module does.
 
-An argument of that kind becomes a `Held`: a pytree of its arrays, with the rest beside them. What
-the step changes in place comes back with its outputs, as `StepOutputs`. Arguments of arrays alone,
-and steps that `jax.jit` has made, are left as they are.
+An argument of that kind becomes a `TreeParts`: a pytree of its arrays, and the rest as static data.
+What the step changes in place comes back with its outputs, as `StepOutputs`. Arguments of arrays
+alone, and steps that `jax.jit` has made, are left as they are.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from automesh.program.script.workload import Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fixed:
-    """A leaf that is no array: it is what it was when the argument was taken apart."""
+    """A leaf that is no array; it keeps the value that it had when the argument was taken apart."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Object:
-    """A leaf that is an nnx object: one of those that were split together.
+    """A leaf that is an nnx object, one of several that were split together.
 
     Attributes:
-      graph: of all of them, without their variables.
-      place: among them.
-      count: how many they are.
+      graph: graph of all these objects, without their variables.
+      place: index of this one among them.
+      count: number of these objects.
     """
 
     graph: Any
@@ -57,11 +57,12 @@ class _Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """What a tree is besides its arrays. Equal to itself alone, as jax keeps it in treedefs.
+    """The parts of a tree other than its arrays. Equal only to itself, since jax keeps it in
+    treedefs.
 
     Attributes:
-      leaves: per leaf of the tree a `_Fixed`, an `_Object`, or None for an array.
-      names: of the leaves that are no `_Fixed`, as one writes them: `.layers[0].weight`.
+      leaves: for each leaf of the tree a `_Fixed`, an `_Object`, or None for an array.
+      names: names of the leaves that are no `_Fixed`, as Python expressions: `.layers[0].weight`.
     """
 
     structure: Any
@@ -80,7 +81,7 @@ class _Name:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class TreeParts:
     """A tree taken apart.
 
     Attributes:
@@ -94,26 +95,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutputs:
-    """What a step gives that changes arguments in place.
+    """The outputs of a step that changes arguments in place.
 
     Attributes:
-      changed: these arguments as they are then; each has the frame of its argument.
-      returned: what the step returns.
+      changed: these arguments after the step; each has the frame of its argument.
+      returned: the return value of the step.
     """
 
-    changed: tuple[Held, ...]
+    changed: tuple[TreeParts, ...]
     returned: Any
 
 
 def _register() -> None:
-    def with_keys(held: Held) -> tuple[tuple[tuple[_Name, Any], ...], Frame]:
+    def with_keys(held: TreeParts) -> tuple[tuple[tuple[_Name, Any], ...], Frame]:
         return tuple(zip(map(_Name, held.frame.names), held.parts, strict=True)), held.frame
 
-    def rebuilt(frame: Frame, parts: Iterable[Any]) -> Held:
-        return Held(tuple(parts), frame)
+    def rebuilt(frame: Frame, parts: Iterable[Any]) -> TreeParts:
+        return TreeParts(tuple(parts), frame)
 
     jax.tree_util.register_pytree_with_keys(
-        Held, with_keys, rebuilt, lambda held: (held.parts, held.frame)
+        TreeParts, with_keys, rebuilt, lambda held: (held.parts, held.frame)
     )
     jax.tree_util.register_pytree_node(
         StepOutputs,
@@ -126,13 +127,13 @@ _register()
 
 
 def returned_of(outputs: Any) -> Any:
-    """What the step returns, without the arguments that it has changed."""
+    """The return value of the step, without the arguments that it has changed."""
     return outputs.returned if isinstance(outputs, StepOutputs) else outputs
 
 
 def pure(workload: Workload) -> Workload:
-    """The workload with its arguments taken apart where they need it, and a step, an `init` and an
-    `advance` that take and give them so."""
+    """The workload with its arguments taken apart if necessary, and with a step, an `init` and an
+    `advance` that take and return such arguments."""
     if is_jitted(workload.step):
         return workload
     holding = _Holding(numbers_are_fixed=filters_arrays(workload.step))
@@ -166,19 +167,21 @@ def pure(workload: Workload) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holding:
-    """How trees are taken apart.
+    """Takes trees apart and puts them together again.
 
     Attributes:
-      numbers_are_fixed: Python's numbers are settings everywhere, not in Equinox modules alone.
+      numbers_are_fixed: whether Python numbers are settings everywhere, and not only in Equinox
+        modules.
     """
 
     numbers_are_fixed: bool
 
     def take(self, trees: Sequence[Any], *, from_step: bool = False) -> list[Any]:
-        """The trees, taken apart where they need it.
+        """Takes trees apart if necessary.
 
         Args:
-          from_step: they are what the step returns, where even a tree without arrays may not stay.
+          from_step: whether they are return values of the step, where even a tree without arrays is
+            taken apart.
         """
         return _taken([self.draft(tree, or_any_fixed=from_step) for tree in trees])
 
@@ -187,7 +190,7 @@ class _Holding:
         `or_any_fixed`."""
         fixed: list[bool] = []
         has_settings = False
-        # Equinox modules first, as a whole: what is a setting in them is an array elsewhere.
+        # Equinox modules first, as a whole: a number is a setting in them, but an array elsewhere.
         for node in jax.tree.leaves(tree, is_leaf=lambda n: _is_leaf(n) or is_equinox_module(n)):
             is_module = is_equinox_module(node)
             for leaf in jax.tree.leaves(node, is_leaf=_is_leaf):
@@ -206,7 +209,7 @@ class _Holding:
         )
 
     def step(self, step: Any) -> Any:
-        """The step as a function of what `take` gives."""
+        """The step as a function of the results of `take`."""
 
         @functools.wraps(step, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -233,11 +236,11 @@ class _Holding:
         return self.take([returned], from_step=from_step)[0]
 
     def init(self, init: Any, kind: Any, forms: Sequence[LeafForm]) -> Any:
-        """The workload's `init` that gives arguments as `take` does.
+        """The workload's `init`, changed to return arguments as `take` does.
 
         Args:
           kind: class of the first argument.
-          forms: its leaves.
+          forms: leaves of the first argument.
         """
 
         @functools.wraps(init, updated=())
@@ -253,7 +256,7 @@ class _Holding:
         return call
 
     def advance(self, advance: Any) -> Any:
-        """The workload's `advance` between arguments as `take` gives them."""
+        """The workload's `advance`, changed to take and return arguments as `take` does."""
 
         @functools.wraps(advance, updated=())
         def call(outputs: Any, args: Sequence[Any]) -> Any:
@@ -274,8 +277,8 @@ class _Draft:
     """A tree, flattened.
 
     Attributes:
-      fixed: of each leaf, whether it is no array.
-      needs_it: False for arrays alone, and for a static argument.
+      fixed: for each leaf, whether it is no array.
+      needs_it: whether it must be taken apart; False for arrays only, and for a static argument.
     """
 
     tree: Any
@@ -287,11 +290,11 @@ class _Draft:
 
     @property
     def objects(self) -> list[Any]:
-        """The leaves that are nnx objects and are to be split."""
+        """The leaves that are nnx objects and must be split."""
         pairs = zip(self.leaves, self.fixed, strict=True)
         return [leaf for leaf, is_fixed in pairs if not is_fixed and is_nnx_object(leaf)]
 
-    def held(self, graph: Any, states: Any, count: int) -> Held:
+    def held(self, graph: Any, states: Any, count: int) -> TreeParts:
         """Takes the tree apart; `states` goes on with the next object of those in `graph`."""
         parts: list[Any] = []
         kinds: list[_Fixed | _Object | None] = []
@@ -307,11 +310,11 @@ class _Draft:
                 parts.append(leaf)
         kept = zip(self.names, self.fixed, strict=True)
         names = tuple(name for name, is_fixed in kept if not is_fixed)
-        return Held(tuple(parts), Frame(self.structure, tuple(kinds), names))
+        return TreeParts(tuple(parts), Frame(self.structure, tuple(kinds), names))
 
 
 def _static(tree: Any) -> _Draft:
-    """A static argument: one leaf, whatever is in it."""
+    """Makes a draft of a static argument, which is one leaf."""
     whole = jax.tree.structure(0)
     return _Draft(
         tree=tree, structure=whole, names=("",), leaves=(tree,), fixed=(True,), needs_it=True
@@ -319,7 +322,7 @@ def _static(tree: Any) -> _Draft:
 
 
 def _taken(drafts: Sequence[_Draft]) -> list[Any]:
-    """The trees, taken apart together where they need it: nnx objects may share variables."""
+    """Takes trees apart together, since their nnx objects may share variables."""
     objects = [leaf for draft in drafts if draft.needs_it for leaf in draft.objects]
     graph, states = split_objects(objects) if objects else (None, ())
     rest = iter(enumerate(states))
@@ -361,7 +364,7 @@ class _Opened:
         return opened
 
     def _tree(self, held: Any) -> Any:
-        if not isinstance(held, Held):
+        if not isinstance(held, TreeParts):
             return held
         parts = iter(held.parts)
         leaves: list[Any] = []
@@ -374,10 +377,10 @@ class _Opened:
             leaves.append(self.objects[id(kind.graph)][0][kind.place] if is_object else part)
         return held.frame.structure.unflatten(leaves)
 
-    def changed(self) -> list[Held]:
+    def changed(self) -> list[TreeParts]:
         """The arguments some of whose variables are others now, with these."""
         after = {key: split_objects(objects)[1] for key, (objects, _) in self.objects.items()}
-        found: list[Held] = []
+        found: list[TreeParts] = []
         for held in self.given:
             parts: list[Any] = []
             is_other = False
@@ -387,12 +390,12 @@ class _Opened:
                     continue
                 before = self.objects[id(kind.graph)][1][kind.place]
                 now = _by_name(after[id(kind.graph)][kind.place])
-                # Variables that are new (what a layer notes in passing) are no part of the state.
+                # New variables (intermediate values that a layer records) are no part of the state.
                 leaves = [now.get(name, leaf) for name, leaf in before.items()]
                 is_other = is_other or any(map(_is_not, leaves, before.values()))
                 parts.append(jax.tree.unflatten(jax.tree.structure(part), leaves))
             if is_other:
-                found.append(Held(tuple(parts), held.frame))
+                found.append(TreeParts(tuple(parts), held.frame))
         return found
 
 
@@ -406,20 +409,20 @@ def _by_name(tree: Any) -> Mapping[str, Any]:
 
 
 def _kinds_of(held: Any) -> list[tuple[_Object | None, Any]]:
-    """The parts of a tree that was taken apart, each with what it is; nothing for another tree."""
-    if not isinstance(held, Held):
+    """The parts of a tree that was taken apart, each with its kind; empty for another tree."""
+    if not isinstance(held, TreeParts):
         return []
     kinds = [kind for kind in held.frame.leaves if not isinstance(kind, _Fixed)]
     return list(zip(kinds, held.parts, strict=True))
 
 
 def _frame(arg: Any) -> Frame | None:
-    return arg.frame if isinstance(arg, Held) else None
+    return arg.frame if isinstance(arg, TreeParts) else None
 
 
 def _is_leaf(node: Any) -> bool:
-    """Where trees are cut. The variables of an `nnx.State` are arrays with a name: the step that
-    takes it merges them itself."""
+    """Whether a tree is cut at this node. The variables of an `nnx.State` are treated as named
+    arrays, since the step itself merges them."""
     return is_nnx_object(node) or is_nnx_state(node)
 
 

@@ -1,4 +1,4 @@
-"""What a build function takes: the mesh, then knobs (no jax)."""
+"""Reads the parameters of a build function: the mesh, then knobs (no jax)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _BY_POSITION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Knobs are the parameters after the mesh that can be given by keyword and have a scalar
-    default.
+    """The knobs of a build function: parameters after the mesh with a scalar default that can be
+    given by keyword.
 
     Attributes:
-      mapping: the default of the keyword `mapping`; None if there is none that is a mapping.
+      mapping: the default of the keyword `mapping`; None if it is missing or no mapping.
     """
 
     knobs: Knobs
@@ -91,7 +91,7 @@ def _mapping(default: Any, name: str) -> LogicalAxes | None:
 
 
 def check_mapping(signature: Signature, mapping: LogicalAxes, *, name: str) -> None:
-    """Refuses a mapping of logical axes that the build function does not take.
+    """Checks that the build function takes a mapping of logical axes.
 
     Raises:
       UsageError: it has no keyword `mapping` with a dict or None as its default.
@@ -104,11 +104,10 @@ def check_mapping(signature: Signature, mapping: LogicalAxes, *, name: str) -> N
 
 
 def check_knobs(signature: Signature, knobs: Knobs, *, name: str) -> None:
-    """Refuses knobs that the build function does not take, and values of other types than its
-    defaults.
+    """Checks that the build function takes these knobs, with values of the types of its defaults.
 
     Raises:
-      UsageError: naming the knob and those that there are, or what it takes.
+      UsageError: names the wrong knob and the existing ones, or the type that it takes.
     """
     known = dict(signature.knobs)
     for knob, value in knobs:

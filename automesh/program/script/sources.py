@@ -1,8 +1,9 @@
-"""The files of the user's own code, by what is in them; and what it reads besides (no jax).
+"""Hashes the files of the user's own code and records what else it reads (no jax).
 
-A worker that inspects a script watches which files, environment variables and installed packages it
-reads while it is loaded and built, so that a later search can tell what has changed since. Files
-are seen by Python's audit hook (PEP 578): what a library opens outside of Python is not.
+A worker that inspects a script records which files, environment variables and installed packages
+the script reads while it is loaded and built, so that a later search can find what has changed.
+Files are seen by Python's audit hook (PEP 578), but not those that a library opens outside of
+Python.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ MOST_FILES = 512
 _SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run", "/usr/lib", "/usr/share")))
 _COMPILED = (".pyc", ".so", ".pyd")
 _WRITES = os.O_WRONLY | os.O_RDWR
-# What a read of `os.environ` passes through before it gets there.
+# Modules of Python between user code and a read of `os.environ`.
 _BETWEEN = ("os", "_collections_abc", "collections.abc")
 _OWN_DISTRIBUTION = "jax-automesh"
 _HASHED_BYTES = 256 * 2**20
 
 Sources = tuple[tuple[str, str], ...]
-"""(path, hash of what is in it) of each file."""
+"""(path, hash of the content) of each file."""
 
 
 def hash_of_file(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits.
 
     Raises:
-      Unreadable: it is not there, or no regular file: a named pipe would wait for ever.
+      Unreadable: it is missing, or no regular file: a named pipe would block for ever.
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_of_content(path: Path) -> str:
-    """Hash of what is in a file; of a very large one its size and time; empty if there is no such
-    file, or it is none that can be read."""
+    """Hash of a file's content; for a very large file, of its size and time; empty if the file is
+    missing or unreadable."""
     try:
         status = path.stat()
         if status.st_size <= _HASHED_BYTES:
@@ -62,7 +63,7 @@ def hash_of_content(path: Path) -> str:
 
 
 def hash_of_sources(sources: Sources) -> str:
-    """One hash for all of them: of their names and what is in them, not of where they are."""
+    """One hash of all files' names and contents, but not of their folders."""
     digest = hashlib.sha256()
     for path, inside in sources:
         digest.update(os.fsencode(Path(path).name) + b"\0" + bytes.fromhex(inside))
@@ -70,22 +71,22 @@ def hash_of_sources(sources: Sources) -> str:
 
 
 def edited_files(sources: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The paths of the files that are no longer what they were, or are gone."""
+    """The paths of the files that have changed or are missing."""
     return tuple(path for path, inside in sources if hash_of_content(Path(path)) != inside)
 
 
-# TensorFlow's AutoGraph writes what it makes of functions to files of the moment, and imports them
+# TensorFlow's AutoGraph writes generated functions to temporary files and imports them
 # (tensorflow/python/autograph/pyct/loader.py, 2.21).
 _GENERATED = "__autograph_generated_file"
 
 
 def is_users(path: Path, roots: Collection[Path]) -> bool:
-    """Whether a file is the user's own: under none of Python's and automesh's folders.
+    """Whether a file is the user's own: in none of Python's and automesh's folders.
 
     Args:
-      path: resolved.
-      roots: folders of the user's. A virtual environment in one of them is no part of it; one that
-        lies in Python's own folder is.
+      path: resolved path of the file.
+      roots: folders of the user. A virtual environment in one of them is not part of it; a root
+        inside of Python's own folder is.
     """
     is_ours = any(path.is_relative_to(folder) for folder in our_folders())
     if is_ours or any(part in INSTALLED for part in path.parts):
@@ -102,13 +103,13 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What the user's code has read.
+    """The things that user code has read.
 
     Attributes:
-      files: that it opened, beside its own modules, each with the hash of what is in it; empty for
-        one that is not there.
-      variables: of the environment, each with the hash of its value; empty for one that is not set.
-      distributions: installed packages that it imported, with their versions.
+      files: opened files other than its own modules, each with the hash of its content; empty for a
+        missing file.
+      variables: environment variables, each with the hash of its value; empty if it is not set.
+      distributions: imported installed packages, with their versions.
     """
 
     files: Sources = ()
@@ -121,7 +122,7 @@ NOTHING_READ = Reads()
 
 @dataclass(slots=True)
 class Watch:
-    """What has been read since the process began to watch."""
+    """Records what user code has read since the process began to watch."""
 
     modules: frozenset[str]
     is_on: bool = False
@@ -129,13 +130,13 @@ class Watch:
     written: set[str] = field(default_factory=set[str])
     asked: Counter[str] = field(default_factory=Counter[str])
 
-    def saw_open(self, name: object, flags: object) -> None:
-        """Takes a file down; called by the hook, which must not raise."""
+    def note_open(self, name: object, flags: object) -> None:
+        """Records an opened file; is called by the hook, which must not raise."""
         if not isinstance(name, (str, bytes, os.PathLike)):
             return
         try:
             path = str(Path(os.fsdecode(name)).absolute())
-        except (OSError, ValueError):  # No working directory, or a name that is none.
+        except (OSError, ValueError):  # No working directory, or an invalid name.
             return
         if isinstance(flags, int) and flags & _WRITES:
             self.written.add(path)
@@ -143,11 +144,11 @@ class Watch:
             self.opened[path] = None
 
     def reads(self, roots: Collection[Path], code: Sources) -> Reads:
-        """What was read, without what is no user's business.
+        """What user code has read, without reads that do not matter.
 
         Args:
-          roots: folders of the user's.
-          code: files of the user's modules, which are known otherwise.
+          roots: folders of the user.
+          code: files of the user's modules, which are not repeated here.
         """
         known = {path for path, _ in code}
         paths: dict[str, None] = {}
@@ -171,7 +172,7 @@ class Watch:
         )
 
     def _variables(self) -> tuple[tuple[str, str], ...]:
-        # Whoever copies the whole environment reads each variable once: that counts for none.
+        # A copy of the whole environment reads each variable once, which does not count.
         least = min((self.asked[name] for name in os.environ), default=0)
         names = {name for name, times in self.asked.items() if times > least * (name in os.environ)}
         found = {name: os.environ.get(name) for name in sorted(names)}
@@ -182,10 +183,10 @@ class Watch:
 
 
 def _resolved(name: str) -> Path | None:
-    """Where a name leads; None where it leads nowhere, and of what no study can be told of."""
+    """Resolves a path; None if it is invalid or cannot be stored in a study."""
     try:
         path = Path(name).resolve()
-    except (OSError, RuntimeError, ValueError):  # A link to itself; a NUL.
+    except (OSError, RuntimeError, ValueError):  # A link to itself, or a NUL.
         return None
     return path if is_unicode(str(path)) else None
 
@@ -196,7 +197,7 @@ _watches: list[Watch] = []
 
 @contextmanager
 def watching() -> Generator[Watch]:
-    """While it lasts, the process watches what user code reads; what was seen before stays."""
+    """Records what user code reads while the body runs; keeps earlier records."""
     watch = _begun()
     watch.is_on = True
     try:
@@ -216,26 +217,26 @@ def _begun() -> Watch:
 
 
 def _hook(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
-    # Python calls it for many events as long as the process lives: it does little for the others.
+    # Python calls it for many kinds of events until the process ends, so it must be fast.
     def hear(event: str, args: tuple[Any, ...]) -> None:
         if watch.is_on and event == "open":
-            watch.saw_open(args[0], args[2])
+            watch.note_open(args[0], args[2])
 
     return hear
 
 
 def _watch_environment(watch: Watch) -> None:
-    """Counts what the user's code reads of `os.environ`: all of its ways end in one method."""
+    """Counts the reads of `os.environ` by user code, all of which end in one method."""
     plain = type(os.environ)
 
-    class Watched(plain):
+    class WatchedEnviron(plain):
         def __getitem__(self, key: str) -> str:
             if watch.is_on and _is_asked_by_user():
                 watch.asked[key] += 1
             return plain.__getitem__(self, key)
 
-    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
-    os.environ.__class__ = Watched
+    WatchedEnviron.__name__, WatchedEnviron.__qualname__ = plain.__name__, plain.__qualname__
+    os.environ.__class__ = WatchedEnviron
 
 
 def _is_asked_by_user() -> bool:
@@ -263,10 +264,10 @@ def _distributions(modules: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _holds(distribution: metadata.Distribution, top: set[str]) -> bool:
-    """Whether one of these modules of the top level belongs to a distribution.
+    """Whether a distribution contains one of these top-level modules.
 
-    As `importlib.metadata.packages_distributions`, which looks for every file of everything that is
-    installed, and takes more than a second for it.
+    Like `importlib.metadata.packages_distributions`, which checks every installed file and takes
+    more than a second.
     """
     declared = (distribution.read_text("top_level.txt") or "").split()
     if declared:
@@ -287,7 +288,7 @@ def _holds(distribution: metadata.Distribution, top: set[str]) -> bool:
 
 
 def _module_of(path: str) -> str:
-    """The module of the top level that a file of a distribution belongs to; empty for none."""
+    """The top-level module of a file in a distribution; empty if there is none."""
     folder, separator, _ = path.partition("/")
     name = folder if separator else (inspect.getmodulename(path) or "")
     return "" if "." in name else name

@@ -1,6 +1,8 @@
-"""Programs that Python is not given the file of: `-m pkg.train`, and console scripts (no jax).
+"""Programs that are not started by the name of a file: `-m pkg.train`, and console scripts (no
+jax).
 
-Nothing of the program is imported: its file is looked for where Python would look.
+Finds the file of a program where Python would look for it, without importing anything of the
+program.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 
 MODULE, ENTRY = "-m ", "--entry "
-"""How a text begins that names a module to be run, or a console script."""
+"""The beginning of a text that names a module to run, or a console script."""
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def is_started(text: str) -> bool:
-    """Whether a text names what Python is not given the file of."""
+    """Whether a text names a module or a console script."""
     return text.startswith((MODULE, ENTRY))
 
 
 def words_of(script: str) -> list[str]:
-    """What names a script, in words of a command line."""
+    """The command-line words that name a script."""
     return script.split(" ", 1) if is_started(script) else [script]
 
 

@@ -2,9 +2,9 @@
 
 Python imports the first `sitecustomize` on its path when it starts, and a search puts this folder
 in front of `PYTHONPATH`. Only the standard library may be imported here: this runs in the Python of
-the user's command, in which automesh need not be installed. Nothing is done unless the environment
-asks for it, nothing costs time before `jax` is imported, and whatever fails here is the command's
-business no more than a failing `sitecustomize` ever is: it is told on stderr, and the command runs.
+the user's command, in which automesh need not be installed. It does nothing unless the environment
+asks for it, and costs no time before `jax` is imported. A failure here is reported on stderr, and
+the command goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 VARIABLE = "AUTOMESH_STEP_TIMER"
-# As they are now: the command may put others in their places before it imports jax.
+# Saved now: the command may replace these functions before it imports jax.
 _CLOCK, _ENCODE, _LEAVE = time.perf_counter, json.JSONEncoder().encode, os._exit
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - as short as can be
 
@@ -57,12 +57,12 @@ class _AwaitJax:
             timer = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = timer
             spec.loader.exec_module(timer)
-            kept = timer.Kept(clock=_CLOCK, encode=_ENCODE, leave=_LEAVE)
+            kept = timer.OriginalFunctions(clock=_CLOCK, encode=_ENCODE, leave=_LEAVE)
             timer.start(module, kept=kept, **self._options)
 
 
 def _run_hidden() -> None:
-    """Runs the `sitecustomize` that this one hides, if there is one, in its place."""
+    """Runs the `sitecustomize` that this one hides, if there is one."""
     sys.path[:] = [one for one in sys.path if os.path.abspath(one) != _HERE]  # noqa: PTH100
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:

@@ -1,8 +1,8 @@
 """Times the training step of an unmodified program, from inside of it (jax, without automesh).
 
 The step is the jitted function that is called again and again with arguments of the same shapes,
-and has the most bytes of them. The program runs its own loop, and nothing is called that it would
-not call: a sample is so many of its iterations that it lasts a tenth of a second, from the end of
+and has the most bytes of them. The program runs its own loop, and the timer calls nothing that the
+program would not call. A sample is as many iterations as take a tenth of a second, from the end of
 one step to the end of a later one, with one synchronization. So data that the loop waits for and
 further jitted functions that it calls belong to its time.
 
@@ -41,8 +41,8 @@ PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Functions as they were before the program could put others in their places.
+class OriginalFunctions:
+    """Functions that the timer needs, saved before the program can replace them.
 
     Attributes:
       clock: `time.perf_counter`.
@@ -56,12 +56,19 @@ class Kept:
 
 
 def start(
-    jax: Any, *, kept: Kept, folder: str, skip: int, steps: int, slow_s: float, few: int
+    jax: Any,
+    *,
+    kept: OriginalFunctions,
+    folder: str,
+    skip: int,
+    steps: int,
+    slow_s: float,
+    few: int,
 ) -> None:
     """Puts a timer between the program and `jax.jit`.
 
     Args:
-      kept: what the timer calls, whatever the program has made of it.
+      kept: functions that the timer calls, even if the program has replaced them.
       folder: for the file.
       skip: first calls of the step that are not timed: they compile and warm up.
       steps: timed steps after which the process is ended.
@@ -75,8 +82,8 @@ def start(
     def timed_jit(*args: Any, **kwargs: Any) -> Any:
         made = jit(*args, **kwargs)
         if hasattr(made, "lower"):
-            return Jitted(timer, made)
-        return lambda function: Jitted(timer, made(function))  # `jit(static_argnames=...)`
+            return TimedFunction(timer, made)
+        return lambda function: TimedFunction(timer, made(function))  # `jit(static_argnames=...)`
 
     jax.jit = timed_jit
     _time_compiled(jax, timer)
@@ -85,21 +92,21 @@ def start(
 
 def _time_compiled(jax: Any, timer: Timer) -> None:
     """Times programs that were compiled ahead of time as well."""
-    kind, known = jax.stages.Compiled, weakref.WeakKeyDictionary[Any, Watched]()
+    kind, known = jax.stages.Compiled, weakref.WeakKeyDictionary[Any, WatchedFunction]()
     call = kind.__call__
 
     @functools.wraps(call)
     def timed_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         watched = known.get(self)
         if watched is None:
-            watched = known[self] = Watched(name="a program compiled ahead of time")
+            watched = known[self] = WatchedFunction(name="a program compiled ahead of time")
         return timer.call(watched, functools.partial(call, self), args, kwargs)
 
     kind.__call__ = timed_call
 
 
 @dataclass(eq=False)
-class Watched:
+class WatchedFunction:
     """A jitted function of the program.
 
     Attributes:
@@ -117,8 +124,8 @@ class Watched:
     losses: list[float] = field(default_factory=list)
 
 
-class Jitted:
-    """Stands for what `jax.jit` returns, and does whatever that does."""
+class TimedFunction:
+    """A wrapper of a function of `jax.jit`, which behaves like it and is timed."""
 
     def __init__(self, timer: Timer, function: Any) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -126,7 +133,7 @@ class Jitted:
         code = getattr(self.__wrapped__, "__code__", None)
         self._timer = timer
         self._function = function
-        self._watched = Watched(
+        self._watched = WatchedFunction(
             name=str(getattr(function, "__name__", "a jitted function")),
             file=getattr(code, "co_filename", ""),
             line=getattr(code, "co_firstlineno", 0),
@@ -164,7 +171,15 @@ class Timer:
     """Finds the step among the jitted functions, and times it."""
 
     def __init__(
-        self, jax: Any, kept: Kept, place: Path, *, skip: int, steps: int, slow_s: float, few: int
+        self,
+        jax: Any,
+        kept: OriginalFunctions,
+        place: Path,
+        *,
+        skip: int,
+        steps: int,
+        slow_s: float,
+        few: int,
     ) -> None:
         self._jax = jax
         self._kept = kept
@@ -173,7 +188,7 @@ class Timer:
         self._steps = steps
         self._slow_s = slow_s
         self._few = few
-        self._step: Watched | None = None
+        self._step: WatchedFunction | None = None
         self._largest_bytes = 0  # of the arguments or the results of any call
         self._begun_s = 0.0  # when the sample began; 0 before the first
         self._found_s = 0.0
@@ -183,8 +198,8 @@ class Timer:
         self._is_over = False
         self._one_at_a_time: bool | None = None
 
-    def call(self, watched: Watched, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function of the program; what that raises is the program's."""
+    def call(self, watched: WatchedFunction, function: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function of the program; its exceptions go to the program."""
         if self._is_over:
             return function(*args, **kwargs)
         if watched is self._step:
@@ -199,7 +214,7 @@ class Timer:
         return outputs
 
     def write(self, **line: Any) -> None:
-        """Adds a line to the file, at once and whole; where that fails, nothing more is timed."""
+        """Adds a whole line to the file at once; if that fails, the timer stops."""
         text = self._kept.encode(line) + "\n"
         # A link in its place was put there by somebody else.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -215,8 +230,7 @@ class Timer:
             sys.stderr.write(f"automesh: {self._place} cannot be written: {error.strerror}\n")
 
     def _guarded(self, do: Any, *args: Any) -> Any:
-        """Does something that the program has not asked for: its failure must not be the
-        program's."""
+        """Runs code of the timer, whose failure must not reach the program."""
         try:
             return do(*args)
         except Exception as error:  # noqa: BLE001
@@ -226,19 +240,19 @@ class Timer:
             self.write(kind="error", text=text)
             return None
 
-    def _look_at_arguments(self, args: Any, kwargs: Any) -> _Arguments | None:
-        """What a call is given; None inside of another function that is traced."""
+    def _look_at_arguments(self, args: Any, kwargs: Any) -> _ArgumentShapes | None:
+        """Describes the arguments of a call; None inside of another traced function."""
         leaves = self._jax.tree_util.tree_leaves((args, kwargs))
         if any(_is_traced(leaf) for leaf in leaves):
             return None
-        return _Arguments(
+        return _ArgumentShapes(
             shapes=tuple((str(getattr(x, "shape", "")), str(_dtype(x))) for x in leaves),
             bytes=sum(_bytes(leaf) for leaf in leaves),
             dtypes=sorted({str(_dtype(leaf)) for leaf in leaves if _is_float(leaf)}),
             devices=max((_devices(leaf) for leaf in leaves), default=0),
         )
 
-    def _is_step(self, watched: Watched, given: _Arguments, outputs: Any) -> bool:
+    def _is_step(self, watched: WatchedFunction, given: _ArgumentShapes, outputs: Any) -> bool:
         """Whether the function has been called often enough, and no larger one has been."""
         leaves = self._jax.tree_util.tree_leaves(outputs)
         if any(_is_traced(leaf) for leaf in leaves):  # Within a trace, of nothing that is traced.
@@ -253,7 +267,7 @@ class Timer:
         known = self._step.argument_bytes if self._step is not None else -1
         return calls >= SEEN_TWICE_BEFORE and given.bytes > known
 
-    def _choose(self, watched: Watched, given: _Arguments, outputs: Any) -> None:
+    def _choose(self, watched: WatchedFunction, given: _ArgumentShapes, outputs: Any) -> None:
         if self._one_at_a_time is None:
             self._one_at_a_time = self._jax.default_backend() == "cpu"
         watched.argument_bytes = given.bytes
@@ -271,7 +285,7 @@ class Timer:
         self.write(kind="losses", values=watched.losses, dtypes=given.dtypes)
         self._begun_s = self._kept.clock() if watched.calls >= self._skip else 0.0
 
-    def _time(self, watched: Watched, function: Any, args: Any, kwargs: Any) -> Any:
+    def _time(self, watched: WatchedFunction, function: Any, args: Any, kwargs: Any) -> Any:
         outputs = function(*args, **kwargs)
         if self._is_in_trace(outputs, args, kwargs):
             return outputs
@@ -342,7 +356,7 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class _ArgumentShapes:
     shapes: tuple[tuple[str, str], ...]
     bytes: int
     dtypes: list[str]

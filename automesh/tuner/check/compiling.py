@@ -1,4 +1,4 @@
-"""Today's step, compiled for the devices of a rule: its figures, or why there are none."""
+"""Compiles today's step for the devices of a rule: gives its figures, or why there are none."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CPU = re.compile(r"cpu-([0-9]+)")
 
 
 class Workers:
-    """One worker for each kind of devices: rules for several targets share those that they can."""
+    """One worker for each kind of devices, which rules for several targets can share."""
 
     def __init__(self, stack: ExitStack, request: SearchRequest, progress: Progress) -> None:
         self._stack, self._request, self._progress = stack, request, progress
         self._pools: dict[Surroundings, Pool] = {}
 
     def on(self, target: Target) -> Pool:
-        """The worker that serves a target; it ends with the stack."""
+        """The worker for a target; it ends with the stack."""
         surroundings = surroundings_of(target)
         if surroundings not in self._pools:
             limit = self._request.memory_limit_bytes
@@ -51,10 +51,10 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aimed:
-    """A rule with the devices that it is checked for.
+    """A rule with the devices for which it is checked.
 
     Attributes:
-      plan: all sizes given.
+      plan: the plan of the rule, with all sizes.
     """
 
     rule: MeshRule
@@ -64,11 +64,11 @@ class Aimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The step cannot be compiled as the rule says.
+    """The reason why the step cannot be compiled as the rule says.
 
     Attributes:
-      of_rule: the rule is at fault: an axis or a knob that the script has no more, memory that does
-        not suffice; else it could not be found out.
+      of_rule: True if the rule is wrong: the script no longer has its axis or knob, or the memory
+        does not suffice; False if the check itself failed.
     """
 
     reason: str
@@ -76,11 +76,10 @@ class Broken:
 
 
 def aim_at(rule: MeshRule, axes: tuple[str, ...], request: SearchRequest) -> Aimed:
-    """The devices that a rule is for, and its plan.
+    """Finds the devices and the plan of a rule.
 
     Raises:
-      UsageError: its pattern names no devices in particular, or none that there are; or it leaves
-        sizes open.
+      UsageError: its pattern names no single target or an unknown one; or it leaves sizes open.
     """
     if rule.evidence.command:
         raise UsageError(
@@ -203,14 +202,14 @@ def _missing_knobs(plan: Plan, inspected: Inspection) -> Broken | None:
 
 
 def _broken(answer: Failure, entry: Entry) -> Broken:
-    """A failure of the machine says nothing of the rule; one of the user's step does."""
+    """Turns a failure into a `Broken`; only a failure of the user's step is one of the rule."""
     if isinstance(answer, OutOfMemory):
         return Broken(
             reason=f"out of memory in stage {answer.stage}: {answer.detail}",
             of_rule=not answer.is_host,
         )
     if isinstance(answer, Failed):
-        # A script that does not even load is no news of the rule.
+        # A script that does not load says nothing about the rule.
         of_rule = answer.stage not in ("start", "load")
         return Broken(reason=f"failed in stage {answer.stage}: {answer.reason}", of_rule=of_rule)
     return Broken(

@@ -1,4 +1,4 @@
-"""`automesh check`: every rule of a file, compared with what the script is today."""
+"""`automesh check`: compares every rule of a file with today's script."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _PACKAGES = ("jax", "jaxlib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOrder:
-    """What to check.
+    """The options of one check.
 
     Attributes:
-      request: of the script; its target counts for nothing.
-      script: as the user named it.
-      source: the rules file, as the user named it.
-      select: targets whose rules are checked; empty: all rules.
-      against: a version of the script in git to compare with, in place of the evidence.
+      request: request for the script; its target is not used.
+      script: the script as the user named it.
+      source: the rules file as the user named it.
+      select: targets whose rules are checked; empty for all rules.
+      against: a version of the script in git to compare with instead of the evidence.
     """
 
     request: SearchRequest
@@ -57,7 +57,7 @@ def check_rules(rules: Rules, order: CheckOrder, progress: Progress) -> RulesChe
     chosen = _chosen(rules, order.select)
     with ExitStack() as stack:
         before = stack.enter_context(_earlier(order)) if order.against else None
-        # A worker keeps the modules that it has imported: each version has workers of its own.
+        # A worker keeps its imported modules, so each version of the script has workers of its own.
         now = Workers(stack, order.request, progress)
         then = Workers(stack, order.request, progress)
         found = [_check(rules, rule, order, progress, now, then, before) for rule in chosen]
@@ -66,7 +66,7 @@ def check_rules(rules: Rules, order: CheckOrder, progress: Progress) -> RulesChe
 
 
 def write_facts(path: Path, rules: Rules, checked: RulesChecked) -> None:
-    """Writes the figures of today into the rules that were compiled; all else of them stays.
+    """Writes today's figures into the rules that were compiled, and changes nothing else of them.
 
     Raises:
       UsageError: the file cannot be written.
@@ -180,7 +180,7 @@ def _explain(order: CheckOrder, aimed: Aimed) -> str:
 
 @contextmanager
 def _earlier(order: CheckOrder) -> Generator[SearchRequest]:
-    """The request for an earlier version of the script, with all that lies beside it in git."""
+    """The request for an earlier version of the script, with all files of that version from git."""
     script = Path(order.request.entry.location)
     if order.request.entry.kind != "script":
         raise UsageError("--against is for a script, not for a module", hint="name its file")
@@ -191,7 +191,7 @@ def _earlier(order: CheckOrder) -> Generator[SearchRequest]:
         _git(top, "archive", "--format=tar", f"--output={archive}", commit.strip())
         tree = folder / "tree"
         tree.mkdir()
-        # Git's own tar, into a folder of ours: it writes nothing outside of it.
+        # The archive is git's own, so tar writes nothing outside of the temporary folder.
         _run(["tar", "-xf", str(archive), "-C", str(tree)], folder)
         there = tree / script.resolve().relative_to(top.resolve())
         if not there.is_file():

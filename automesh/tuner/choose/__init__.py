@@ -1,1 +1,1 @@
-"""Which plans are worth a compile or a measurement (pure functions)."""
+"""Decides which plans are worth a compile or a measurement (pure functions)."""

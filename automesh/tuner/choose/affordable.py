@@ -1,4 +1,4 @@
-"""What a budget buys where a process takes long to get to the step (pure functions)."""
+"""Checks whether a budget suffices if a process takes long to reach the step (pure functions)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 from automesh.program.nouns import Entry
 from automesh.units import format_wait
 
-# Starts of a process one after the other that a confirmed rule needs: one to estimate, one to
-# compile, one for first visits and the race, and three fresh processes.
+# Consecutive starts of a process that a confirmed rule needs: one to estimate, one to compile, one
+# for first visits and the race, and three fresh processes.
 STARTS_OF_RULE = 6
-# Of a script whose step is carried only the winner's mesh is left, on which it is run once more.
+# If the step of a script is carried, the script itself runs only once more, on the winner's mesh.
 STARTS_OF_CARRIED = 1
-WORK_S = 20.0  # beside starts: compiles, rounds of the race
-_SLOW_S = 5.0  # of a start; below it the search itself takes longer
+WORK_S = 20.0  # besides starts: compiles, rounds of the race
+_SLOW_S = 5.0  # of a start; faster starts do not limit a search
 
 
 def rule_s(start_s: float, *, starts: int = STARTS_OF_RULE) -> float:
-    """Seconds that a search takes until its rule is confirmed, at least.
+    """The least seconds that a search takes until its rule is confirmed.
 
     Args:
-      start_s: what a process needs until it has the step.
-      starts: how many processes are still to be started so.
+      start_s: seconds of a process until it has the step.
+      starts: number of such processes that are still to start.
     """
     return starts * start_s + WORK_S
 
 
-def said_of_budget(entry: Entry, *, start_s: float, left_s: float, used_s: float) -> str:
-    """What the budget cannot buy, told as soon as it is known; empty if it suffices.
+def short_budget_notice(entry: Entry, *, start_s: float, left_s: float, used_s: float) -> str:
+    """A notice that the budget is too short for a confirmed rule; empty if it suffices.
 
     Args:
-      start_s: what a process needs until it has the step, as the first one did.
-      left_s: of the budget.
-      used_s: of the budget, until now.
+      start_s: seconds of a process until it has the step, as measured in the first one.
+      left_s: seconds of the budget that are left.
+      used_s: seconds of the budget that are used.
     """
     is_carried = entry.capture is not None and entry.capture.is_carried
     starts = STARTS_OF_CARRIED if is_carried else STARTS_OF_RULE

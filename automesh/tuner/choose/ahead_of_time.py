@@ -1,4 +1,4 @@
-"""Which plans are worth a compile for devices that are not here (pure functions)."""
+"""Chooses plans that are worth a compile for absent devices (pure functions)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from automesh.tuner.choose.certificate import MARGIN, MAY_WIN
 from automesh.tuner.choose.state import SearchState
 from automesh.tuner.compile.memory_limit import DeviceMemory
 
-# At low effort the compiler's memory was 10 to 27 % below that at default effort: a program below
-# this part of the limit counts as one that fits, until default effort says otherwise.
+# At low effort the compiler needed 10 to 27 % less memory than at default effort. So a program
+# below this part of the limit counts as one that fits, until default effort shows otherwise.
 SURELY = 0.75
 _BEHIND = 3
 
 
 def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
-    """An order in which compiler options, which estimates hardly know, do not crowd out the meshes.
+    """Reorders plans so that many choices of compiler options do not displace other meshes.
 
-    Every further choice of options stands `_BEHIND` places behind where its estimate puts it: after
-    a few meshes at the first choice come the best of them with others.
+    Estimates hardly see compiler options. So each further choice of options of a mesh is moved
+    `_BEHIND` places back: first come a few meshes with the first choice, then the best of them with
+    others.
 
     Args:
-      order: best first; of plans that differ in options alone the usual one first.
+      order: best first; among plans that differ only in options, the usual one first.
     """
     places: dict[tuple[object, object], int] = {}
     choices: Counter[tuple[object, object]] = Counter()
@@ -39,7 +40,7 @@ def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def surely_fits(outcome: Outcome | None, device_memory: DeviceMemory) -> bool:
-    """Whether a compile at low effort says clearly enough that a plan fits."""
+    """Whether a compile at low effort shows with a safe margin that a plan fits."""
     if not isinstance(outcome, Compiled):
         return False
     peak = outcome.memory.peak_bytes
@@ -55,12 +56,12 @@ def to_screen(
     *,
     wanted: int,
 ) -> tuple[Plan, ...]:
-    """What to compile at low effort: the first plans, until enough of them fit.
+    """The plans to compile at low effort: the first ones, until enough of them fit.
 
     Args:
       order: best first.
-      known: outcomes at low effort, or at default effort, so far.
-      wanted: programs that fit; of plans that are not known it is hoped that they do.
+      known: outcomes so far, at low or default effort.
+      wanted: number of programs that fit; plans without an outcome are assumed to fit.
     """
     chosen: list[Plan] = []
     programs: set[str] = set()
@@ -83,13 +84,13 @@ def to_compile(
     *,
     wanted: int,
 ) -> tuple[Plan, ...]:
-    """What to compile at default effort: the first that low effort did not reject.
+    """The plans to compile at default effort: the first ones that low effort did not reject.
 
-    Those that it did not see, where the time did not suffice, come last.
+    Plans that were not compiled at low effort, for lack of time, come last.
 
     Args:
       order: best first.
-      wanted: programs that compile and fit.
+      wanted: number of programs that compile and fit.
     """
     left = [plan for plan in order if not isinstance(screened.get(plan), Failure)]
     left.sort(key=lambda plan: plan not in screened and plan not in compiled)
@@ -108,7 +109,7 @@ def to_compile(
 
 
 def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
-    """Those of `among` that may still win; none as long as the model cannot tell its own error."""
+    """The plans that may still win; none while the model cannot estimate its own error."""
     refinement = state.view().refinement
     if refinement is None or refinement.loo_error is None:
         return ()
@@ -119,9 +120,9 @@ def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
 def pairs_in_order(
     estimates: Mapping[Plan, Estimated], compiled: Mapping[Plan, Outcome]
 ) -> tuple[int, int]:
-    """Pairs of compiled plans that the estimate orders as the replay does, and all pairs.
+    """The number of pairs of compiled plans that estimate and replay order alike, and of all pairs.
 
-    Pairs whose replays are closer than `MARGIN` are ties, which no order can be wrong about.
+    Pairs whose replays differ by less than `MARGIN` are ties and are not counted.
     """
     replayed = known_s({plan: compiled[plan] for plan in compiled if plan in estimates}).items()
     times = [(estimates[plan].step_s, seconds) for plan, seconds in replayed]

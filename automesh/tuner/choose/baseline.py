@@ -1,4 +1,4 @@
-"""The script's own mesh: the yardstick of every "1.3x faster"."""
+"""Reads the baseline, the script's own mesh, which every "1.3x faster" refers to."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def parse_plan(
 
     Args:
       names: all mesh axes in order.
-      mapping: of the logical axes, where the text says nothing else; empty if none is searched.
+      mapping: mapping of logical axes that the text does not set; empty if none is searched.
       knobs: every knob with its default.
-      varied: knobs of the search space, in its order: the plan states these whatever the text says.
-      owner: who has the knobs, for errors.
+      varied: knobs of the search space, in its order; the plan always states them.
+      owner: the function that takes the knobs, for errors.
 
     Raises:
       UsageError: no mesh, an unknown axis, logical axis or knob, sizes that do not fit the devices,
@@ -73,11 +73,11 @@ def parse_plan(
 
 
 def baseline_text(given: str, *, own: str) -> str:
-    """The baseline that the user gives, with the knobs that only the workload's own one sets.
+    """The user's baseline, completed by knobs that only the workload's own baseline sets.
 
     Args:
-      given: by the user; empty for the workload's own.
-      own: what the workload states; empty for nothing.
+      given: text of the user; empty to use the workload's own.
+      own: text of the workload; empty for none.
 
     >>> baseline_text("fsdp:8 remat=full", own="dp:8 remat=none accumulation=2")
     'fsdp:8 remat=full accumulation=2'
@@ -95,15 +95,15 @@ def baseline_text(given: str, *, own: str) -> str:
 def check_baseline(
     text: str, *, names: Sequence[str] = (), devices: tuple[int, int] = (0, 0)
 ) -> None:
-    """Refuses a baseline whose mesh is wrong by what is known before anything has run.
+    """Checks the mesh of a baseline as far as possible before the script runs.
 
     Args:
       text: as for `parse_plan`; empty for none.
-      names: of all mesh axes; empty while they are not known.
-      devices: how many, and in how many granules; zeros while they are not known.
+      names: names of all mesh axes; empty while unknown.
+      devices: number of devices and of granules; zeros while unknown.
 
     Raises:
-      UsageError: no mesh, an axis that there is not, sizes that do not fit the devices.
+      UsageError: no mesh, an unknown axis, or sizes that do not fit the devices.
     """
     words = text.split()
     if not words:
@@ -122,8 +122,7 @@ def check_baseline(
 
 
 def _closed(mesh: str) -> str:
-    """A mesh with sizes of 1 for those that nothing can infer yet: one inside granules, and one
-    between them."""
+    """A mesh whose sizes that cannot be inferred yet are 1, inside granules and between them."""
     parts = mesh.split(",")
     is_open = [_OPEN_SIZE.search(part) is not None for part in parts]
     networks = [part.strip().startswith("dcn.") for part in parts]

@@ -1,4 +1,4 @@
-"""What is believed of every plan: its estimate, corrected by what was measured (pure functions)."""
+"""The expected time of every plan: its estimate, corrected by measurements (pure functions)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from automesh.tuner.choose.ranking import best_first, hardly_fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class View:
+class RefinedTimes:
     """The refined times of plans that have an estimate or were compiled.
 
     Attributes:
-      rows: place of each such plan in `refinement`.
+      rows: row of each such plan in `refinement`.
       refinement: None if there is no such plan.
     """
 
@@ -28,27 +28,27 @@ class View:
     refinement: Refinement | None
 
     def step_s(self, plan: Plan) -> float:
-        """Seconds of a step; infinite for a plan of which nothing is known."""
+        """Expected seconds of a step; infinite for a plan without a refined time."""
         row = self.rows.get(plan)
         if row is None or self.refinement is None:
             return math.inf
         return float(self.refinement.step_s[row])
 
 
-def view_of(
+def refined_times(
     plans: Sequence[Plan],
     estimates: Mapping[Plan, Estimated],
     programs: Mapping[Plan, Outcome],
     results: Mapping[Plan, Outcome],
     chip: Chip | None = None,
-) -> View:
-    """Fits the residual model to what was measured, or replayed where nothing can be measured.
+) -> RefinedTimes:
+    """Fits the residual model to measured times, or to replayed ones for absent devices.
 
-    A plan without an estimate is predicted from its compiled program, if it has one that is counted
-    as far as those of the others.
+    A plan without an estimate is predicted from its compiled program, if its work is counted as
+    fully as that of the others.
 
     Args:
-      chip: that programs are predicted for; None: plans without an estimate are left out.
+      chip: chip for the predictions; None leaves out plans without an estimate.
     """
     rows: dict[Plan, int] = {}
     subjects: list[Subject] = []
@@ -59,14 +59,14 @@ def view_of(
             rows[plan] = len(subjects)
             subjects.append(subject)
     if not subjects:
-        return View(rows={}, refinement=None)
+        return RefinedTimes(rows={}, refinement=None)
     among = {plan: one for plan, one in wholly_counted(results).items() if plan in rows}
     times = {rows[plan]: seconds for plan, seconds in known_s(among).items()}
-    return View(rows=rows, refinement=refine(subjects, times))
+    return RefinedTimes(rows=rows, refinement=refine(subjects, times))
 
 
 def known_s(results: Mapping[Plan, Outcome]) -> dict[Plan, float]:
-    """Measured seconds, or replayed ones; a replayed program of several plans counts once."""
+    """Measured or replayed seconds of plans; a replayed program of several plans counts once."""
     seen: set[str] = set()
     times: dict[Plan, float] = {}
     for plan, outcome in results.items():
@@ -98,7 +98,7 @@ def _subject(
 
 def compile_order(
     plans: Sequence[Plan],
-    view: View,
+    view: RefinedTimes,
     estimates: Mapping[Plan, Estimated],
     compiled: Mapping[Plan, Outcome],
     *,
@@ -106,12 +106,13 @@ def compile_order(
     first: Sequence[Plan],
     device_memory_bytes: int,
 ) -> tuple[Plan, ...]:
-    """An order to compile in: `first`, the estimated ones, the others, those that hardly fit.
+    """The order in which to compile: `first`, then plans with an estimate, others, those that
+    hardly fit.
 
     Args:
-      compiled: what is known so far.
+      compiled: compiled outcomes so far.
       usual: a plan with the default knobs and compiler options.
-      device_memory_bytes: 0 where nobody says.
+      device_memory_bytes: memory of one device; 0 if unknown.
     """
     blind = best_first(plans, compiled, usual=usual)
     place = {plan: float(number) for number, plan in enumerate(blind)}

@@ -1,7 +1,7 @@
-"""Why nothing else need be tried, in two sentences that are never mixed (pure functions).
+"""Says why no other plan need be tried, in two separate sentences (pure functions).
 
-The certificate rests on the sound bound alone. The model's view rests on estimates and on what was
-measured, and names its own error.
+The certificate uses only the sound bound. The model's belief uses estimates and measurements, and
+states its own error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from automesh.report.words import count
 from automesh.tuner.choose.ranking import may_be_exported
 from automesh.units import format_percent, format_seconds
 
-MARGIN = 0.02  # a plan that is less faster than this is a tie
-MAY_WIN = 0.05  # below this chance a plan is not worth a race
+MARGIN = 0.02  # a plan that is faster by less than this is a tie
+MAY_WIN = 0.05  # a plan with a smaller chance is not worth a race
 _LOOSE = 0.5
 
 
@@ -34,9 +34,9 @@ class Chance:
 
 
 def best_upper_s(measured: Mapping[Plan, Outcome]) -> float | None:
-    """The upper end of the interval of the fastest plan that may become a rule; None if none may.
+    """The upper end of the interval of the fastest exportable plan; None if there is none.
 
-    What a bound must exceed to rule a plan out: nothing measured is taken as exact.
+    A bound must exceed it to exclude a plan, since a measurement is not exact.
     """
     uppers = [
         outcome.interval_s[1]
@@ -63,11 +63,11 @@ def excluded_by_bound(
 def certificate(
     left: Iterable[Plan], estimates: Mapping[Plan, Estimated], best_s: float | None
 ) -> str:
-    """What is certain of the plans that were not measured.
+    """The certificate: what is certain about the plans that were not measured.
 
     Args:
       left: legal plans that were not measured and did not fail.
-      best_s: of the fastest measured plan that may become a rule; None if there is none.
+      best_s: step time of the fastest measured plan that is exportable; None if there is none.
     """
     plans = list(left)
     if best_s is None:
@@ -102,13 +102,14 @@ def belief(
     *,
     how: Literal["measured", "replayed"] = "measured",
 ) -> str:
-    """What the model thinks of the plans that were not measured, with its error.
+    """The model's belief about the plans that were not measured, with its error.
 
     Args:
-      left: how many were not measured and did not fail.
-      refinement: of all plans, by what was measured; None without an estimate.
-      chances: of those that were not measured, as far as the model has a view, best first.
-      how: where the times come from that the model has learned from.
+      left: number of plans that were not measured and did not fail.
+      refinement: estimates of all plans, corrected by measurements; None without an estimate.
+      chances: chances of the plans that were not measured and that the model can predict, best
+        first.
+      how: how the times were found that the model learned from.
     """
     if how == "measured":
         sample_of, not_so = ("measurement", "measurements"), "not measured"
@@ -152,7 +153,7 @@ def chances_of(
     """The chance of each plan to be faster than `best_s` by more than MARGIN, highest first.
 
     Args:
-      rows: place of each plan in the refinement; plans without one are left out.
+      rows: row of each plan in the refinement; plans without one are left out.
     """
     known = [plan for plan in plans if plan in rows]
     if not known:
@@ -164,7 +165,7 @@ def chances_of(
 
 
 def _rounded_up(share: float) -> float:
-    """To the digits that are printed: a certificate must not promise more than the bound."""
+    """Rounds up to the printed digits, so that the certificate promises no more than the bound."""
     step = 0.001 if share < 0.0995 else 0.01
     return math.ceil(share / step - 1e-9) * step
 

@@ -1,4 +1,4 @@
-"""Which plans are worth a compile or a race, by what a search knows (pure functions)."""
+"""Chooses plans for compiles and races from the state of a search (pure functions)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured
-from automesh.tuner.choose.beliefs import View
+from automesh.tuner.choose.beliefs import RefinedTimes
 from automesh.tuner.choose.certificate import MAY_WIN
 from automesh.tuner.choose.ranking import promising
 from automesh.tuner.choose.sampler import LIMIT, propose
@@ -16,12 +16,12 @@ COMPILES_PER_FINALIST = 3  # some fail, some are duplicates, some need more memo
 
 
 def to_compile(state: SearchState, *, wanted: int) -> tuple[Plan, ...]:
-    """What to compile before the first race: the best, the baseline, and all the unestimated.
+    """The plans to compile before the first race: the best, the baseline, all without an estimate.
 
-    Where those are too many, a sampler chooses among them.
+    If these are too many, a sampler chooses among them.
 
     Args:
-      wanted: how many of the estimated ones, those that are compiled among them.
+      wanted: number of plans with an estimate, counting those that are already compiled.
     """
     excluded = state.excluded()
     view = state.view()
@@ -40,7 +40,7 @@ def to_compile(state: SearchState, *, wanted: int) -> tuple[Plan, ...]:
 def _proposed(
     state: SearchState,
     plans: Sequence[Plan],
-    view: View,
+    view: RefinedTimes,
     number: int,
     *,
     excluded: Collection[Plan],
@@ -53,7 +53,7 @@ def _proposed(
 
 
 def finalists(state: SearchState) -> tuple[Plan, ...]:
-    """The plans of the first race: the baseline, what is promised, the best that compiled."""
+    """The plans of the first race: the baseline, the promised plan, and the best compiled ones."""
     step_s = state.view().step_s
     return promising(state.programs, first=state.first, limit=state.top, seconds=step_s)
 
@@ -61,7 +61,7 @@ def finalists(state: SearchState) -> tuple[Plan, ...]:
 def challengers(state: SearchState) -> tuple[Plan, ...]:
     """The plans that may still win and are worth another race, the likeliest first.
 
-    As long as the model cannot even tell its own error, that is all of which it has a view.
+    While the model cannot estimate its own error, these are all plans that it can predict.
     """
     view = state.view()
     if view.refinement is None:
@@ -72,14 +72,14 @@ def challengers(state: SearchState) -> tuple[Plan, ...]:
     blind = [plan for plan in state.left() if plan not in view.rows]
     if len(blind) <= LIMIT:
         return tuple(likely)
-    # Half of the places for those of which the model has no view.
+    # Half of the places are for plans that the model cannot predict.
     half = state.top // 2 or 1
     proposed = _proposed(state, blind, view, half, excluded=set(state.programs))
     return (*likely[: state.top - half], *proposed, *likely[state.top - half :])
 
 
 def raceable(state: SearchState, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """Those of `plans` that compiled to a program that was not measured, each program once."""
+    """The plans whose compiled program was not measured; one plan for each program."""
     left = set(state.left())
     known = {
         plan: state.programs[plan] for plan in plans if plan in left and plan in state.programs

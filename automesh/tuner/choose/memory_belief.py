@@ -1,10 +1,11 @@
-"""Which plans are expected to fit devices that are not here, by estimate and compiler.
+"""Predicts which plans fit absent devices, from estimates and compiles.
 
-Pure functions. An estimate of memory is off by a factor that plans with the same knobs share: of an
-8B model on TPU v5p the compiler needed 0.68 to 0.71 times the estimate with `remat=full`, 0.77 to
-0.79 times with two microbatches of it, and 0.87 to 0.92 times with two of `remat=dots`, whatever
-the mesh. So a few answers of the compiler correct the estimates of their neighbours. That decides
-what is worth a compile; it is never a verdict, and a result says how many plans were left out.
+Pure functions. An estimate of memory is wrong by a factor that is similar for plans with the same
+knobs: for an 8B model on TPU v5p the compiler needed 0.68 to 0.71 times the estimate with
+`remat=full`, 0.77 to 0.79 times with that and two microbatches, and 0.87 to 0.92 times with
+`remat=dots` and two microbatches, on any mesh. So a few compiles correct the estimates of plans
+with the same knobs. The prediction only decides which plans are worth a compile; the result states
+how many plans were left out.
 """
 
 from __future__ import annotations
@@ -19,34 +20,35 @@ from automesh.report.words import count
 from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.measure.statistics import t_limit
 
-# An estimate of memory is seldom this far above what the compiler then needs.
+# An estimate of memory is rarely above the compiler's figure by this factor.
 _TOO_LARGE = 1.15
-# Where nothing with the same knobs was compiled, the next plan may have a smaller ratio yet: of two
-# models on v5e and v5p, 394 plans in all, the compiler needed 0.69 to 1.75 times the estimate.
+# If no plan with the same knobs was compiled, the next ratio may be smaller than all known ones:
+# for two models on v5e and v5p, 394 plans in all, the compiler needed 0.69 to 1.75 times the
+# estimate.
 _SPREAD = 0.75
 _ENOUGH = 5
-# Of plans with the same knobs: the chance that one is left out which would fit.
+# The chance that a plan that would fit is left out, among plans with the same knobs.
 _MISSED = 0.01
-# The least standard deviation that the logarithms of their ratios are taken to have.
+# A lower limit for the standard deviation of the logarithms of the ratios.
 _SCATTER = 0.03
-# The least degrees of freedom of that deviation, below which nothing is concluded from it.
+# The least degrees of freedom for which that deviation is used.
 _LEAST_FREEDOM = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBelief:
-    """What compiles have shown of estimates of memory, in one search.
+    """How estimates of memory compare with the compiles of one search.
 
     Attributes:
-      outcomes: what the compiler said, with the reserve, at low effort too: it then needs a little
-        less.
-      estimates: of memory, among others.
-      device_memory: what there is.
-      least: per mapping and knobs, the least part of its estimate that a plan is believed to need;
-        None: of all others; empty while too little is known.
-      typical: per mapping and knobs the part of its estimate that a plan has needed so far, in the
-        geometric mean; empty before the first compile.
-      seen: mappings and knobs of which the compiler has stated the memory of a plan.
+      outcomes: compiled outcomes, judged with the reserve; also those at low effort, which need a
+        little less memory.
+      estimates: estimates of plans, with their memory.
+      device_memory: memory of one device.
+      least: for each mapping and knobs, the smallest expected ratio of needed to estimated memory;
+        the key None stands for all others; empty while too little is known.
+      typical: for each mapping and knobs, the geometric mean of the ratios of needed to estimated
+        memory; empty before the first compile.
+      seen: mappings and knobs for which the compiler has stated the memory of a plan.
     """
 
     outcomes: Mapping[Plan, Outcome]
@@ -62,10 +64,10 @@ class MemoryBelief:
         estimates: Mapping[Plan, Estimated],
         device_memory: DeviceMemory,
     ) -> MemoryBelief:
-        """Compares estimates with what the compiler said.
+        """Compares estimates with the compiler's figures.
 
-        With the same knobs the logarithms of the ratios are taken to be normal, with one variance
-        for all knobs; the limit is that of a next one by Student's t.
+        The logarithms of the ratios are assumed to be normal for the same knobs, with one variance
+        for all knobs; the limit is the prediction limit of Student's t for the next one.
         """
         ratios: dict[Call, list[float]] = {}
         for plan, outcome in outcomes.items():
@@ -82,15 +84,16 @@ class MemoryBelief:
         )
 
     def expected_bytes(self, plan: Plan) -> float:
-        """The estimate of a plan's memory, corrected by what compiles of this search have shown."""
+        """The estimate of a plan's memory, corrected by the compiles of this search."""
         estimated = self.estimates.get(plan)
         if estimated is None:
             return 0.0
-        # Other knobs have other ratios: of plans with these none may have been compiled.
+        # The default: no plan with these knobs may have been compiled, and other knobs have other
+        # ratios.
         return estimated.memory_bytes * self.typical.get(plan.call, 1.0)
 
-    def is_hopeless(self, plan: Plan) -> bool:
-        """Whether a plan is believed not to fit, so that no compiler need be asked."""
+    def is_too_large(self, plan: Plan) -> bool:
+        """Whether a plan is expected not to fit, so that a compile is not worth its time."""
         estimated, free_bytes = self.estimates.get(plan), self.device_memory.free_bytes
         ratio = self.least.get(plan.call, self.least.get(None))
         if estimated is None or ratio is None or not free_bytes:
@@ -99,22 +102,22 @@ class MemoryBelief:
             return False
         return ratio * estimated.memory_bytes > free_bytes
 
-    def is_large(self, plan: Plan) -> bool:
-        """Whether a plan is estimated to need more memory than there is."""
+    def seems_large(self, plan: Plan) -> bool:
+        """Whether the estimate of a plan exceeds the memory of a device."""
         estimated = self.estimates.get(plan)
         if estimated is not None and estimated.memory_interval and not estimated.memory_interval[1]:
-            return False  # Something in it has a size that nobody knows.
+            return False  # A part of it has an unknown size.
         return 0 < self.device_memory.free_bytes < self.expected_bytes(plan) / _TOO_LARGE
 
     def may_fit(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
-        """The plans of an order that are not believed to be too large."""
-        return tuple(plan for plan in order if not self.is_hopeless(plan))
+        """The plans of an order that are not expected to be too large."""
+        return tuple(plan for plan in order if not self.is_too_large(plan))
 
     def worth_asking(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
-        """What the compiler may be asked now, and what it has answered.
+        """The plans that may be compiled now, and those that were.
 
-        Of plans that seem too large, and none with whose knobs was compiled, the smallest one goes
-        ahead: what the compiler needs for it says whether the others have a chance.
+        If no plan with the same knobs was compiled and all seem too large, the smallest one is
+        compiled first: its figure shows whether the others may fit.
 
         Args:
           order: best first.
@@ -122,7 +125,7 @@ class MemoryBelief:
         scouts: dict[Call, Plan] = {}
         for plan in order:
             is_open = plan.call not in self.seen and plan not in self.outcomes
-            if is_open and self.is_large(plan):
+            if is_open and self.seems_large(plan):
                 first = scouts.setdefault(plan.call, plan)
                 if self.estimates[plan].memory_bytes < self.estimates[first].memory_bytes:
                     scouts[plan.call] = plan
@@ -130,8 +133,8 @@ class MemoryBelief:
         def is_worth(plan: Plan) -> bool:
             if plan in self.outcomes:
                 return True
-            waits = plan.call in scouts and plan != scouts[plan.call] and self.is_large(plan)
-            return not waits and not self.is_hopeless(plan)
+            waits = plan.call in scouts and plan != scouts[plan.call] and self.seems_large(plan)
+            return not waits and not self.is_too_large(plan)
 
         return tuple(plan for plan in order if is_worth(plan))
 
@@ -142,19 +145,19 @@ def large_last(
     device_memory: DeviceMemory,
     known: Mapping[Plan, Outcome] | None = None,
 ) -> tuple[Plan, ...]:
-    """The order with plans behind that are estimated to need more memory than there is.
+    """Moves plans whose estimate exceeds the device's memory to the end of an order.
 
-    They are not ruled out: what is left of the time may show that they fit.
+    They are not excluded: if time is left, a compile may show that they fit.
 
     Args:
-      known: what the compiler has said so far: it corrects the estimates.
+      known: compiled outcomes so far, which correct the estimates.
     """
     belief = MemoryBelief.of(known or {}, estimates, device_memory)
-    return tuple(sorted(order, key=belief.is_large))
+    return tuple(sorted(order, key=belief.seems_large))
 
 
 def too_large_notice(number: int) -> str:
-    """What a result says of plans that were left out."""
+    """The notice of a result about plans that were left out."""
     what = count(number, "plan that is", "plans that are")
     return f"left out {what} not expected to fit a device"
 
@@ -182,7 +185,7 @@ def _least(ratios: Mapping[Call, Sequence[float]]) -> dict[Call | None, float]:
 
 
 def _needed_bytes(outcome: Outcome, device_memory: DeviceMemory) -> float:
-    """What the compiler needed on the device; 0 if it did not say."""
+    """Memory that the compiler needed on the device; 0 if unknown."""
     match outcome:
         case Compiled(memory=memory):
             return memory.peak_bytes

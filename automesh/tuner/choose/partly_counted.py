@@ -1,8 +1,8 @@
-"""Plans whose time is known in part only, while that of others is known as a whole (pure).
+"""Finds plans whose time is only partly known, while that of others is fully known (pure).
 
-A loop whose length the data decide is counted once, a kernel that states no cost by its operands: a
-plan with more of these than others would win by what was not counted. It is ranked behind them,
-shown with a mark, and what an estimate says of it is not believed.
+A loop whose length depends on data is counted once, and a kernel without a stated cost is counted
+by its operands. A plan with more of these than others could win only because of uncounted work. So
+it is ranked after them and shown with a mark, and its estimate is not used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
 def uncounted_of(outcome: Outcome | None) -> tuple[str, ...]:
-    """What has no price in an estimate or in a compiled program, in words."""
+    """The work that has no price in an estimate or in a compiled program, in words."""
     match outcome:
         case Estimated(uncounted=uncounted):
             return uncounted
@@ -28,9 +28,10 @@ def uncounted_of(outcome: Outcome | None) -> tuple[str, ...]:
 
 
 def partly_counted(outcomes: Mapping[Plan, Outcome]) -> frozenset[Plan]:
-    """Plans with work of unknown length that others of the same kind of outcome do not have.
+    """The plans with uncounted work that other plans with the same kind of outcome do not have.
 
-    What all of them have, a kernel that every plan calls, says nothing about their order.
+    Uncounted work of all plans, such as a kernel that every plan calls, does not affect their
+    order.
     """
     found: set[Plan] = set()
     for kind in (Estimated, Compiled):

@@ -1,4 +1,5 @@
-"""Where a search on real devices begins: at the plan that a rule promises without having run it."""
+"""Finds the plan from which a search on real devices begins: that of a rule that was only
+compiled."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from automesh.units import format_seconds
 def promised_plans(
     request: SearchRequest, preparation: Preparation, legal: LegalPlans
 ) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
-    """The plan of the rule for these devices, if that was only compiled so far.
+    """The plan of the rule for these devices, if the rule was compiled but not measured.
 
     Returns:
-      The plan or nothing, and what the user should know.
+      The plan or nothing, and notices for the user.
 
     Raises:
       UsageError: the rules file is broken.
@@ -48,7 +49,7 @@ def promised_plans(
 
 
 def measured_rule(path: Path, selector: str) -> bool:
-    """Whether a rules file has a rule for a target that was measured.
+    """Whether a rules file has a measured rule for a target.
 
     Raises:
       UsageError: the rules file is broken.
@@ -72,7 +73,7 @@ def _plan_of(
         known = {name: pair for name, pair in sizes.items() if name in mine}
         if known != mine or any(sizes[name] != (1, 1) for name in sizes if name not in mine):
             return False
-        # A knob that either leaves out has `build`'s own default.
+        # A knob that the plan or the rule leaves out has `build`'s own default.
         if plan.mapping != rule.mapping.axes:
             return False
         knobs = {**defaults, **dict(plan.knobs)}

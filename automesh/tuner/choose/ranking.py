@@ -1,4 +1,4 @@
-"""From trials to ranked candidates: pure functions, so that recorded studies can be replayed."""
+"""Ranks candidates from trials, by pure functions, so that recorded studies can be replayed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from automesh.report.comparison import Comparison, Verdict
 from automesh.report.result import Candidate
 from automesh.tuner.choose.partly_counted import partly_counted
 
-WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
+WIDE = 1.5  # estimates of memory are up to 40 % off: only larger ones count
 
 
 def may_be_exported(outcome: Outcome | None) -> bool:
-    """Whether nothing is known against it that a measured plan computes what the reference does."""
+    """Whether a plan was measured and no difference of its results from the reference is known."""
     return isinstance(outcome, Measured) and outcome.numerics not in EXCLUDED
 
 
@@ -29,10 +29,11 @@ def best_first(
     usual: Plan,
     first: Sequence[Plan] = (),
 ) -> tuple[Plan, ...]:
-    """An order to compile in: `first`, every mesh at the usual settings, others of good meshes.
+    """The order in which to compile: `first`, each mesh with usual settings, other settings of good
+    meshes.
 
     Args:
-      compiled: what is known so far.
+      compiled: compiled outcomes so far.
       usual: a plan with the default knobs and compiler options.
     """
     predicted_s = {
@@ -60,12 +61,12 @@ def promising(
 ) -> tuple[Plan, ...]:
     """The plans to measure: `first`, then the `limit` fastest by prediction, one per program.
 
-    Of plans whose prediction leaves out work the fastest has the last of several places: what it
-    takes, only a race can tell.
+    If there are several places, the last one goes to the fastest plan whose prediction leaves out
+    work, since only a race shows its time.
 
     Args:
       compiled: outcome of the compile rung by plan.
-      first: plans to measure in any case (the baseline), if they compiled.
+      first: plans that are measured in any case (the baseline), if they compiled.
       seconds: predicted time of a compiled plan; by default that of the compiled program.
     """
     chosen: dict[str, Plan] = {}
@@ -111,14 +112,14 @@ def rank(
     winner: Sequence[Plan],
     estimates: Mapping[Plan, Estimated] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Orders all that was tried: exportable, other measurements, predictions, failures.
+    """Orders all tried plans: exportable ones, other measured ones, predicted ones, failures.
 
     Args:
-      comparisons: of measured plans with the exported one; a plan without one was measured at
-        another time, and is compared by its interval alone.
+      comparisons: comparisons of measured plans with the exported one; a plan without one was
+        measured at another time, and is compared by its interval only.
       baseline: the script's own plan, or nothing.
-      winner: the plan that is exported, or nothing; it comes first.
-      estimates: of plans that went further.
+      winner: the exported plan, or nothing; it is first.
+      estimates: estimates of the tried plans.
     """
     verdicts = dict(comparisons)
     best_s = _best_seconds(measured, winner)
@@ -154,13 +155,13 @@ def rank(
 
 
 def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
-    """Whether an estimate of memory exceeds the device by more than it may be wrong.
+    """Whether an estimate of memory exceeds the device's by more than its possible error.
 
     Args:
       device_memory_bytes: 0 where nobody says.
     """
     least, most = estimated.memory_interval or (estimated.memory_bytes / WIDE, 1)
-    if not most:  # What is not known may be anything: the compiler is asked.
+    if not most:  # Unknown memory: only a compile can tell.
         return False
     return 0 < device_memory_bytes < least
 
@@ -168,9 +169,9 @@ def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
 def estimated_candidates(
     estimates: Mapping[Plan, Estimated], *, baseline: Sequence[Plan], device_memory_bytes: int
 ) -> tuple[Candidate, ...]:
-    """Plans of which nothing but an estimate is known: the fastest first, the too large last.
+    """Plans with only an estimate: the fastest first, those too large last.
 
-    Behind all others stand those whose time is known in part only.
+    Plans whose time is only partly known come after all others.
     """
     apart = partly_counted(estimates)
     ranked = sorted(
@@ -258,7 +259,7 @@ def _order(candidate: Candidate, is_winner: bool) -> tuple[int, float, str]:
     return (5, 0.0, text)
 
 
-# From compiles for absent devices to ranked candidates (pure functions).
+# Ranks candidates that were compiled for absent devices (pure functions).
 
 _Place = tuple[int, bool, float, bool, str]
 
@@ -270,13 +271,13 @@ def rank_ahead(
     estimates: Mapping[Plan, Estimated],
     baseline: Collection[Plan],
 ) -> tuple[Candidate, ...]:
-    """Orders all that was compiled: by replay, then by estimate, then failures.
+    """Orders all compiled plans: by replay, then by estimate, then failures.
 
     Args:
-      compiled: at default effort.
-      screened: at low effort; what that says of time counts for nothing, so such a plan stands with
-        its estimate, and is left out if it has none.
-      estimates: of plans that were compiled.
+      compiled: outcomes at default effort.
+      screened: outcomes at low effort, whose times do not count: such a plan is ranked by its
+        estimate, and left out if it has none.
+      estimates: estimates of compiled plans.
     """
     found: list[Candidate] = []
     known, guessed = partly_counted({**screened, **compiled}), partly_counted(estimates)
@@ -313,7 +314,7 @@ def _place(candidate: Candidate) -> _Place:
 
 
 def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
-    """The candidate with its ratio to the best: replay over replay, estimate over estimate."""
+    """Adds a candidate's ratio to the best: replay over replay, or estimate over estimate."""
     outcome, first = candidate.outcome, best.outcome
     if not isinstance(outcome, Compiled | Estimated):
         return replace(candidate, standing=Comparison(verdict="failed"))
@@ -329,7 +330,7 @@ def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
 
 
 def _program_bound_by(prediction: Outcome | None, chip: Chip) -> str:
-    """The largest cause of a compiled program's time, by its schedule if that was played."""
+    """The largest cause of a compiled program's time, from its replay if there is one."""
     if not isinstance(prediction, Compiled):
         return ""
     if prediction.replay is not None and prediction.replay.causes:

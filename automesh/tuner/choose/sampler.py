@@ -1,7 +1,8 @@
-"""Where plans are too many to be ranked one by one, a sampler chooses: Optuna's TPE, ask and tell.
+"""A sampler (Optuna's TPE, ask and tell) that chooses plans if there are too many to rank one by
+one.
 
-The sampler sees sizes of axes and settings as parameters; what it asks for need not be legal, so
-the nearest legal plan stands in for it.
+The sampler has sizes of axes and settings as parameters. A point that it asks for need not be
+legal, so the nearest legal plan is used instead.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from optuna.trial import TrialState, create_trial
 
 from automesh.mesh.axes import Plan
 
-LIMIT = 4000  # plans; up to here the ranking alone decides
-_MOST_KNOWN = 300  # a sampler gains little from more, and its time grows with them
-_OTHER_SETTING = 2  # how many steps of a size another value of a setting is away
+LIMIT = 4000  # plans; up to this number the ranking alone decides
+_MOST_KNOWN = 300  # more plans help a sampler little and make it slower
+_OTHER_SETTING = 2  # distance of another value of a setting, in steps of a size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Space:
-    """Plans as points.
+    """Plans as points of a parameter space.
 
     Attributes:
-      names: of the parameters: `ici.dp`, `dcn.dp`, `knob.remat`, `option.x`.
-      points: [plans, parameters] place of each plan's value among those that occur.
+      names: names of the parameters: `ici.dp`, `dcn.dp`, `knob.remat`, `option.x`.
+      points: [plans, parameters] index of each plan's value among the occurring values.
       ordered: [parameters] True for sizes, False for settings.
-      counts: [parameters] how many values occur.
+      counts: [parameters] number of occurring values.
     """
 
     names: tuple[str, ...]
@@ -67,11 +68,11 @@ def propose(
     excluded: Collection[Plan] = (),
     seed: int = 0,
 ) -> tuple[Plan, ...]:
-    """Plans that a sampler finds worth trying.
+    """Asks the sampler for plans that are worth trying.
 
     Args:
       plans: all legal plans of a search.
-      known: seconds per step of some of them, measured or predicted: what the sampler starts from.
+      known: measured or predicted seconds per step of some plans, which the sampler learns from.
       number: how many to propose; fewer if no more are free.
       excluded: plans not to propose; those of `known` may be proposed.
     """
@@ -89,14 +90,14 @@ def propose(
                     distributions=space.distributions,
                     value=known[plan],
                 )
-                for plan in _telling(known, rows)
+                for plan in _best_and_spread(known, rows)
             ]
         )
         chosen: list[Plan] = []
         while len(chosen) < number:
             trial = study.ask(space.distributions)
             row = space.nearest(trial.params, is_free)
-            # The plan that stands in for the point is told in its own place, once it is known.
+            # The nearest plan is told as its own point, once its time is known.
             study.tell(trial, state=TrialState.FAIL)
             if row is None:
                 break
@@ -105,8 +106,8 @@ def propose(
     return tuple(chosen)
 
 
-def _telling(known: Mapping[Plan, float], rows: Mapping[Plan, int]) -> list[Plan]:
-    """The best, and an even choice of the others: a sampler learns from the contrast."""
+def _best_and_spread(known: Mapping[Plan, float], rows: Mapping[Plan, int]) -> list[Plan]:
+    """The best plans and an even choice of the others, since a sampler learns from the contrast."""
     ranked = sorted((plan for plan in known if plan in rows), key=lambda plan: known[plan])
     if len(ranked) <= _MOST_KNOWN:
         return ranked
@@ -133,7 +134,7 @@ def _space_of(plans: Sequence[Plan]) -> _Space:
     points: list[NDArray[np.int64]] = []
     counts: list[int] = []
     for name, values_of in columns.items():
-        # A size sorts by itself; the values of a setting have no order, any will do.
+        # Sizes are sorted; values of a setting have no natural order, so any order will do.
         distinct = sorted(set(values_of), key=lambda one: (not isinstance(one, int), one))
         if len(distinct) > 1:
             place = {value: index for index, value in enumerate(distinct)}
@@ -149,7 +150,7 @@ def _space_of(plans: Sequence[Plan]) -> _Space:
 
 
 class _quiet:  # noqa: N801 - a context, used as a verb
-    """Optuna's log lines about what we do with it would stand between ours."""
+    """Silences Optuna's log, whose lines would appear between automesh's own."""
 
     def __enter__(self) -> None:
         self._verbosity = optuna.logging.get_verbosity()

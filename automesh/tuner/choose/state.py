@@ -1,4 +1,4 @@
-"""What a search knows at one moment, and what follows for the plans that are left (pure)."""
+"""The knowledge of a search at one moment, and its conclusions for the remaining plans (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failure, Measured, Outcome
-from automesh.tuner.choose.beliefs import View, compile_order, view_of
+from automesh.tuner.choose.beliefs import RefinedTimes, compile_order, refined_times
 from automesh.tuner.choose.certificate import (
     Chance,
     belief,
@@ -24,21 +24,22 @@ from automesh.tuner.preparation import LegalPlans, Preparation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchState:
-    """All plans of a search, with what each rung has said of them so far.
+    """All plans of a search with their outcomes so far, from each rung.
 
     Attributes:
-      plans: the baseline among them.
-      estimates: by propagation and formula; plans without one are blind, and so are those whose
-        estimate leaves out work that others' do not.
-      programs: what the compiler said; of absent devices, at low effort.
-      results: what decides: what was measured; of absent devices, what was compiled at default
+      plans: all plans, with the baseline.
+      estimates: estimates by propagation and formula; not those that leave out work that others
+        include.
+      programs: compiled outcomes; for absent devices those at low effort.
+      results: the outcomes that decide: measured ones; for absent devices those compiled at default
         effort and replayed.
       baseline: the script's own plan, or nothing.
-      promised: what a rule promises that was only compiled so far, or nothing: it is raced, too.
+      promised: the plan of a rule that was only compiled, or nothing; it is raced as well.
       usual: a plan with the default knobs and compiler options.
-      top: finalists of a race, or plans to compile for absent devices; the baseline not counted.
-      device_memory_bytes: 0 where nobody says.
-      is_replayed: True for absent devices, where nothing is run.
+      top: number of finalists of a race, or of plans to compile for absent devices, without the
+        baseline.
+      device_memory_bytes: memory of one device; 0 if unknown.
+      is_replayed: True for absent devices, for which nothing is run.
     """
 
     plans: Sequence[Plan]
@@ -56,21 +57,21 @@ class SearchState:
     def knowing(
         self, programs: Mapping[Plan, Outcome], results: Mapping[Plan, Outcome]
     ) -> SearchState:
-        """The same plans with what is known of them now."""
+        """The same plans with newer outcomes."""
         return replace(self, programs=programs, results=results)
 
     @property
     def first(self) -> tuple[Plan, ...]:
-        """Plans that are compiled and raced whatever is thought of them."""
+        """Plans that are compiled and raced in any case."""
         return tuple(dict.fromkeys([*self.baseline, *self.promised]))
 
-    def view(self) -> View:
-        """What is believed of all plans."""
-        # A program at low effort says nothing of the time that it takes.
+    def view(self) -> RefinedTimes:
+        """The expected times of all plans."""
+        # A program at low effort says nothing about its step time.
         chip = None if self.is_replayed else self.chip
-        return view_of(self.plans, self.estimates, self.programs, self.results, chip)
+        return refined_times(self.plans, self.estimates, self.programs, self.results, chip)
 
-    def order(self, plans: Sequence[Plan], view: View) -> tuple[Plan, ...]:
+    def order(self, plans: Sequence[Plan], view: RefinedTimes) -> tuple[Plan, ...]:
         """The plans in the order in which to compile them."""
         return compile_order(
             plans,
@@ -83,11 +84,11 @@ class SearchState:
         )
 
     def excluded(self) -> frozenset[Plan]:
-        """Plans that cannot be the fastest, by the sound bound."""
+        """Plans that cannot be the fastest, according to the sound bound."""
         return excluded_by_bound(self.estimates, self.results)
 
     def left(self) -> tuple[Plan, ...]:
-        """Plans without a result, of their own or of the same program, that did not fail."""
+        """Plans that did not fail and have no result, neither their own nor of the same program."""
         known = (self._program(plan) for plan in self.results)
         done = {one.fingerprint for one in known if isinstance(one, Compiled)}
 
@@ -100,13 +101,13 @@ class SearchState:
         return tuple(plan for plan in self.plans if is_open(plan))
 
     def _program(self, plan: Plan) -> Outcome | None:
-        """The program that a plan's result speaks for, if it speaks for more than the plan."""
+        """The program of a plan, if its result also holds for other plans with the same program."""
         result = self.results[plan]
-        # A compile that fails may lack the time or the memory that its twin will have.
+        # A compile may fail for time or memory while one of the same program succeeds.
         return result if self.is_replayed else self.programs.get(plan)
 
     def best_s(self) -> float | None:
-        """Seconds of the fastest plan that may become a rule; None if none may."""
+        """Seconds of the fastest exportable plan; None if there is none."""
         apart = partly_counted(self.results)
         times = [
             result.step_s
@@ -119,10 +120,10 @@ class SearchState:
     def chances(
         self, best_s: float | None, among: Sequence[Plan] | None = None
     ) -> tuple[Chance, ...]:
-        """How likely each plan that is left beats `best_s`, the likeliest first.
+        """The chance of each remaining plan to beat `best_s`, the likeliest first.
 
         Args:
-          among: of which plans; by default of all that are left and not excluded.
+          among: the plans; by default all remaining ones that are not excluded.
         """
         view = self.view()
         if best_s is None or view.refinement is None:
@@ -132,10 +133,11 @@ class SearchState:
         )
 
     def certificate(self, best_s: float) -> str:
-        """What is certain of the plans that are left; see `automesh.tuner.choose.certificate`.
+        """What is certain about the remaining plans; see `automesh.tuner.choose.certificate`.
 
         Args:
-          best_s: of the winner: times of other races were measured under other conditions.
+          best_s: step time of the winner; times of other races were measured under other
+            conditions.
         """
         return certificate(self.left(), self.estimates, best_s)
 
@@ -146,7 +148,7 @@ class SearchState:
         *,
         how: Literal["measured", "replayed"] = "measured",
     ) -> str:
-        """What the model thinks of the plans that are left; arguments as of `chances`."""
+        """The model's belief about the remaining plans; the arguments are those of `chances`."""
         number = len(self._may_win() if among is None else among)
         return belief(number, self.view().refinement, self.chances(best_s, among), how=how)
 
@@ -163,10 +165,10 @@ def state_of(
     plans: Sequence[Plan] | None = None,
     top: int,
 ) -> SearchState:
-    """What a search knows before its first compile.
+    """Makes the state of a search before its first compile.
 
     Args:
-      plans: by default all that are legal, and the baseline.
+      plans: by default all legal plans and the baseline.
     """
     return SearchState(
         plans=legal.plans if plans is None else plans,

@@ -274,9 +274,9 @@ def _end(process: Guarded) -> Ending:
         for _ in range(2):
             for _ in range(int(_KILL_LIMIT_S / _LOOK_S)):
                 if selector.select(_LOOK_S) and process.has_ended():
-                    return process.bury()
+                    return process.collect_ending()
             process.kill_deputy()  # It is stopped or stuck: the guardian then does all the killing.
-    return process.bury()
+    return process.collect_ending()
 
 
 def _prepare(manner: Manner, place: Place) -> tuple[Reader, dict[str, str]]:

@@ -1,1 +1,1 @@
-"""The compile rung: plans through the compiler."""
+"""The compile rung, which sends plans through the compiler."""

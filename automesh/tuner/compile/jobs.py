@@ -1,4 +1,4 @@
-"""What the compile rung asks of workers, and what their answers mean: for devices that are here."""
+"""The jobs of the compile rung and the outcomes that their answers mean."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from automesh.worker.messages import CompileJob
 
 
 class Compiling(Protocol):
-    """Compiles for certain devices."""
+    """Makes compile jobs for one kind of devices, and outcomes from their answers."""
 
     def job(self, plan: Plan) -> CompileJob:
-        """The message that asks a worker for one compile."""
+        """Makes the job that compiles a plan."""
         ...
 
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
-        """What a compile says of its plan."""
+        """The outcome of a plan, from the answer of its compile."""
         ...
 
     def keeps(self, known: Compiled) -> bool:
-        """Whether a finished compile can be taken over by other plans with the same program."""
+        """Whether other plans with the same program can use a finished compile."""
         ...
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
-        """What a finished compile of the same program says of another plan, or of this one now."""
+        """The outcome of a plan, from a finished compile of the same program for it or another
+        plan."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilingHere:
-    """Compiles for attached or virtual devices.
+    """Makes compile jobs for attached or virtual devices.
 
     Attributes:
       player: gives a step's time from the schedule; None: it comes from what the program counts.
@@ -69,27 +70,27 @@ class CompilingHere:
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
         """See `Compiling`."""
-        # The chip table may have changed since a stale trial was written, and its replay may be of
-        # another plan, or at other speeds.
+        # The chip table may have changed since the compile was stored, and its replay may belong to
+        # another plan or other speeds.
         counted = predicted(replace(known, replay=None), self.preparation.chip)
         return self._played(plan, counted)
 
     def _played(self, plan: Plan, compiled: Compiled) -> Compiled:
-        """With the time by its schedule, if that is there and can be played: the program will be
-        measured in any case."""
+        """Adds the time from its schedule, if the program is in the store and can be replayed. If
+        not, the program is still measured."""
         if self.player is None or not compiled.stored:
             return compiled
         try:
             played = self.player.replayed(plan, compiled)
-        except UsageError:  # Others make room in the store, too.
+        except UsageError:  # Another search has removed it from the store.
             return compiled
         return played if isinstance(played, Compiled) else compiled
 
 
 def outcome_of(preparation: Preparation, answer: CompileAnswer) -> Outcome:
-    """What a worker said, with a time from what its programs do; or that it does not fit."""
+    """Turns a worker's answer into an outcome with a predicted time, or into `OutOfMemory`."""
     device_memory, needed_bytes = preparation.device_memory, answer.memory.peak_bytes
-    # Compilers for GPUs refuse nothing. The reserve is judged when the outcome is read: see
+    # Compilers for GPUs refuse no program. The reserve is judged when the outcome is read: see
     # `DeviceMemory`.
     if device_memory.limit_bytes and needed_bytes > device_memory.limit_bytes:
         return replace(device_memory, reserve_bytes=0).refusal(needed_bytes)
@@ -107,7 +108,7 @@ def outcome_of(preparation: Preparation, answer: CompileAnswer) -> Outcome:
 
 
 def predicted(compiled: Compiled, chip: Chip) -> Compiled:
-    """The outcome with the time of a step from what its programs do."""
+    """Adds a step time that is predicted from the work of its programs."""
     if compiled.pipeline is not None:
         return predict_pipeline(compiled, compiled.pipeline, chip)
     return replace(compiled, step_s=predict(compiled.counts, chip).step_s)
@@ -123,18 +124,18 @@ def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) ->
     )
 
 
-# Compiles for devices that are not here: at low effort for a verdict, at default effort for a
+# Compiles for absent devices: at low effort to see whether a plan fits, at default effort for a
 # schedule.
 
 
 @dataclass(slots=True, kw_only=True)
 class CompilingAhead:
-    """Compiles for absent devices; see `Compiling`.
+    """Makes compile jobs for absent devices; see `Compiling`.
 
     Attributes:
-      player: gives a step's time from the schedule; None at low effort, whose schedule is none that
-        would run.
-      asked: what user code asked about the devices, in words, each once.
+      player: replays the schedule for the step time; None at low effort, whose schedule would not
+        run.
+      asked: collects what user code asked about the devices, in words, each once.
     """
 
     preparation: Preparation
@@ -159,14 +160,14 @@ class CompilingAhead:
         return self._played(plan, outcome) if isinstance(outcome, Compiled) else outcome
 
     def keeps(self, known: Compiled) -> bool:
-        """See `Compiling`: what was removed from the store must be compiled again."""
+        """See `Compiling`; False for a program that is no longer in the store."""
         needed = {known.stored}
         if known.pipeline is not None:
             needed = {program.stored for program in known.pipeline.programs}
         return self.player is None or all(self.store.find(one) is not None for one in needed)
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
-        """See `Compiling`: the same program has other names for its axes on another plan."""
+        """See `Compiling`; the axes of the program may have other names on another plan."""
         return self._played(plan, known)
 
     def _played(self, plan: Plan, compiled: Compiled) -> Outcome:

@@ -1,10 +1,10 @@
-"""How long compiles will take, guessed from those that are done.
+"""Guesses how long compiles will take from the finished ones.
 
-Workers side by side are done soonest if the longest compiles begin first (Graham 1969); how long
-one takes nobody says. But its length goes along with the axes that the mesh uses, with the knobs,
-and with the number of collectives, which the estimate's latency counts: a ridge regression of the
-logarithm of the seconds on these orders plans well enough for that (`python -m benchmarks.fleet`
-prints how well, on recorded searches).
+Parallel workers finish soonest if the longest compiles begin first (Graham 1969), but the length of
+a compile is not known before. It depends on the axes that the mesh uses, on the knobs, and on the
+number of collectives, which the estimate's latency counts. A ridge regression of the logarithm of
+the seconds on these predicts the order well enough (`python -m benchmarks.fleet` prints how well,
+on recorded searches).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 
 LEAST = 4
-"""With fewer compiles nothing is guessed."""
-_RIDGE = 1.0  # As much as one compile against each feature: what was seen once says little.
+"""The least number of finished compiles for a guess."""
+_RIDGE = 1.0  # As strong as one compile per feature: one compile says little.
 _NO_LATENCY_S = 1e-9
-_ALIKE = 1e-6  # of logarithms: so many equal ones differ by as much as sums are rounded
+_ALIKE = 1e-6  # of logarithms: smaller differences may be rounding errors of sums
 
 
 def expected_s(
     plans: Sequence[Plan], known_s: Mapping[Plan, float], estimates: Mapping[Plan, Estimated]
 ) -> dict[Plan, float]:
-    """Seconds that each plan's compile will take, about; empty while too few are known.
+    """The approximate seconds of each plan's compile; empty while too few compiles are known.
 
     Args:
-      known_s: seconds of compiles that are done, all above 0.
-      estimates: of plans; one that has none counts as one of the usual latency.
+      known_s: seconds of finished compiles, all above 0.
+      estimates: estimates of plans; a plan without one gets the mean latency.
     """
     if len(known_s) < LEAST:
         return {}
@@ -57,7 +57,7 @@ def expected_s(
 
 
 def _features(plan: Plan) -> frozenset[str]:
-    """What a plan is made of, as far as it may make its compile long or short."""
+    """The features of a plan that may affect the length of its compile."""
     axes = [axis.name for axis in plan.axes if axis.size > 1]
     axes += [f"dcn.{axis.name}" for axis in plan.axes if axis.dcn > 1]
     chosen = [f"{name}={value}" for name, value in (*plan.knobs, *plan.compiler_options)]
@@ -65,7 +65,7 @@ def _features(plan: Plan) -> frozenset[str]:
 
 
 def _latency(plan: Plan, estimates: Mapping[Plan, Estimated]) -> float:
-    """Logarithm of the seconds of latency in an estimate; NaN without one."""
+    """Logarithm of the latency in an estimate, in seconds; NaN without an estimate."""
     if (estimated := estimates.get(plan)) is None:
         return math.nan
     return math.log(max(dict(estimated.causes).get("latency", 0.0), _NO_LATENCY_S))

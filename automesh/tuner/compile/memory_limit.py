@@ -1,4 +1,4 @@
-"""What fits a device: its memory, less what is kept in reserve (pure functions)."""
+"""Decides whether a program fits the memory of a device, less the reserve (pure functions)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PRINTED = 0.005  # compilers print their limit with two decimals
 class DeviceMemory:
     """The memory of one device.
 
-    Judged when outcomes are read, not when they are stored, so that a search that goes on with
-    another reserve need not compile again.
+    Outcomes are judged when they are read, not when they are stored, so that a search that is
+    resumed with another reserve need not compile again.
 
     Attributes:
-      limit_bytes: what a program could use; 0 where nobody says.
-      reserve_bytes: of these, what is kept free.
+      limit_bytes: memory that a program could use; 0 if unknown.
+      reserve_bytes: the part of it that plans must leave free.
     """
 
     limit_bytes: int = 0
@@ -27,11 +27,11 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What a plan may use; 0 where there is no limit."""
+        """Memory that a plan may use; 0 if there is no limit."""
         return max(self.limit_bytes - self.reserve_bytes, 1) if self.limit_bytes else 0
 
     def judged(self, outcome: Outcome) -> Outcome:
-        """The outcome with this reserve: a program that leaves less than that free does not fit."""
+        """The outcome under this reserve: a program that leaves less free does not fit."""
         if not self.limit_bytes:
             return outcome
         match outcome:
@@ -43,7 +43,7 @@ class DeviceMemory:
                 return outcome
 
     def refusal(self, needed_bytes: int) -> OutOfMemory:
-        """The outcome of a program that needs more than there is."""
+        """Makes the outcome of a program that needs more memory than there is."""
         has = f"which has {format_bytes(self.limit_bytes)}"
         if self.reserve_bytes:
             has += f", {format_bytes(self.reserve_bytes)} of them in reserve"
@@ -56,10 +56,10 @@ class DeviceMemory:
         )
 
     def is_device(self, outcome: OutOfMemory) -> bool:
-        """Whether it was the device's memory that did not suffice, not that of this machine."""
+        """Whether the device's memory was too small, and not that of this machine."""
         if outcome.is_host:
             return False
-        # What does not fit the compiler's own limit does not fit a lower one of the user's.
+        # A program that exceeds the compiler's limit also exceeds a lower one of the user's.
         least = (1 - _PRINTED) * self.limit_bytes
         return bool(self.limit_bytes) and outcome.limit_bytes >= least
 

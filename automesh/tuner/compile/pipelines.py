@@ -1,4 +1,4 @@
-"""The time of a pipeline's step from its compiled programs: predicted by what they do, or
+"""The step time of a pipeline from its compiled programs: predicted from their work, or
 replayed."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from automesh.pipeline.simulate import Simulated, simulate
 
 
 def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip) -> Compiled:
-    """The outcome with a time from what its programs do; see `automesh.cost.roofline`."""
+    """Adds a time predicted from the work of its programs; see `automesh.cost.roofline`."""
     cost = price_pipeline(schedule_of(pipeline), _predicted_work(pipeline, chip))
     return replace(
         compiled, step_s=cost.step_s, pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0))
@@ -38,10 +38,11 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
 
 
 def predicted_timeline(pipeline: CompiledPipeline, chip: Chip) -> tuple[Timeline, Simulated]:
-    """When each rank does what, by what its programs do: of a pipeline that was not replayed.
+    """The timeline of each rank, predicted from the work of the programs, for a pipeline without
+    replay.
 
     Returns:
-      What happens in a step, and its simulation, which also says what each rank holds.
+      The timeline of a step, and its simulation, which also has the memory of each rank.
     """
     schedule, work = schedule_of(pipeline), _predicted_work(pipeline, chip)
     return draw_pipeline(schedule, work), simulate(schedule, stage_costs(work))
@@ -92,7 +93,7 @@ def replay_pipeline(
     *,
     hardware: HardwareModel,
 ) -> tuple[Compiled, Timeline]:
-    """The outcome with the time of a step from the replays of its programs, and what happens when.
+    """Adds the step time from the replays of its programs; returns it with the timeline.
 
     Args:
       play: replays one program on its submesh.
@@ -120,7 +121,7 @@ def replay_pipeline(
     )
     cost = price_pipeline(schedule, work)
     times = Counter((one.stage, str(one.kind)) for _, one in schedule.order)
-    together = _together(cost, played, times, schedule.homes, pipeline, hardware.fabric.chip)
+    together = _busiest_replay(cost, played, times, schedule.homes, pipeline, hardware.fabric.chip)
     sends = [
         (one.cause, schedule.num_microbatches * one.seconds)
         for one in (*to_next, *to_previous)
@@ -129,14 +130,14 @@ def replay_pipeline(
     found = replace(
         compiled,
         step_s=cost.step_s,
-        # Of all ranks: whichever chain of transfers a step waits for, it is among these.
-        replay=replace(together, communication_s=_summed([*together.communication_s, *sends])),
+        # The transfers of all ranks, which include every chain of transfers that a step waits for.
+        replay=replace(together, communication_s=_sum_by_name([*together.communication_s, *sends])),
         pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0)),
     )
     return found, draw_pipeline(schedule, work)
 
 
-def _together(
+def _busiest_replay(
     cost: PipelineCost,
     played: Mapping[tuple[int, str], Replayed],
     times: Mapping[tuple[int, str], int],
@@ -144,7 +145,7 @@ def _together(
     pipeline: CompiledPipeline,
     chip: Chip,
 ) -> Replayed:
-    """The replays of all programs as one: of the rank that is busiest, as its causes are."""
+    """One replay for all programs: that of the busiest rank, which also gives the causes."""
     runs = {program: 1 if program[1] == UPDATE else times[program] for program in played}
     busy = Counter[int]()
     for program, one in played.items():
@@ -157,17 +158,19 @@ def _together(
         step_s=cost.step_s,
         bracket_s=cost.bracket_s,
         causes=cost.causes,
-        communication_s=_summed(
+        communication_s=_sum_by_name(
             [(name, runs[one] * s) for one in mine for name, s in played[one].communication_s]
         ),
-        busy_s=_summed([(name, runs[one] * s) for one in mine for name, s in played[one].busy_s]),
+        busy_s=_sum_by_name(
+            [(name, runs[one] * s) for one in mine for name, s in played[one].busy_s]
+        ),
         mfu=flops / possible if possible else 0.0,
         uncounted=tuple(dict.fromkeys(what for one in played.values() for what in one.uncounted)),
     )
 
 
-def _summed(parts: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    """(name, seconds), largest first."""
+def _sum_by_name(parts: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Sums seconds by name; the largest first."""
     total: dict[str, float] = {}
     for name, seconds in parts:
         total[name] = total.get(name, 0.0) + seconds

@@ -1,4 +1,4 @@
-"""Compiled programs from the store, played on the links of the target."""
+"""Replays compiled programs from the store on the links of the target."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from automesh.tuner.compile.pipelines import replay_pipeline
 from automesh.tuner.preparation import Aim
 from automesh.units import format_bytes
 
-# What reading and playing raise if a module refers to what is not there: the store may be a folder
-# that others write to.
+# Exceptions of reading and replaying a damaged module: others may write to the folder of the store.
 _UNREADABLE = (
     AutomeshError,
     ArithmeticError,
@@ -45,18 +44,18 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """Plays scheduled programs.
+    """Replays scheduled programs.
 
     Attributes:
-      store: where they are.
-      hardware: with the layouts of the ICI shapes of all plans that are asked for.
+      store: the store that holds them.
+      hardware: the devices, with the layouts of the ICI shapes of all plans that will be replayed.
     """
 
     store: ModuleStore
     hardware: HardwareModel
 
     def replayed(self, plan: Plan, compiled: Compiled) -> Outcome:
-        """What the compiler said, with the time of a step from its schedule.
+        """Returns the compiled outcome with the step time from its schedule.
 
         Raises:
           UsageError: the program is not in the store.
@@ -70,14 +69,14 @@ class Player:
         return self._signed(replace(compiled, replay=played[0], step_s=played[0].step_s))
 
     def _signed(self, compiled: Compiled) -> Compiled:
-        """With the speeds that it was played at."""
+        """Adds the speeds at which the program was replayed."""
         assert compiled.replay is not None
         return replace(
             compiled, replay=replace(compiled.replay, speeds=self.hardware.speeds.origin)
         )
 
     def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
-        """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
+        """Replays the program or programs of a plan; `Failed` if one cannot be read.
 
         Raises:
           UsageError: a program is not in the store.
@@ -97,7 +96,8 @@ class Player:
     def _pipeline(
         self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
     ) -> tuple[Compiled, Timeline] | Failed:
-        """The same for a step whose stages are programs; what several stages run is played once."""
+        """Replays a pipeline, whose stages are programs; a program that several stages run is
+        replayed once."""
         modules = {
             program.stored: self._module(plan, program.stored) for program in pipeline.programs
         }
@@ -130,10 +130,10 @@ class Player:
     def _play(
         self, plan: Plan, module: bytes, own: Sequence[MeshAxis]
     ) -> tuple[Replayed, Timeline]:
-        """Plays a program.
+        """Replays one program.
 
         Args:
-          own: the axes of its devices, which may be those of a part of the mesh.
+          own: the axes of its devices, which may be a part of the mesh.
         """
         schedule = read_schedule(
             read_module(module),
@@ -142,7 +142,7 @@ class Player:
         )
         axes = tuple((axis.name, axis.size) for axis in plan.axes)
         return replay(
-            # The devices of a part lie where they lie on the whole mesh.
+            # The devices of a part keep their numbers in the whole mesh.
             renumbered(schedule, axes, numbers_of(own, plan.axes)),
             axes=plan.axes,
             hardware=self.hardware,
@@ -150,10 +150,10 @@ class Player:
 
 
 def player_on(fabric: Fabric, layouts: Layouts, aim: Aim) -> Player:
-    """What plays the programs of the user's own store on some devices.
+    """Makes a player for the programs of the user's own store on these devices.
 
     Args:
-      layouts: of the ICI shapes of all plans that are asked for.
+      layouts: layouts of the ICI shapes of all plans that will be replayed.
 
     Raises:
       UsageError: the store's variables are wrong, or a profile cannot be read.
@@ -171,10 +171,11 @@ def player_on(fabric: Fabric, layouts: Layouts, aim: Aim) -> Player:
 
 
 def numbers_of(own: Sequence[MeshAxis], axes: Sequence[MeshAxis]) -> tuple[int, ...]:
-    """Of the devices of a part of a mesh, in order: their numbers in the whole mesh.
+    """The numbers that the devices of a part of a mesh have in the whole mesh, in order.
 
     Args:
-      own: the axes of the part, in the same order; those cut have one element, the first.
+      own: the axes of the part, in the same order; an axis that was cut has size 1, its first
+        element.
     """
     every = np.arange(math.prod(axis.size for axis in axes)).reshape([axis.size for axis in axes])
     taken = every[tuple(slice(axis.size) for axis in own)]

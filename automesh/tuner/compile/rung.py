@@ -1,4 +1,4 @@
-"""The compile rung: plans through the compiler, shared with all on the storage."""
+"""The compile rung: compiles plans, together with all searches on the same storage."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from automesh.units import format_seconds
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
 
-# Compiler options that a compiler does not take, as errors for the user.
+# Errors for the user about compiler options that a compiler does not accept.
 
-# What `automesh.program.lower.compiled` says of a compile option.
+# Messages of `automesh.program.lower.compiled` about compiler options.
 _UNKNOWN = re.compile(r"this compiler has no option `([^`]+)`")
 _WRONG = re.compile(r"the compiler option `([^`]+)` is wrong: ")
-# Compilers do not list their options, but the names stand in their binaries.
+# Compilers do not list their options, but their binaries contain the names.
 _BINARIES = {
     "libtpu": "libtpu.so",
     "jaxlib": "libjax_common.so",
@@ -49,12 +49,12 @@ _NAME = re.compile(rb"xla_[a-z0-9_]{3,100}")
 
 
 def refuse_options(result: object) -> None:
-    """Lets other failures pass, and ends the search if the compiler refuses an option.
+    """Raises an error if a compile failed because the compiler refuses an option.
 
-    What became of this plan would become of all with that option.
+    All plans with that option would fail in the same way.
 
     Raises:
-      UsageError: the compiler does not know the option, or not such a value.
+      UsageError: the compiler does not know the option or does not accept its value.
     """
     if not isinstance(result, Failed) or result.stage != "compile":
         return
@@ -68,7 +68,7 @@ def refuse_options(result: object) -> None:
 
 @cache
 def known_names() -> frozenset[str]:
-    """What may be the names of options, from the compilers that are installed here."""
+    """Possible names of options, found in the binaries of the installed compilers."""
     found: set[bytes] = set()
     for path in _installed():
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -81,7 +81,8 @@ def _installed() -> Iterator[Path]:
         parent = module.partition(".")[0]
         if importlib.util.find_spec(parent) is None:
             continue
-        # Without importing anything: packages are folders, and a plugin's lies in its parent's.
+        # Found without importing: a package is a folder, and a plugin's folder is inside its
+        # parent's.
         spec = importlib.util.find_spec(parent)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             path = Path(folder, *module.split(".")[1:], binary)
@@ -91,28 +92,30 @@ def _installed() -> Iterator[Path]:
 
 POLL_S = 0.5
 LAST_PER_WORKER = 4
-"""With so many left, the longest are begun first: what is promising has had its turn by then."""
-_MARGIN = 2.0  # Lengths are guessed, and a worker has to trace and lower first.
+"""When this many plans per worker are left, the longest compiles begin first; by then the promising
+plans have been compiled."""
+_MARGIN = 2.0  # Lengths are guesses, and a worker must trace and lower first.
 _RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0
 
 
 @dataclass(slots=True)
 class CompileRung:
-    """Runs the compile rung of one search, or the rung of compiles at low effort.
+    """Runs the compile rung of one search, at default or at low effort.
 
     Attributes:
-      rung: where its trials are.
-      name: of the phase, for the display.
-      compiling: for which devices, and what becomes of the compilers' answers.
-      choose: what to compile, in view of what is done.
-      order: of what is left of it, best first, in view of what is done. Of the last ones the
-        longest begin instead, if there is time for all of them.
-      deadline_s: no compile is started after it, but the first always is.
-      grace_s: what a compile in progress may take past the deadline before it is left for the next
-        run.
-      is_first: nothing was compiled in this run before: the first is waited for, or a compile that
-        takes longer than all that is granted would never end; and so is the baseline's, once begun.
+      rung: holds its trials.
+      name: name of the phase for the display.
+      compiling: makes the jobs for the devices, and outcomes from the answers.
+      choose: chooses the plans to compile, given the outcomes so far.
+      order: sorts the remaining plans, best first, given the outcomes so far. If there is time for
+        all of the last ones, the longest of them begin first instead.
+      deadline_s: no compile starts after it, except the first one.
+      grace_s: how long a running compile may continue after the deadline; then it is left for the
+        next run.
+      is_first: whether this run has compiled nothing before. Then it waits for its first compile,
+        since a compile longer than the whole budget would otherwise never finish; it also waits for
+        a running compile of the baseline.
     """
 
     search: SearchContext
@@ -151,11 +154,11 @@ class CompileRung:
             if all(plan in self._done for plan in self._plans):
                 break
             late_s = self.search.clock() - self.deadline_s
-            impatient = late_s > self.grace_s and not (self.is_first and self._awaits())
+            impatient = late_s > self.grace_s and not (self.is_first and self._must_wait())
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
             if late_s > self.grace_s and not self._running:
-                break  # What is left is in the hands of others on this storage.
+                break  # Other searches on this storage compile the rest.
             if late_s <= 0 or not self._started:
                 self._lead()
                 self._start()
@@ -165,18 +168,18 @@ class CompileRung:
             for finished in self.pool.wait(POLL_S):
                 self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
             self.search.progress.tick()
-        # What is still in flight or waits for it is for the next run: this pool is about to close.
+        # Unfinished trials are given back for the next run, since this pool is about to close.
         self.rung.give_all_back()
         return {plan: self._done[plan] for plan in self._plans if plan in self._done}
 
-    def _awaits(self) -> bool:
-        """Whether nothing is compiled yet, or the baseline is about to be: without it nobody could
-        say how much faster the others are."""
+    def _must_wait(self) -> bool:
+        """Whether nothing is compiled yet, or the baseline is being compiled, which all speedups
+        refer to."""
         running = (trial.plan for trial, _ in self._running.values())
         return not self._recorded or any(plan in self.search.legal.baseline for plan in running)
 
     def _reload(self) -> None:
-        """Takes over what other searches on this storage, or earlier runs, have finished."""
+        """Loads the outcomes of other searches on this storage and of earlier runs."""
         self._read = self.rung.trials()
         for trial in self._read:
             if trial.outcome is None:
@@ -187,16 +190,16 @@ class CompileRung:
                 self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
         stored = sum(trial.outcome is not None for trial in self._read)
         finished = stored, len(self._done)
-        if finished != self._chosen_from:  # To choose among many plans takes its time.
+        if finished != self._chosen_from:  # Choosing among many plans is slow.
             self._chosen_from = finished
             self._plans = self.choose(self._done)
         self._show()
 
     def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
         if fingerprint in self._known:
-            return  # Saves a look into the store for each trial at every turn.
-        # A program that does not fit the device never will; one whose worker was killed, for the
-        # memory of the host too, may have had bad luck.
+            return  # Avoids one store lookup per trial on every poll.
+        # A program that does not fit the device never will. If its worker was killed, even for the
+        # host's memory, a retry may succeed.
         too_large = isinstance(
             outcome, OutOfMemory
         ) and self.search.preparation.device_memory.is_device(outcome)
@@ -205,7 +208,7 @@ class CompileRung:
             self._known[fingerprint] = (plan, outcome)
 
     def _lead(self) -> None:
-        """Only the holder of the lease enqueues, a few plans more than the workers can take."""
+        """Adds trials if this search holds the lease: a few more than the workers can take."""
         mine = [trial for trial in self._read if self.search.notebook.is_current(trial)]
         open_plans = {trial.plan for trial in mine if trial.is_open}
         wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
@@ -230,11 +233,11 @@ class CompileRung:
             self._submit(trial)
 
     def _longest_first(self, left: Sequence[Plan]) -> Callable[[Plan], float] | None:
-        """By what plans are begun, those with the least first; None for the most promising first:
-        before they are the last, and where some may not get their turn.
+        """A sort key by which the longest compiles begin first; None to begin with the most
+        promising, as long as many are left or the time may not suffice for all.
 
         Args:
-          left: those that nobody has begun.
+          left: plans whose compile has not begun.
         """
         workers = self.search.workers
         if workers < 2 or not 2 <= len(left) <= LAST_PER_WORKER * workers:
@@ -257,7 +260,7 @@ class CompileRung:
             self.compiling.job(trial.plan),
             self.search.preparation.timeout_s,
             on_event=lambda event: self._on_event(trial, event),
-            # Where others have been before, it may die of them once more.
+            # A retry needs a new process: earlier plans may have damaged the worker.
             fresh=trial.storage_id in self._retried,
             patient=True,
         )
@@ -266,7 +269,7 @@ class CompileRung:
         self.search.progress.now(f"{trial.plan}, compiling")
 
     def _on_event(self, trial: Trial, event: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answers the worker that has lowered a plan: compile it, or leave a known program."""
+        """Answers a worker that has lowered a plan: whether to compile the program."""
         fingerprint = str(event.get("fingerprint", ""))
         if not fingerprint:
             return None
@@ -288,7 +291,7 @@ class CompileRung:
             if result.fingerprint in self._known:
                 self._take_over(trial, result.fingerprint)
             elif result.fingerprint not in self._programs:
-                # Its compile has failed for a reason that a retry may not meet.
+                # Its compile failed for a reason that a retry may not meet.
                 self._retries.append(trial)
             else:
                 self._waiting.setdefault(result.fingerprint, []).append(trial)
@@ -307,20 +310,21 @@ class CompileRung:
 
     @property
     def _most_retries(self) -> int:
-        # A host that is lost takes down all that it compiles: that a plan was there each time says
-        # little of the plan.
+        # A lost host ends all its compiles, so a plan that was lost several times is probably not
+        # the cause.
         return 1 if self.search.lender is None else _RETRIES_ELSEWHERE
 
     def _retry(self, trial: Trial) -> None:
-        """Once more: a worker that ends may have been spoiled by the plans before, or be killed."""
+        """Compiles a plan again: earlier plans may have damaged its worker, or somebody killed
+        it."""
         self._retried[trial.storage_id] += 1
         fingerprint = self._compiling(trial)
         self._programs.pop(fingerprint, None)
-        # Those that waited for it go on by themselves: it may never come back to this program.
+        # Trials that waited for this program are queued as well: the retry may not lower it again.
         self._retries += [trial, *self._waiting.pop(fingerprint, [])]
 
     def _compiling(self, trial: Trial) -> str:
-        """The program that the trial's worker was told to compile; empty if none."""
+        """The fingerprint of the program that the trial's worker compiles; empty if none."""
         owned = [key for key, owner in self._programs.items() if owner == trial.storage_id]
         return owned[0] if owned else ""
 
@@ -334,7 +338,7 @@ class CompileRung:
     def _take_over(self, trial: Trial, fingerprint: str) -> None:
         plan, outcome = self._known[fingerprint]
         if isinstance(outcome, Compiled):
-            # Of an older script it may be the plan's own: that is no duplicate.
+            # An outcome for an older script may be the plan's own, which is no duplicate.
             original = outcome.same_as or plan
             same_as = "" if original == str(trial.plan) else original
             known = replace(outcome, compile_s=0.0, same_as=same_as)
@@ -346,7 +350,7 @@ class CompileRung:
         self._done[trial.plan] = outcome
 
     def _show(self) -> None:
-        # As the table will have them: what leaves less free than the reserve does not fit.
+        # Judged with the reserve, as in the final table.
         judged = {
             p: self.search.preparation.device_memory.judged(outcome)
             for p, outcome in self._done.items()
@@ -363,7 +367,7 @@ class CompileRung:
         )
         self._took_s = 0.0
         if self.name == "screen":
-            return  # What low effort predicts is no time of a step.
+            return  # A compile at low effort predicts no step time.
         best = min(
             (
                 (outcome.step_s, plan)

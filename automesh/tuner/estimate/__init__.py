@@ -1,1 +1,1 @@
-"""The estimate rung: legal plans get a price."""
+"""The estimate rung, which predicts the step time of legal plans."""

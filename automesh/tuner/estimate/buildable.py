@@ -1,13 +1,12 @@
-"""Which plans can be built: `build` is called on their meshes and the step traced, before a plan is
-listed, compiled or made the yardstick.
+"""Checks which plans can be built, before they are listed, compiled or used as the baseline.
 
-Estimates come from programs at other sizes than a plan's own, so that they do not tell of a
-`build` that refuses a mesh. Calling it for every plan of a large space would take longer than all
-estimates: what is listed is built, in its order, until the list is full. What is found there is
-applied to other plans in one case alone, the one that jax decides by: an argument whose axes do not
-divide a dimension. Since `build` may choose other shardings on another mesh, this is believed only
-where every plan that was built with the same knobs splits an argument so, and one with the same
-sizes of these axes was in fact refused.
+The check calls `build` on the mesh of a plan and traces the step. Estimates come from programs at
+other sizes than a plan's own, so they do not show that `build` refuses a mesh. To build every plan
+of a large space would take longer than all estimates. So plans are built in the order of the list,
+until the list is full. A refusal is applied to other plans in one case only: jax refuses an
+argument because its axes do not divide a dimension. Since `build` may choose other shardings on
+another mesh, this is concluded only if every plan that was built with the same knobs splits the
+argument in this way, and a plan with the same sizes of these axes was refused.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from automesh.worker.blame import ON_THIS_MESH
 from automesh.worker.messages import BuildJob
 from automesh.worker.pool import Finished
 
-# Builds beside those of the listed plans: of plans that the step refused while it was estimated,
-# and of those whose sizes do not divide what is split elsewhere.
+# Most builds besides those of listed plans: of plans that the step refused while it was estimated,
+# and of plans whose sizes do not divide a dimension that other plans split.
 MOST_SUSPECTS = 32
 _STAGES = ("build", "lower")
 _RAISED = re.compile(r"(?P<where>.*?) raised (?P<kind>\w+)(?:: (?P<message>.*))?", re.DOTALL)
@@ -43,7 +42,7 @@ _CHARS = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A dimension of some argument that mesh axes split."""
+    """A dimension of an argument that mesh axes split."""
 
     place: int
     size: int
@@ -52,7 +51,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspicion:
-    """What plans would split unevenly, if they were like others."""
+    """An uneven split that plans would have if they split arguments as other plans do."""
 
     call: Call
     part: _Part
@@ -61,15 +60,15 @@ class _Suspicion:
 
 @dataclass(slots=True, kw_only=True)
 class BuildCheck:
-    """Builds plans of one search, and remembers what came of it.
+    """Builds plans of one search and remembers the results.
 
     Attributes:
-      entry: of the script, for errors.
-      job: that builds a plan.
-      workers: builds side by side.
-      deadline_s: on `clock`: nothing is started after it.
-      timeout_s: of one build.
-      pulse: called every half second or so.
+      entry: entry of the script, for errors.
+      job: makes the job that builds a plan.
+      workers: number of builds at the same time.
+      deadline_s: time of `clock` after which no build starts.
+      timeout_s: limit of one build.
+      pulse: is called about every half second.
     """
 
     entry: Entry
@@ -81,25 +80,25 @@ class BuildCheck:
     timeout_s: float
     clock: Callable[[], float] = time.monotonic
     pulse: Callable[[], object] = lambda: None
-    # None: it took too long, or too much memory, which says nothing about the mesh.
+    # None: it took too much time or memory, which says nothing about the mesh.
     _verdicts: dict[Plan, BuildAnswer | Failed | None] = field(
         init=False, default_factory=dict[Plan, "BuildAnswer | Failed | None"]
     )
 
     def can_be_built(self, plan: Plan) -> bool:
-        """Whether the plan was built, and nothing refused it."""
+        """Whether the plan was built without a refusal."""
         verdict = self._verdicts.get(_built_as(plan))
         return isinstance(verdict, BuildAnswer) and not verdict.uneven
 
     def is_done(self, plan: Plan) -> bool:
-        """Whether it was tried."""
+        """Whether a build of the plan was tried."""
         return _built_as(plan) in self._verdicts
 
     def build(self, plans: Iterable[Plan], *, wanted: int, in_any_case: bool = False) -> None:
-        """Builds plans in their order until so many of them can be built.
+        """Builds plans in their order until `wanted` of them have succeeded.
 
         Args:
-          in_any_case: without regard to the deadline.
+          in_any_case: whether to build even after the deadline.
         """
         waiting = deque(dict.fromkeys(_built_as(plan) for plan in plans))
         running: dict[int, tuple[Plan, bool]] = {}
@@ -132,7 +131,7 @@ class BuildCheck:
             self.progress.tick()
 
     def require(self, plan: Plan) -> None:
-        """Builds the plan that others are to be compared with.
+        """Builds the plan that others will be compared with.
 
         Raises:
           UsageError: it cannot be built.
@@ -150,13 +149,13 @@ class BuildCheck:
         raise UsageError(f"the baseline `{plan}` cannot be built: {ruled_out.detail}", hint=hint)
 
     def refused(self, plans: Sequence[Plan]) -> dict[Plan, RuledOut]:
-        """Those of `plans` that cannot be built: by themselves, or as plans like them."""
-        # Two of each kind, as far apart as the order has them: `build` may look at other axes, too.
+        """The plans that cannot be built, by their own builds or by those of similar plans."""
+        # The first and the last plan of each kind: `build` may depend on other axes, too.
         ends = [plan for alike in self._suspects(plans).values() for plan in (alike[0], alike[-1])]
         self.build(ends[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         found = {plan: why for plan in plans if (why := self._ruled_out(plan)) is not None}
         refused = self._refused_parts()
-        # Once more: what was built just now may have shown that not all meshes split it so.
+        # Computed again: these builds may show that not all meshes split the argument in this way.
         for suspicion, members in self._suspects(plans).items():
             name = refused.get(suspicion)
             if name is not None:
@@ -166,14 +165,15 @@ class BuildCheck:
     def _ruled_out(self, plan: Plan) -> RuledOut | None:
         match self._verdicts.get(_built_as(plan)):
             case Failed() as failed:
-                return _said(failed)
+                return _rule_of(failed)
             case BuildAnswer(uneven=(first, *_)):
                 return _indivisible(plan, _parts(first)[0], first.name)
             case _:
                 return None
 
     def _suspects(self, plans: Sequence[Plan]) -> dict[_Suspicion, list[Plan]]:
-        """Plans that were not built, and do not divide what all that were built split."""
+        """Plans without a build whose sizes do not divide a dimension that all built plans
+        split."""
         common = self._common_parts()
         found: dict[_Suspicion, list[Plan]] = {}
         for plan in plans:
@@ -188,7 +188,7 @@ class BuildCheck:
         return found
 
     def _common_parts(self) -> Mapping[Call, list[_Part]]:
-        """What every plan that was built splits, per call of `build`."""
+        """The parts that every built plan splits, for each call of `build`."""
         found: dict[Call, dict[_Part, None]] = {}
         for plan, verdict in self._verdicts.items():
             if isinstance(verdict, BuildAnswer):
@@ -200,7 +200,7 @@ class BuildCheck:
         return {call: list(parts) for call, parts in found.items()}
 
     def _refused_parts(self) -> dict[_Suspicion, str]:
-        """What jax refused to split, at which sizes, with what the argument is called."""
+        """The splits that jax refused, with their sizes and the name of the argument."""
         found: dict[_Suspicion, str] = {}
         for plan, verdict in self._verdicts.items():
             if not isinstance(verdict, BuildAnswer):
@@ -213,7 +213,7 @@ class BuildCheck:
 
 
 def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[str, ...]:
-    """For the rules that ruled most plans out, one of these with its reason."""
+    """Notices with the most frequent reasons of refusals, each with one refused plan."""
     examples: dict[str, tuple[Plan, str, int]] = {}
     for plan, why in refused.items():
         first, detail, number = examples.get(why.rule, (plan, why.detail, 0))
@@ -226,14 +226,14 @@ def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[st
 
 
 def _built_as(plan: Plan) -> Plan:
-    """The plan as far as `build` and jax's tracing know it: slices are far from here."""
+    """The plan without granules, which neither `build` nor jax's tracing can see."""
     axes = tuple(MeshAxis(name=axis.name, ici=axis.size) for axis in plan.axes)
     return replace(plan, axes=axes, compiler_options=())
 
 
 def _verdict(finished: Finished) -> BuildAnswer | Failed | None:
-    """Only an exception is a refusal: what automesh itself cannot do here, and a process that ends,
-    say nothing for sure about the mesh."""
+    """The result of a build. Only an exception of user code is a refusal: a limit of automesh, or
+    the end of the process, says nothing certain about the mesh."""
     match finished.result:
         case BuildAnswer() as answer:
             return answer
@@ -260,8 +260,8 @@ def _indivisible(plan: Plan, part: _Part, name: str) -> RuledOut:
     return RuledOut(rule=rule.name, detail=rule.detail(plan.sizes))
 
 
-def _said(failed: Failed) -> RuledOut:
-    """A rule that counts what the same line of the user's raises, whatever the numbers in it."""
+def _rule_of(failed: Failed) -> RuledOut:
+    """The rule under which errors of the same line of user code are counted together."""
     if failed.reason.startswith(ON_THIS_MESH):
         # `train.py fails at train.py:7: ValueError: 127 does not divide`: the numbers differ.
         message = clean(failed.reason.removeprefix(ON_THIS_MESH), _CHARS)

@@ -1,4 +1,5 @@
-"""Which arrays logical axes split at other knobs than the default: knobs may change their sizes."""
+"""Finds which arrays logical axes split at other knobs than the defaults, which may change
+sizes."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.worker.messages import ArraysJob, InspectJob
 from automesh.worker.pool import Pool
 
-# Up to so many combinations of knobs are all looked at, some tenths of a second each.
+# Up to this many combinations of knobs all are examined, at some tenths of a second each.
 LEAST = 16
-# So many at most of the knobs that change arrays; plans with others are checked by building them.
+# Most combinations of the knobs that change arrays; plans with others are checked by building them.
 MOST = 64
 
 
@@ -34,13 +35,13 @@ def with_knobs(
     *,
     timeout_s: float,
 ) -> Inspection:
-    """The inspection with the arrays that logical axes split at every combination of the knobs.
+    """Adds to an inspection the arrays that logical axes split at every combination of knobs.
 
-    Where there are more than `LEAST`, knobs that change nothing by themselves are taken to change
-    nothing.
+    If there are more than `LEAST` combinations, a knob that changes no array by itself is assumed
+    to change none together with others.
 
     Args:
-      job: that the inspection answers.
+      job: the job that the inspection answers.
 
     Raises:
       UsageError: a user's own space has a knob that `build` does not take.
@@ -71,7 +72,7 @@ def with_knobs(
 
 @dataclass(slots=True, kw_only=True)
 class _Looker:
-    """Asks workers for the arrays of several combinations at once, and for each only once."""
+    """Asks workers for the arrays of several combinations in parallel, and for each only once."""
 
     pool: Pool
     order: ArraysJob
@@ -80,12 +81,12 @@ class _Looker:
     known: dict[object, StepMapping] = field(default_factory=dict[object, StepMapping])
 
     def key(self, knobs: Knobs) -> object:
-        """The whole of what `build` gets, in words: True == 1."""
+        """The arguments of `build` as text, since True == 1 would be equal keys."""
         whole = {**dict(self.defaults), **dict(knobs)}
         return tuple(sorted((name, repr(value)) for name, value in whole.items()))
 
     def look(self, combinations: Sequence[Knobs]) -> list[StepMapping]:
-        """What the step says at each."""
+        """The arrays of the step at each combination."""
         orders = {
             self.key(combination): replace(self.order, knobs=combination)
             for combination in combinations
@@ -109,7 +110,7 @@ def _by_knobs(looker: _Looker, step: StepMapping, knobs: Sequence[Knob]) -> tupl
         knob.name: default_first(knob, defaults.get(knob.name, knob.values[0])) for knob in knobs
     }
     if math.prod(map(len, values.values())) > LEAST:
-        values = _telling(looker, step, values)
+        values = _knobs_that_change_arrays(looker, step, values)
     chosen = itertools.islice(itertools.product(*values.values()), MOST)
     combinations = [tuple(zip(values, one, strict=True)) for one in chosen]
     found = looker.look(combinations)
@@ -121,7 +122,7 @@ def _by_knobs(looker: _Looker, step: StepMapping, knobs: Sequence[Knob]) -> tupl
     )
 
 
-def _telling(
+def _knobs_that_change_arrays(
     looker: _Looker, step: StepMapping, values: Mapping[str, Sequence[Scalar]]
 ) -> dict[str, Sequence[Scalar]]:
     """The knobs that change arrays while all others are at their defaults, with their values."""
@@ -154,5 +155,5 @@ def _read(result: object) -> StepMapping:
 
 
 def _splits(arrays: Collection[SplitArray]) -> set[object]:
-    """Arrays without their names."""
+    """The splits of arrays, without the arrays' names."""
     return {array.split for array in arrays}

@@ -1,5 +1,4 @@
-"""Prices of plans under their compiler options; those that differ in nothing else share their
-propagations."""
+"""Prices plans under their compiler options; plans that differ only in these share propagations."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ class Prices(Protocol):
 
     @property
     def needs_own(self) -> NDArray[np.bool_]:
-        """[meshes]: True where the terms do not hold."""
+        """[meshes]: True for meshes at which the terms do not hold."""
         ...
 
     @property
     def step_s(self) -> NDArray[np.float64]:
-        """[meshes]: seconds of a step; anything where the terms do not hold."""
+        """[meshes]: seconds of a step; undefined if the terms do not hold."""
         ...
 
     def estimated(self, row: int) -> Estimated:
@@ -50,7 +49,7 @@ _Options = tuple[tuple[str, Scalar], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mixed:
-    """Prices of a batch in parts; `part` and `row` say where each mesh is."""
+    """Prices of a batch in several parts; `part` and `row` give the place of each mesh."""
 
     parts: tuple[Prices, ...]
     part: NDArray[np.intp]
@@ -70,10 +69,10 @@ def price_with_options(
     layouts: Layouts,
     plans: Sequence[Plan],
 ) -> Prices:
-    """Prices a batch, every mesh with the compiler options of its plan.
+    """Prices a batch, each mesh under the compiler options of its plan.
 
     Args:
-      plans: whose meshes the batch has, in its order.
+      plans: the plans of the batch's meshes, in the same order.
     """
 
     def priced(options: _Options, mine: Batch) -> Prices:
@@ -90,10 +89,10 @@ def price_pipeline_with_options(
     layouts: Layouts,
     plans: Sequence[Plan],
 ) -> Prices:
-    """As `price_with_options`, of meshes with the same active axes and a pipeline.
+    """Prices meshes with the same active axes and a pipeline; see `price_with_options`.
 
     Args:
-      found: the pipeline, and the terms that say where its own hold.
+      found: the pipeline, and the terms that decide at which meshes it holds.
     """
     pipeline, where = found
 
@@ -125,7 +124,7 @@ def _by_options(
 
 
 def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
-    """Which compiler options among the plans' leave all prices as they are; empty if none does."""
+    """A notice on compiler options that change no price; empty if there are none."""
     names = dict.fromkeys(name for plan in plans for name, _ in plan.compiler_options)
     without = [f"`{name}`" for name in names if not is_priced(name, platform)]
     if not without:

@@ -1,4 +1,4 @@
-"""Which propagations of shardings the plans of a search need (pure functions)."""
+"""Decides which propagations of shardings the plans of a search need (pure functions)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from automesh.space.pipelines import SCHEDULE
 
 Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]
-# Dimensions that are not divided evenly, each with the number that they are divided by.
+# Dimensions that are not divided evenly, each with its divisor.
 Uneven = frozenset[tuple[Guard, int]]
-# Axes that do not divide, with their sizes; axes whose size is in the shapes; axes beyond a limit.
+# Axes that do not divide evenly, with their sizes; axes whose size is in shapes; axes above a
+# limit.
 _Broken = tuple[Sizes, Active, Active]
 
 PROBES = 2
@@ -29,15 +30,15 @@ PROBES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Plans with the same mapping and knobs, whose programs differ in the sizes of axes alone.
+    """Plans with the same mapping and knobs, whose programs differ only in the sizes of axes.
 
     Attributes:
       call: mapping and knobs.
-      rows: places of the plans in the list that they came from.
+      rows: indices of the plans in the original list.
       batch: their meshes, in the order of `rows`.
-      needs: one propagation per set of active axes, those of pipelines left out.
-      pipelined: one per set of active axes and number of ranks, where the axis of pipelines is
-        larger than 1: the stages of a pipeline depend on how many there are.
+      needs: one propagation for each set of active axes, without those of pipelines.
+      pipelined: one propagation for each set of active axes and number of ranks, if the pipeline
+        axis is larger than 1: the stages depend on the number of ranks.
     """
 
     call: Call
@@ -49,20 +50,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """One propagation: the step with these axes larger than 1.
+    """A propagation that plans need: of the step with these axes larger than 1.
 
     Attributes:
       call: mapping and knobs.
-      sizes: to propagate with, all small.
-      probes: sizes that occur, at which the terms must hold too.
-      spare: sizes of a plan, for a step that refuses `sizes`, which need be no plan's.
-      members: rows of the group's batch that it serves.
-      exact: True if the step must be lowered at `sizes`, however alike its programs were elsewhere:
+      sizes: sizes for the propagation, all small.
+      probes: sizes of plans at which the terms must hold as well.
+      spare: sizes of a plan, used if the step refuses `sizes`, which may be no plan's.
+      members: rows of the group's batch that need this propagation.
+      exact: True if the step must be lowered at `sizes` and not derived from other sizes, since
         some array does not divide evenly there, which jax may refuse.
-      largest: of each axis, the largest size that occurs.
-      uneven: what its meshes divide unevenly, if that is why they need terms of their own.
-      is_only_uneven: False if other assumptions of the terms that they were priced with are
-        broken, too.
+      largest: the largest size of each axis in the plans.
+      uneven: the uneven divisions of its meshes, if these are the reason why they need terms of
+        their own.
+      is_only_uneven: False if its meshes also break other assumptions of their first terms.
     """
 
     call: Call
@@ -78,8 +79,8 @@ class Need:
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
-    """The plans by mapping and knobs, in the order of their first plans; compiler options change no
-    terms."""
+    """Groups plans by mapping and knobs, in the order of their first plans. Compiler options do not
+    matter, since they change no terms."""
     rows: dict[Call, list[int]] = {}
     for row, plan in enumerate(plans):
         rows.setdefault(plan.call, []).append(row)
@@ -87,8 +88,8 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
 
 
 def is_of(need: Need, plan: Plan) -> bool:
-    """Whether a need among those of a group has the call and the active axes of a plan; pipelines
-    aside, whose needs depend on their ranks, too."""
+    """Whether a need has the call and the active axes of a plan. Not for pipelines, whose needs
+    also depend on the ranks."""
     active = tuple(axis.name for axis in plan.axes if axis.size > 1)
     return need.call == plan.call and need.active == active
 
@@ -96,12 +97,12 @@ def is_of(need: Need, plan: Plan) -> bool:
 def refined_needs(
     need: Need, batch: Batch, members: Sequence[int], terms: Terms
 ) -> tuple[Need, ...]:
-    """Propagations for meshes at which the terms of a need do not hold, and why not.
+    """New propagations for meshes at which the terms of a need do not hold.
 
-    Meshes that break the same assumptions share one: where an array does not divide evenly, the
-    axes that split it are taken as they are; an axis whose size is in the shapes, or is beyond a
-    limit, is tried again at the smallest size that is left. Every round settles at least the
-    meshes at its own sizes, so this ends.
+    Meshes that break the same assumptions share one. If an array does not divide evenly, the axes
+    that split it keep their sizes. An axis whose size is in shapes, or above a limit, gets the
+    smallest remaining size. Every round covers at least the meshes at its own sizes, so the rounds
+    end.
     """
     classes: dict[_Broken, list[int]] = {}
     rows = {member: dict(zip(batch.names, batch.sizes[member].tolist())) for member in members}
@@ -126,7 +127,8 @@ def refined_needs(
 
 
 def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
-    """A propagation for each mesh of `members`, at its own sizes; splits over granules share it."""
+    """One propagation for each mesh of `members`, at its own sizes; splits over granules share
+    it."""
     shared: dict[Sizes, list[int]] = {}
     columns = [batch.names.index(axis) for axis in need.active]
     for member in members:
@@ -148,13 +150,13 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
 
 
 def _uneven(terms: Terms, sizes: Mapping[str, int]) -> Uneven:
-    """What a mesh divides unevenly of the arrays that the terms name."""
+    """The guarded dimensions that a mesh does not divide evenly."""
     numbers = {guard: math.prod(sizes[axis] for axis in guard.axes) for guard in terms.guards}
     return frozenset((guard, number) for guard, number in numbers.items() if guard.size % number)
 
 
 def _broken(terms: Terms, sizes: Mapping[str, int]) -> _Broken:
-    """Which assumptions of terms a mesh breaks; first the sizes of axes that do not divide."""
+    """The assumptions of terms that a mesh breaks; first the sizes of axes that do not divide."""
     uneven = {axis for guard, _ in _uneven(terms, sizes) for axis in guard.axes}
     sampled = dict(terms.sampled)
     return (
@@ -177,7 +179,7 @@ def _group(call: Call, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
         _need(call, batch.names, sizes, np.flatnonzero(inverse == index))
         for index in range(len(masks))
     ]
-    # Those with most axes first: they take longest, and say most about the step.
+    # Needs with most axes first: they take longest, and show most about the step.
     needs.sort(key=lambda need: (-len(need.active), need.active))
     return Group(
         call=call,
@@ -210,14 +212,14 @@ def _need(
 
 
 def _probes(distinct: NDArray[np.int64], base: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Sizes that occur and together differ from `base` in as many axes as possible."""
+    """Sizes of plans that together differ from `base` in as many axes as possible."""
     chosen: list[NDArray[np.int64]] = []
     untried = np.ones(len(base), np.bool_)
     for _ in range(PROBES):
         news = ((distinct != base) & untried).sum(axis=1)
         if news.max() == 0:
             break
-        # Of those that try most axes at another size, the most even one: large sizes are rare.
+        # Among the sizes that change most axes, the most even one, since large sizes are rare.
         candidates = distinct[news == news.max()]
         probe = candidates[np.argmin(candidates.max(axis=1))]
         chosen.append(probe)
@@ -229,31 +231,31 @@ def _named(active: Active, sizes: NDArray[np.int64]) -> Sizes:
     return tuple(zip(active, sizes.tolist(), strict=True))
 
 
-# Propagations of pipelines that differ in their schedule alone: the programs of their stages are
-# the same, and only what is done when is not (no jax).
+# Propagations of pipelines that differ only in their schedule: the programs of their stages are the
+# same, and only the order of actions differs (no jax).
 
 
 def name_of(need: Need) -> str:
-    """What a need's call of `build` says about the schedule; empty if it says nothing."""
+    """The schedule in a need's call of `build`; empty if there is none."""
     return str(dict(need.call[1]).get(SCHEDULE, ""))
 
 
 def without_schedule(need: Need) -> Hashable:
-    """What needs have in common that differ in the schedule alone."""
+    """A key that is equal for needs that differ only in the schedule."""
     mapping, knobs = need.call
     ranks = dict(need.sizes)[PIPELINE]
     return mapping, tuple(knob for knob in knobs if knob[0] != SCHEDULE), need.active, ranks
 
 
 def under_schedule(made: Propagation, need: Need, asked: Need) -> Propagation | None:
-    """The answer to a need, from the answer to one with another schedule.
+    """Derives the answer to a need from the answer to one with another schedule.
 
     Args:
       made: the answer to `asked`.
 
     Returns:
-      None if it takes a propagation of its own: the step does not run what the knob names, or the
-      other schedule has actions that this one has not.
+      The answer; None if the need takes a propagation of its own, because the step does not run the
+      schedule that the knob names, or because the schedules have different kinds of actions.
     """
     pipeline, name = made.pipeline, name_of(need)
     if pipeline is None or pipeline.schedule.lines or pipeline.schedule.name != name_of(asked):

@@ -1,4 +1,5 @@
-"""Runs propagations of shardings in a pool of workers, most promising first, until a deadline."""
+"""Runs propagations of shardings in a pool of workers, the most promising first, until a
+deadline."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ POLL_S = 0.5
 
 
 class JobPool(Protocol):
-    """What estimating needs of the workers."""
+    """The methods of a pool of workers that estimates use."""
 
     def submit(
         self,
@@ -47,7 +48,8 @@ class JobPool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagatedStep:
-    """What all propagations of one search have in common; the attributes are those of the jobs."""
+    """The parts that all propagation jobs of one search share; the attributes are those of the
+    jobs."""
 
     step: StepRef
     axis_names: tuple[str, ...]
@@ -55,7 +57,7 @@ class PropagatedStep:
     seen: tuple[tuple[str, int], ...] = ()
 
     def job(self, need: Need, sizes: Sizes) -> PropagateJob:
-        """The message that asks a worker for one propagation."""
+        """Makes the job for one propagation."""
         return PropagateJob(
             step=self.step,
             axis_names=self.axis_names,
@@ -79,9 +81,10 @@ class _Running:
 
 
 class NeedQueue:
-    """Hands out needs so that workers seldom change what they call `build` with.
+    """Hands out needs so that workers rarely change the arguments of `build`.
 
-    A worker lowers a step a few times for each call and derives the rest from that.
+    A worker lowers a step a few times for each call of `build`, and derives the other sizes from
+    these.
 
     Args:
       needs: most promising first.
@@ -93,11 +96,11 @@ class NeedQueue:
             self._waiting.setdefault(need.call, deque()).append(need)
 
     def after(self, done: Need) -> Need | None:
-        """The next need with the same call as one that is done; None if there is none."""
+        """The next need with the same call as a finished one; None if there is none."""
         return self._take(done.call)
 
     def next(self, busy: Sequence[Call]) -> Need | None:
-        """The next need of a call that no worker has, else of any; None if nothing waits."""
+        """The next need of a call that no worker is busy with, else of any; None if none waits."""
         others = [call for call in self._waiting if call not in busy]
         for call in (*others, *self._waiting):
             return self._take(call)
@@ -115,16 +118,17 @@ class NeedQueue:
 
 @dataclass(slots=True, kw_only=True)
 class Propagator:
-    """Answers needs, from the cache where it can.
+    """Answers needs, from the cache if possible, else by propagations in workers.
 
     Attributes:
-      workers: propagations side by side.
-      deadline_s: on `clock`; nothing is started after it, and what runs is dropped.
-      timeout_s: of one propagation.
-      pulse: called every half second or so.
-      heard: called with each propagation, as soon as it is there, or with why there is none.
-      replied: called when a job that was asked for is done.
-      is_interrupted: True after Ctrl-C: nothing is started any more.
+      workers: number of propagations at the same time.
+      deadline_s: time of `clock` after which no propagation starts and running ones are dropped.
+      timeout_s: limit of one propagation.
+      pulse: is called about every half second.
+      heard: is called with each propagation as soon as it is done, or with the reason why there is
+        none.
+      replied: is called when a job of `ask` is done.
+      is_interrupted: True after Ctrl-C, when no propagation starts any more.
     """
 
     step: PropagatedStep
@@ -147,15 +151,15 @@ class Propagator:
     _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
 
     def ask(self, job: Job) -> int:
-        """Submits a job of another kind, to be done beside the next propagations."""
+        """Submits a job of another kind, which runs in parallel with the next propagations."""
         return self.pool.submit(job, self.timeout_s)
 
     def has_reply(self, ticket: int) -> bool:
-        """Whether the answer to a job that was asked for before is there."""
+        """Whether a job of `ask` is done."""
         return ticket in self._asides
 
     def reply(self, ticket: int) -> Answer | Failure:
-        """The answer to a job that was asked for before; waits for it."""
+        """Waits for a job of `ask`; returns its answer."""
         while ticket not in self._asides:
             self._put_aside(self.pool.wait(POLL_S))
             self.pulse()
@@ -166,13 +170,13 @@ class Propagator:
         self._asides |= {one.ticket: one.result for one in finished}
 
     def answer(self, needs: Sequence[Need], note: str = "") -> Mapping[Need, Propagation | str]:
-        """Does the propagations in their order, as far as the time goes.
+        """Does the propagations in their order until the deadline.
 
         Args:
-          note: what they are, for the display.
+          note: what they are for, for the display.
 
         Returns:
-          For every need its propagation, or why there is none.
+          For each need its propagation, or the reason why there is none.
         """
         self._total += len(needs)
         answers: dict[Need, Propagation | str] = {}
@@ -194,12 +198,12 @@ class Propagator:
         return answers | {need: why for need in needs if need not in answers}
 
     def interrupt(self) -> None:
-        """Starts nothing any more: what is known until now is all that there will be."""
+        """Stops: no propagation starts any more, so only finished ones count."""
         self.is_interrupted = True
         self.deadline_s = -math.inf
 
     def keep(self, need: Need, found: Propagation) -> None:
-        """Keeps an answer that was made from another need's, as if it had been propagated."""
+        """Stores an answer that was derived from another need's, as if it had been propagated."""
         self.cache.keep(self.step.job(need, need.sizes), found)
 
     def _run(self, queue: NeedQueue, answers: dict[Need, Propagation | str], note: str) -> None:
@@ -208,7 +212,7 @@ class Propagator:
             self._run_until(queue, answers, note, running)
         except KeyboardInterrupt:
             self.interrupt()
-        for one in running.values():  # Dropped: nobody shall wait for what they lower.
+        for one in running.values():  # Dropped, so that no worker waits for their lowerings.
             one.listener.close()
 
     def _run_until(
@@ -222,9 +226,9 @@ class Propagator:
 
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
             job = self.step.job(need, sizes)
-            # After a doubtful end: what the worker before it has told may be spoilt.
-            listener = self._shared.listener(need.call, is_deaf=fresh)
-            # To the worker that has lowered this call, if it is idle.
+            # After a doubtful end the lowerings of the previous worker may be damaged.
+            listener = self._shared.listener(need.call, is_isolated=fresh)
+            # By affinity: to an idle worker that has lowered this call.
             ticket = self.pool.submit(
                 job, self.timeout_s, listener, fresh=fresh, affinity=need.call
             )
@@ -256,7 +260,7 @@ class Propagator:
                     retried.add(done.need)
                     submit(done.need, again, fresh=finished.doubtful)
                     continue
-                # At once: the worker shall not wait until the answer is kept.
+                # Submitted at once, so that the worker need not wait until the answer is stored.
                 if self.clock() < self.deadline_s and (following := queue.after(done.need)):
                     submit(following, following.sizes)
                 answer = answers[done.need] = self._taken(done.need, finished)
@@ -269,7 +273,7 @@ class Propagator:
             self.progress.tick()
 
     def _beat(self) -> None:
-        """Calls `pulse`, unless it did just now: it asks the storage, and answers come often."""
+        """Calls `pulse`, but not too often, since it accesses the storage."""
         now_s = self.clock()
         if now_s - self._beat_s >= POLL_S:
             self._beat_s = now_s
@@ -298,10 +302,10 @@ class Propagator:
 
 
 def _retry(need: Need, sizes: Sizes, finished: Finished) -> Sizes:
-    """The sizes to try again with after a failure, if that may help; else nothing.
+    """The sizes for a retry after a failure; nothing if a retry is useless.
 
-    A worker that died may have been spoiled by what it did before; a step may refuse sizes that no
-    plan has.
+    An earlier job may have damaged a worker that died; and a step may refuse sizes that no plan
+    has.
     """
     result = finished.result
     if finished.doubtful:

@@ -1,10 +1,10 @@
-"""Meshes that a step refuses, concluded from simpler ones that it was seen to refuse.
+"""Concludes which meshes a step refuses from simpler meshes that it has refused.
 
-Where an array does not divide evenly, the step is lowered at these very sizes, since jax and the
-user's code may refuse them. On many devices hundreds of meshes differ only in what else they
-divide. So each way to divide unevenly is tried with as few axes as possible first. A mesh that
-divides the same array by the same number, or by a multiple of it, and has these axes too, is then
-refused without being lowered; what the step accepted says nothing about others.
+If an array does not divide evenly, the step is lowered at exactly these sizes, since jax and the
+user's code may refuse them. On many devices hundreds of meshes have the same uneven division and
+differ only in others. So each uneven division is first tried with as few axes as possible. If the
+step refuses it, a mesh that also has these axes and divides the same array by the same number or a
+multiple of it is refused without lowering. A mesh that the step accepts says nothing about others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from automesh.tuner.estimate.propagations import Need, Uneven
 
 
 class _Way(NamedTuple):
-    """What a need divides unevenly, of one call of `build` and with these axes larger than 1."""
+    """The uneven divisions of a need, with its call of `build` and its active axes."""
 
     call: Call
     active: frozenset[str]
     parts: Uneven
 
     def includes(self, other: _Way) -> bool:
-        """Whether all that the other divides unevenly is divided here as well, by the same number
-        or a multiple of it, and all axes of the other are larger than 1 here, too."""
+        """Whether this has all uneven divisions of the other, each by the same number or a multiple
+        of it, and all of its active axes."""
         mine = dict(self.parts)
         return (
             self.call == other.call
@@ -37,23 +37,23 @@ class _Way(NamedTuple):
 
 @dataclass(slots=True)
 class Refusals:
-    """Which ways to divide unevenly a step refuses.
+    """The uneven divisions that a step refuses.
 
     Attributes:
-      refused: ways that were refused, each with the need that showed it and the reason.
+      refused: the refused divisions, each with the need that showed it and the reason.
     """
 
     refused: dict[_Way, tuple[Need, str]] = field(default_factory=dict[_Way, tuple[Need, str]])
     _tried: set[_Way] = field(default_factory=set[_Way])
 
     def next_round(self, needs: Sequence[Need]) -> tuple[list[Need], list[Need]]:
-        """Parts needs into those to answer now and those that wait for what these show.
+        """Splits needs into those to answer now and those that wait for their results.
 
         Args:
-          needs: most promising first; none that `why` knows of.
+          needs: most promising first, without those that `why` refuses.
 
         Returns:
-          Both in the same order. The first is empty only if there are no needs.
+          Both parts in the same order. The first is empty only if there are no needs.
         """
         new = {way for need in needs if (way := _way(need)) not in self._tried and way.parts}
         by_call: dict[Call, list[_Way]] = {}
@@ -75,12 +75,13 @@ class Refusals:
         return now, later
 
     def note(self, need: Need, reason: str) -> None:
-        """Takes in that the user's code refused a need, if uneven division alone sets it apart."""
+        """Notes that the user's code refused a need, if uneven division is the only possible
+        reason."""
         if need.uneven and need.is_only_uneven:
             self.refused.setdefault(_way(need), (need, reason))
 
     def why(self, need: Need) -> str:
-        """Why a need would be refused, in words; empty if nothing says that it would."""
+        """Why a need would be refused, in words; empty if no refusal is known that implies it."""
         way = _way(need)
         for other, (shown, reason) in self.refused.items():
             if need != shown and way.includes(other):

@@ -1,5 +1,5 @@
-"""The estimate rung: one propagation per set of active axes and call of `build`, then a price for
-all."""
+"""The estimate rung: one propagation for each set of active axes and call of `build`, and a price
+for each plan."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from automesh.tuner.estimate.standings import Standings
 from automesh.worker.messages import LayoutJob
 
 
-def _telling(group: Group, promise: Callable[[Need], float]) -> list[Need]:
-    """The needs of a group, most promising first, but for the one with most axes: what is lowered
-    for it tells how the others depend on all of them."""
+def _most_axes_first(group: Group, promise: Callable[[Need], float]) -> list[Need]:
+    """The needs of a group: first the one with most axes, whose lowerings show how the others
+    depend on all axes; then the most promising first."""
     return [*group.needs[:1], *sorted(group.needs[1:], key=promise)]
 
 
@@ -64,12 +64,12 @@ class EstimateRung:
     """Runs the estimate rung of one search.
 
     Attributes:
-      layout: asks where mesh axes of these ICI shapes lie on a torus; None where there is none.
-      price: of meshes, with the terms of their sets of active axes.
-      price_pipeline: of meshes with the same active axes, with the terms of a pipeline.
-      origin: where the speeds come from, in words.
-      standings: ranks what is estimated so far.
-      first: the script's own plan, or nothing: what it needs is propagated before all else.
+      layout: asks for the layouts of these ICI shapes on a torus; None if there is no torus.
+      price: prices meshes by the terms of their sets of active axes.
+      price_pipeline: prices meshes with the same active axes by the terms of a pipeline.
+      origin: the source of the speeds, in words.
+      standings: ranks the estimates so far.
+      first: the script's own plan, or nothing; its propagation is done before all others.
     """
 
     plans: Sequence[Plan]
@@ -94,15 +94,15 @@ class EstimateRung:
     _findings: FindingsOfPlans = field(init=False, default_factory=FindingsOfPlans)
 
     def run(self) -> Estimates:
-        """Estimates every plan that it can before the deadline, those with default knobs first.
+        """Estimates as many plans as it can before the deadline, those with default knobs first.
 
-        After Ctrl-C: those that it can from what is known until then. A second one ends it.
+        After Ctrl-C it estimates those whose propagations are done. A second Ctrl-C ends it.
         """
         plans = self.plans
         try:
             found = self._estimated()
         except KeyboardInterrupt:
-            # In the middle of a price: everything is priced again from the propagations.
+            # Pricing was interrupted: all is priced again from the finished propagations.
             self.propagator.interrupt()
             self.plans = plans
             for one in (self._found, self._missing, self._reasons, self._why_apart, self._apart):
@@ -115,7 +115,7 @@ class EstimateRung:
         groups = groups_of(self.plans)
         if not groups:
             return Estimates(origin=self.origin)
-        # Asked for first, and done beside the first propagations.
+        # Submitted first, and done in parallel with the first propagations.
         if self.layout and self._ticket is None:
             self._ticket = self.propagator.ask(self.layout(_shapes(self.plans)))
         self._begin(groups)
@@ -150,7 +150,7 @@ class EstimateRung:
         return answer
 
     def _first_needs(self, groups: Sequence[Group]) -> Sequence[Need]:
-        """The needs of the default knobs, and before them that of the script's own plan."""
+        """The need of the script's own plan, then those with default knobs."""
         usual = groups[0].needs
         for own in self.first:
             needs = (need for group in groups if group.call == own.call for need in group.needs)
@@ -160,7 +160,8 @@ class EstimateRung:
         return usual
 
     def _begin(self, groups: Sequence[Group]) -> None:
-        """Ranks what is heard from now on; once more what was heard of other groups."""
+        """Begins to rank the propagations of these groups as they arrive, and ranks those that
+        have."""
         standings = self.standings
         if standings is None:
             return
@@ -175,25 +176,25 @@ class EstimateRung:
 
         def rank(need: Need, answer: Propagation | str) -> None:
             if isinstance(answer, str):
-                standings.lose(need)
+                standings.note_failure(need)
             else:
                 self._heard.append((need, answer))
-                self._rank_heard(standings, by_call)
+                self._rank_received(standings, by_call)
 
         self.propagator.heard = rank
-        self.propagator.replied = lambda: self._rank_heard(standings, by_call)
+        self.propagator.replied = lambda: self._rank_received(standings, by_call)
         if self._heard:
-            self._rank_heard(standings, by_call)
+            self._rank_received(standings, by_call)
 
-    def _rank_heard(self, standings: Standings, groups: Mapping[Call, Group]) -> None:
-        """Ranks the plans of what was heard, once it is known where meshes lie on the devices."""
+    def _rank_received(self, standings: Standings, groups: Mapping[Call, Group]) -> None:
+        """Ranks the plans of received propagations, once the layouts of meshes are known."""
         is_laid_out = self._told is not None or self._ticket is None
         if not is_laid_out and not self.propagator.has_reply(self._ticket or 0):
             return
         layouts = self._layouts()
         refused = dict(layouts.refused)
         if refused and any(tuple(axis.ici for axis in plan.axes) in refused for plan in self.plans):
-            return  # Until those plans are left out.
+            return  # Waits until plans without a layout are left out.
         heard, self._heard = self._heard, []
         for need, made in heard:
             group = groups[need.call]
@@ -225,7 +226,7 @@ class EstimateRung:
         )
 
     def _drop(self, refused: Mapping[tuple[int, ...], str]) -> None:
-        """Leaves out meshes that jax cannot lay out on the devices."""
+        """Drops meshes that jax cannot lay out on the devices."""
         shapes = {plan: tuple(axis.ici for axis in plan.axes) for plan in self.plans}
         self._missing |= {plan: refused[shapes[plan]] for plan in shapes if shapes[plan] in refused}
         self.plans = [plan for plan in self.plans if plan not in self._missing]
@@ -234,7 +235,7 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
-        self._propagate([need for other in others for need in _telling(other, promise)])
+        self._propagate([need for other in others for need in _most_axes_first(other, promise)])
         for group in others:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
@@ -265,7 +266,8 @@ class EstimateRung:
                 self._reasons[need.call, need.active] = answer
 
     def _promise(self, usual: Group) -> Callable[[Need], float]:
-        """The best estimate at the default knobs among the meshes with the same active axes."""
+        """Gives a need's best estimate at the default knobs among meshes with the same active
+        axes."""
         best: dict[Active, float] = {}
         for need in usual.needs:
             plans = [self.plans[usual.rows[member]] for member in need.members]
@@ -294,11 +296,11 @@ class EstimateRung:
     def _take(
         self, group: Group, need: Need, made: Propagation, prices: Prices, rows: Sequence[int]
     ) -> None:
-        """Keeps the prices of a need's meshes where its terms hold, and lists what is needed else.
+        """Keeps the prices of a need's meshes if its terms hold there, and lists the other meshes.
 
         Args:
-          prices: of any batch with these meshes.
-          rows: of the need's members in it.
+          prices: prices of a batch that contains these meshes.
+          rows: rows of the need's members in that batch.
         """
         contradicted = any(_says_to_hold(made.terms, probe) for probe in made.failed_probes)
         wrong: list[int] = []
@@ -330,7 +332,7 @@ class EstimateRung:
 
     def _keep(self, plan: Plan, estimated: Estimated, *, borrowed: bool = False) -> None:
         self._missing.pop(plan, None)
-        if borrowed:  # Good for an order until its own propagation, but not for a bound.
+        if borrowed:  # Good enough for an order until its own propagation, but not for a bound.
             uncounted = (*estimated.uncounted, BORROWED)
             estimated = replace(estimated, bound_s=0.0, uncounted=uncounted)
         if 0 < estimated.step_s < math.inf:
@@ -339,7 +341,7 @@ class EstimateRung:
             self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
 
     def _propagate_pipelines(self, groups: Mapping[Call, Group], layouts: Layouts) -> None:
-        """Pipelines; those that differ in their schedule alone share their propagations."""
+        """Propagates pipelines; those that differ in their schedule alone share a propagation."""
         firsts: dict[Hashable, Need] = {}
         others: list[Need] = []
         for need in (need for group in groups.values() for need in group.pipelined):
@@ -359,7 +361,7 @@ class EstimateRung:
                 self.propagator.keep(need, shared)
                 self.propagator.heard(need, shared)
                 self._take_apart(groups[need.call], need, shared, layouts)
-        # The same holds among those that are left.
+        # The remaining ones may share propagations as well.
         if alone:
             left = {call: replace(group, pipelined=()) for call, group in groups.items()}
             for need in alone:
@@ -379,7 +381,8 @@ class EstimateRung:
         return answers
 
     def _propagate_apart(self, groups: Mapping[Call, Group], layouts: Layouts) -> str:
-        """Meshes that their set's terms do not describe, best first, in rounds; gives a notice."""
+        """Propagates, in rounds and best first, meshes at which their set's terms do not hold;
+        returns a notice."""
 
         def promise(need: Need) -> float:
             plans = [self._plan(groups[need.call], member) for member in need.members]
@@ -441,6 +444,6 @@ def _why_apart(propagation: Propagation) -> str:
 
 
 def _says_to_hold(terms: Terms, sizes: Sizes) -> bool:
-    """Whether terms claim other sizes of their axes."""
+    """Whether terms claim to hold at other sizes of their axes."""
     row = np.array([[size for _, size in sizes]], np.int64)
     return bool(holds(terms, tuple(axis for axis, _ in sizes), row)[0])

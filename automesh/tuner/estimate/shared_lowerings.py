@@ -1,8 +1,8 @@
-"""What workers that propagate have lowered, passed on to those that lower the same step (no jax).
+"""Passes lowerings of a step from one propagating worker to others with the same step (no jax).
 
-A worker tells what a lowering says about other meshes, and what it lowers next. The parent keeps
-that per call of `build`, in the order in which it came, and reads of it only what it must: whatever
-user code has done to a worker, its news end neither the search nor another worker.
+A worker reports what a lowering implies for other meshes, and what it lowers next. The parent keeps
+these records for each call of `build` in the order of arrival, and reads only the fields that it
+needs. So records of a worker that user code has damaged end neither the search nor another worker.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from automesh.mesh.axes import Call
 from automesh.worker.messages import LOWERINGS
 
 _Record = Mapping[str, Any]
-# What is known of a call of `build`, the more the further behind; a worker that has just turned to
-# it knows less than others have said.
+# What is known of a call of `build`, from least to most; a worker that has just begun with the call
+# knows less than others have reported.
 _STATES = ("open", "alike", "varied")
-# Numbers of large steps have tens of kilobytes, and there may be hundreds of calls.
+# The records of a large step have tens of kilobytes, and there may be hundreds of calls.
 MOST_CHARS = 64 * 2**20
 _KEYS = {"text": str, "signature": str, "asked": bool, "numbers": str, "elements": str}
 
 
 @dataclass(slots=True)
 class SharedLowerings:
-    """What the workers of one search have lowered, by call of `build`.
+    """The lowerings of the workers of one search, by call of `build`.
 
     Attributes:
-      records: per call, what was lowered, each with its number; the call used last comes last.
-      states: per call, what workers have said of it.
-      claims: what each job that runs lowers now.
-      running: of each call, how many jobs run.
+      records: the numbered lowerings of each call; the call used last is the last one.
+      states: what workers have reported of each call.
+      claims: what each running job is lowering now.
+      running: number of running jobs of each call.
     """
 
     records: dict[Call, list[tuple[int, _Record]]] = field(
@@ -46,22 +46,23 @@ class SharedLowerings:
     _number: int = 0
     _chars: int = 0
 
-    def listener(self, call: Call, *, is_deaf: bool = False) -> Listener:
-        """Takes the events of one job that propagates a step with this mapping and these knobs.
+    def listener(self, call: Call, *, is_isolated: bool = False) -> Listener:
+        """Makes the listener for the events of a job that propagates a step with this call.
 
         Args:
-          is_deaf: the job shall know of nothing that others have lowered, nor they of its own.
+          is_isolated: whether the job neither gets lowerings of others nor shares its own.
         """
         self.running[call] += 1
-        return Listener(shared=self, call=call, is_deaf=is_deaf)
+        return Listener(shared=self, call=call, is_isolated=is_isolated)
 
     def is_alike_elsewhere(self, call: Call) -> bool:
-        """Whether the step is alike on its meshes with other knobs, and varied with none."""
+        """Whether the step was alike on its meshes at other knobs, and varied at none."""
         others = {state for other, state in self.states.items() if other != call}
         return "alike" in others and "varied" not in self.states.values()
 
     def add(self, call: Call, records: Sequence[_Record]) -> None:
-        """Takes in what a worker has lowered; of calls that nobody is at, the oldest make room."""
+        """Adds lowerings of a worker; if there are too many, drops the oldest calls without running
+        jobs."""
         mine = self.records.pop(call, [])
         for record in records:
             self._number += 1
@@ -75,27 +76,28 @@ class SharedLowerings:
                 self.forget(other)
 
     def forget(self, call: Call) -> None:
-        """Drops what was lowered of a call."""
+        """Drops the lowerings of a call."""
         for _, record in self.records.pop(call, []):
             self._chars -= _chars(record)
 
     def distrust(self, call: Call) -> None:
-        """As `forget`, and what was concluded from it."""
+        """Drops the lowerings of a call, and the conclusions from them."""
         self.forget(call)
         self.states.pop(call, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listener:
-    """Answers the events of one job."""
+    """Answers the events of one propagation job."""
 
     shared: SharedLowerings
     call: Call
-    is_deaf: bool = False
+    is_isolated: bool = False
 
     def __call__(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """What others have lowered that this worker has not heard of, and what they lower now."""
-        if event.get("event") != LOWERINGS or self.is_deaf:
+        """Returns lowerings of others that this worker does not have yet, and what they are
+        lowering now."""
+        if event.get("event") != LOWERINGS or self.is_isolated:
             return None
         shared = self.shared
         heard, new = event.get("heard"), event.get("new")
@@ -124,7 +126,7 @@ class Listener:
             self.shared.states[self.call] = str(state)
 
     def close(self) -> None:
-        """The job has ended, and lowers nothing any more."""
+        """Ends the claims of the job, which has ended."""
         self.shared.claims.pop(self, None)
         self.shared.running[self.call] -= 1
 
@@ -134,7 +136,8 @@ def _chars(record: _Record) -> int:
 
 
 def _is_record(one: object) -> bool:
-    """Whether it has what another worker reads of it: see `automesh.sharding.lowerings`."""
+    """Whether a record has the fields that another worker reads; see
+    `automesh.sharding.lowerings`."""
     if not isinstance(one, dict) or not _are_sizes(one.get("sizes")):
         return False
     if one.get("refused") is True:

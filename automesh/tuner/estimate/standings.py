@@ -1,4 +1,4 @@
-"""The ranking of the plans that have an estimate, while the others are still waiting for theirs."""
+"""The ranking of the plans that have an estimate, while others still wait for theirs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from automesh.report.words import count
 from automesh.tuner.choose.ranking import estimated_candidates, hardly_fits
 from automesh.tuner.estimate.propagations import Active, Group, Need, is_of
 
-ROWS = 10  # of the table that is shown
-_MOST_PRICED = 4096  # plans of one propagation, where none of those before fits a device
-_EVERY_S = 0.3  # a table is made at most so often
+ROWS = 10  # rows of the table on the display
+_MOST_PRICED = 4096  # plans of one propagation that are tried until one fits a device
+_EVERY_S = 0.3  # least time between two tables
 _OPEN, _KNOWN, _LOST = (
     0,
     1,
     2,
-)  # what is known of a plan: nothing yet, its estimate, that it has none
+)  # state of a plan: waits, has an estimate, has none
 
 
 class Seconds(Protocol):
-    """Prices of a batch, of which only the best are written down."""
+    """The step times of a batch, with full estimates on request."""
 
     @property
     def needs_own(self) -> NDArray[np.bool_]:
-        """[meshes]: True where there is no price."""
+        """[meshes]: True for meshes without a price."""
         ...
 
     @property
     def step_s(self) -> NDArray[np.float64]:
-        """[meshes]: of one step; anything where `needs_own`."""
+        """[meshes]: seconds of one step; undefined where `needs_own`."""
         ...
 
     def estimated(self, row: int) -> Estimated:
@@ -51,16 +51,16 @@ class Seconds(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Standings:
-    """Which plans are first by the estimates so far.
+    """The best plans by the estimates so far.
 
-    The rows are those that the whole ranking of the same plans begins with: of each propagation as
-    many are kept as a table has rows.
+    The rows are the first ones of the complete ranking of these plans, since each propagation keeps
+    as many plans as a table has rows.
 
     Attributes:
-      progress: is shown each new table.
+      progress: shows each new table.
       baseline: the script's own plan, or nothing.
-      device_memory_bytes: what one device can hold; 0 where nobody says.
-      keep: called with each new table.
+      device_memory_bytes: memory of one device; 0 if unknown.
+      keep: is called with each new table.
     """
 
     progress: Progress
@@ -81,10 +81,10 @@ class Standings:
     _is_shown: bool = field(init=False, default=False)
 
     def begin(self, groups: Sequence[Group], example: Callable[[Group, Need], str]) -> None:
-        """Forgets what was noted, and takes in what is to be estimated.
+        """Starts anew with the plans that will be estimated.
 
         Args:
-          example: a plan of a need, as text.
+          example: gives a plan of a need, as text.
         """
         self._best, self._parts = {}, set()
         self._states = {group.call: np.full(len(group.rows), _OPEN, np.int8) for group in groups}
@@ -96,11 +96,11 @@ class Standings:
         }
 
     def note(self, need: Need, prices: Seconds, plan: Callable[[int], Plan]) -> None:
-        """Takes in what the members of a need take, and shows the table that they make.
+        """Adds the prices of a need's members, and shows the new table.
 
         Args:
-          prices: in the order of the need's members.
-          plan: the plan of one of its rows.
+          prices: prices in the order of the need's members.
+          plan: gives the plan of a row.
         """
         priced = ~prices.needs_own & (prices.step_s > 0) & np.isfinite(prices.step_s)
         self._states[need.call][np.array(need.members, np.intp)[priced]] = _KNOWN
@@ -123,8 +123,8 @@ class Standings:
         self._is_shown = False
         self.show()
 
-    def lose(self, need: Need) -> None:
-        """Takes in that the members of a need get no estimate."""
+    def note_failure(self, need: Need) -> None:
+        """Notes that the members of a need get no estimate."""
         self._waiting.pop(_key(need), None)
         mine = np.array(need.members, np.intp)
         states = self._states[need.call]
@@ -132,10 +132,10 @@ class Standings:
         self._is_shown = False
 
     def show(self, *, at_once: bool = False) -> None:
-        """Shows the table if there is news, unless another was shown just now.
+        """Shows the table if it has changed, but not too often.
 
         Args:
-          at_once: even then.
+          at_once: whether to show it even if another was shown just before.
         """
         now_s = self.clock()
         is_new = bool(self._best) and not self._is_shown
@@ -171,7 +171,7 @@ class Standings:
 
 
 def _key(need: Need) -> tuple[Call, Active, int]:
-    """A need among those that its plans were grouped by; pipelines by their ranks, too."""
+    """The key of a need: its call, active axes and, for pipelines, ranks."""
     return need.call, need.active, dict(need.sizes).get(PIPELINE, 1)
 
 

@@ -1,4 +1,4 @@
-"""Propagations kept in the study's folder, so that a search that goes on finds them at once."""
+"""A cache of propagations in the study's folder, so that a resumed search need not repeat them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from automesh.texts.storage_url import masked_word
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 12  # to be raised when the terms of an unchanged step change
+_FORMAT = 12  # must be raised when the terms of an unchanged step change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A propagation with what it was made for: what one file of the folder holds.
+class StoredPropagation:
+    """A propagation with its job and versions: the content of one file in the folder.
 
     Attributes:
-      form: of the terms, see `_FORMAT`; 0 before it was written down.
+      form: format of the terms, see `_FORMAT`; 0 for old files without one.
     """
 
     source_hash: str
@@ -39,17 +39,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermsCache:
-    """Answers to `PropagateJob`s by what they depend on.
+    """Stores the answers to `PropagateJob`s by all that they depend on.
 
-    A step that asks nothing about devices that are not here has the same terms for all devices of
-    a platform: then they are kept without saying for which devices they were made.
+    A step that asks nothing about absent devices has the same terms for all devices of a platform;
+    these are stored without the devices.
 
     Attributes:
-      folder: one file per propagation; None keeps nothing.
-      source_hash: of the script.
-      versions: of everything whose change may change a program.
-      others: folders of other searches, which are looked into as well.
-      skipped: files that were found damaged. What they held is made again.
+      folder: holds one file per propagation; None stores nothing.
+      source_hash: hash of the script.
+      versions: versions of all packages that may change a program.
+      others: folders of other searches, which are also searched for answers.
+      skipped: collects damaged files, whose propagations are made again.
     """
 
     folder: Path | None
@@ -59,27 +59,27 @@ class TermsCache:
     skipped: Skipped = field(default_factory=Skipped, compare=False)
 
     def find(self, job: PropagateJob) -> Propagation | None:
-        """What was kept for a job; None if nothing was, or not in a form that is read here."""
+        """The stored answer to a job; None if there is none in a readable format."""
         own = () if self.folder is None else (self.folder,)
         for folder in (*own, *self.others):
             for wanted in dict.fromkeys((job, _anywhere(job))):
                 kept = self._read(folder / self._name(wanted))
                 if kept is None:
                     continue
-                if folder != self.folder:  # So that the study explains itself.
+                if folder != self.folder:  # Copied, so that this study can explain its plans.
                     self.keep(job, kept.propagation)
                 return kept.propagation
         return None
 
-    def all(self) -> tuple[Kept, ...]:
-        """Everything that was kept for this script and these versions."""
+    def all(self) -> tuple[StoredPropagation, ...]:
+        """All propagations that were stored for this script and these versions."""
         files = sorted(self.folder.glob("*.json")) if self.folder is not None else []
         found = [kept for kept in map(self._read, files) if kept is not None]
         mine = (_FORMAT, self.source_hash, self.versions)
         return tuple(kept for kept in found if (kept.form, kept.source_hash, kept.versions) == mine)
 
     def keep(self, job: PropagateJob, propagation: Propagation) -> None:
-        """Keeps the answer to a job, whole or not at all.
+        """Stores the answer to a job, completely or not at all.
 
         Raises:
           OSError: the folder cannot be written.
@@ -89,26 +89,26 @@ class TermsCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         job = job if propagation.asked else _anywhere(job)
         path = self.folder / self._name(job)
-        kept = Kept(
+        kept = StoredPropagation(
             source_hash=self.source_hash,
             versions=self.versions,
             job=_masked(job),
             propagation=propagation,
             form=_FORMAT,
         )
-        # Without waiting for the disk: there are hundreds, and what is lost is made again.
-        write_whole(path, to_text(kept, Kept), lasting=False)
+        # Without fsync: there are hundreds of files, and a lost one is made again.
+        write_whole(path, to_text(kept, StoredPropagation), lasting=False)
 
-    def _read(self, path: Path) -> Kept | None:
+    def _read(self, path: Path) -> StoredPropagation | None:
         if not os.path.lexists(path):
             return None
         try:
-            return read_json(read_bytes(path, limit_bytes=limits.TERMS_BYTES), Kept)
+            return read_json(read_bytes(path, limit_bytes=limits.TERMS_BYTES), StoredPropagation)
         except (NotJson, Unreadable) as error:
             self.skipped.note(f"`{path.parent.name}/{path.name}`", error)
             return None
         except AutomeshError:
-            return None  # A file of another version, which says other things.
+            return None  # A file of another version, with other terms.
 
     def _name(self, job: PropagateJob) -> str:
         mine = [_FORMAT, self.source_hash, self.versions, to_json(job, PropagateJob)]
@@ -117,13 +117,13 @@ class TermsCache:
 
 
 def _anywhere(job: PropagateJob) -> PropagateJob:
-    """The job for any devices of its platform."""
+    """The job without its devices, so that it stands for any devices of its platform."""
     return replace(job, step=replace(job.step, absent=None))
 
 
 def _masked(job: PropagateJob) -> PropagateJob:
-    """The job without the secrets in the script's arguments: what they were is in its file's name,
-    which is a hash."""
+    """The job with the secrets in the script's arguments masked. The file's name, which is a hash,
+    still depends on them."""
     entry = job.step.entry
     argv = tuple(masked_word(word) for word in entry.argv)
     return replace(job, step=replace(job.step, entry=replace(entry, argv=argv)))

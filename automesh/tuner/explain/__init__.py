@@ -1,1 +1,1 @@
-"""Why a mesh takes its time, from what a study keeps."""
+"""Explains the time of a mesh from the data of a study."""

@@ -1,4 +1,4 @@
-"""Why a mesh takes its time, from what a study keeps: nothing is compiled, nothing is run."""
+"""Explains the time of a mesh from the data of a study, without compiling or running anything."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from automesh.program.nouns import Propagation
 from automesh.report.explain.nouns import Explained
 from automesh.report.result import Candidate
 from automesh.report.words import count, reason
-from automesh.tuner.estimate.terms_cache import Kept
+from automesh.tuner.estimate.terms_cache import StoredPropagation
 
-# Why a pipeline takes what it takes: the pieces of all programs of its busiest rank (pure
+# Explains the time of a pipeline by the pieces of all programs of its busiest rank (pure
 # functions).
 
 _Run = tuple[int, MeshCost]
@@ -40,14 +40,14 @@ def break_down_pipeline(
     *,
     hardware: HardwareModel,
 ) -> MeshCost:
-    """Prices every piece of the work of the rank that has most to do.
+    """Prices every piece of the work of the busiest rank.
 
-    What ranks wait for each other is no piece of any program: only `estimated` has it.
+    The time that ranks wait for each other is no piece of a program; only `estimated` contains it.
 
     Args:
-      where: has the axes that are larger than 1.
-      estimated: of the plan.
-      batch: of the plan's mesh alone.
+      where: the mesh, with the axes larger than 1.
+      estimated: estimate of the plan.
+      batch: batch with the plan's mesh only.
       hardware: with the layout of the plan's ICI shape at least.
     """
     schedule = pipeline.schedule.schedule()
@@ -120,7 +120,7 @@ def _together(
         kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
         peak_temporary_bytes=worst.peak_temporary_bytes,
         peak_source=worst.peak_source,
-        # What lasts from one program to the next is the rest of the estimate.
+        # The rest of the estimated memory is kept from one program to the next.
         argument_bytes=max(estimated.memory_bytes - worst.peak_temporary_bytes, 0.0),
         output_bytes=0.0,
         alias_bytes=0.0,
@@ -136,15 +136,15 @@ _CLOSEST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What estimates rest on.
+    """The data that estimates are made from.
 
     Attributes:
       kept: propagations of the step.
-      hardware: with the layouts of the ICI shapes that are asked about.
-      command: what makes propagations that are missing.
+      hardware: the devices, with the layouts of the ICI shapes in question.
+      command: the command that makes missing propagations.
     """
 
-    kept: Sequence[Kept]
+    kept: Sequence[StoredPropagation]
     hardware: HardwareModel
     command: str
 
@@ -153,10 +153,10 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     """Breaks one plan down.
 
     Args:
-      candidate: what the study knows of it beyond the estimate.
+      candidate: the plan's outcomes in the study, beyond the estimate.
 
     Raises:
-      UsageError: no propagation of its set of active axes is there.
+      UsageError: the study has no propagation for its set of active axes.
     """
     found = propagation_for(plan, ground.kept)
     if found is None:
@@ -167,7 +167,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
             else "run its search again",
         )
     batch, hardware, terms = batch_of([plan]), ground.hardware, found.terms
-    # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
+    # Without guards: a mesh that has only terms of other sizes is priced by these.
     if found.pipeline is not None:
         pipeline = pipeline_under_options(found.pipeline, plan.compiler_options)
         prices = price_pipeline_terms(pipeline, _unguarded(terms), batch, hardware=hardware)
@@ -189,7 +189,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
 
 
 def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
-    """The price of a plan by terms that are taken to hold for it.
+    """The price of a plan by terms that are assumed to hold for it.
 
     Args:
       hardware: with the layout of the plan's ICI shape at least.
@@ -200,11 +200,11 @@ def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
     )
 
 
-def propagation_for(plan: Plan, kept: Iterable[Kept]) -> Propagation | None:
-    """The propagation that the estimate of a plan rests on, the most exact first.
+def propagation_for(plan: Plan, kept: Iterable[StoredPropagation]) -> Propagation | None:
+    """The propagation from which the estimate of a plan is made, the most exact one.
 
-    Those that were made at its own sizes, else those that hold there, else those of other sizes; of
-    pipelines only those with as many ranks.
+    One that was made at the plan's own sizes is preferred, then one that holds there, then one of
+    other sizes; for pipelines it must have the same number of ranks.
     """
     active = tuple(axis.name for axis in plan.axes if axis.size > 1)
     mine = [
@@ -240,7 +240,7 @@ def _compiled(candidate: Candidate | None) -> Compiled | None:
     if candidate is None:
         return None
     found = candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
-    # At low effort nothing would run as it was compiled.
+    # A program that was compiled at low effort would not run in this form.
     return found if found is not None and found.effort == "default" else None
 
 
@@ -250,11 +250,11 @@ def _measured(candidate: Candidate | None) -> Measured | None:
 
 
 def find_plan(text: str, plans: Sequence[Plan], *, num_devices: int) -> tuple[Plan, str]:
-    """The plan that a user means: a mesh, which knobs may follow.
+    """Finds the plan that a user names by a mesh, with or without knobs.
 
     Args:
       text: `dp:2,tp:4`, or `fsdp:-1 remat=full`.
-      plans: those to choose from, the fastest first.
+      plans: the plans to choose from, the fastest first.
 
     Returns:
       The fastest plan with that mesh and these settings, and a notice if there were several.
@@ -300,7 +300,7 @@ def _matches(plan: Plan, settings: Sequence[str]) -> bool:
 
 
 def _closest(axes: Sequence[MeshAxis], plans: Sequence[Plan]) -> list[str]:
-    """The meshes that differ least: by factors, moved from axis to axis."""
+    """The meshes that differ least, by the factors that move between axes."""
 
     def distance(plan: Plan) -> float:
         return sum(

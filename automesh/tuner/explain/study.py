@@ -1,4 +1,4 @@
-"""Explanations of the plans of a study, or of a script that no search has seen."""
+"""Explains plans of a study, or of a script without a study."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from automesh.report.result import Candidate, SearchResult
 from automesh.skipped import Skipped
 from automesh.space.options import value_of
 from automesh.tuner.compile.replay import Player
-from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
+from automesh.tuner.estimate.terms_cache import TERMS, StoredPropagation, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, find_plan
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.capture import space_for
@@ -46,14 +46,14 @@ _LAYOUT_LIMIT_S = 120.0
 def explain_study(
     study: Path | None, mesh: str, against: str, *, results: Path, storage: str
 ) -> Explanation:
-    """Explains a plan of a study, from what the study keeps.
+    """Explains a plan of a study from the study's data.
 
     Args:
-      mesh: a mesh, which knobs may follow.
-      against: another one to compare it with; empty for none.
+      mesh: a mesh, optionally followed by knobs.
+      against: another mesh to compare it with; empty for none.
 
     Raises:
-      UsageError: no such study, or it does not hold such a plan or what its estimate rests on.
+      UsageError: there is no such study, or it lacks the plan or the data of its estimate.
     """
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
@@ -111,7 +111,7 @@ def explain_study(
 def explain_script(
     request: SearchRequest, mesh: str, against: str, progress: Progress
 ) -> Explanation:
-    """Explains a plan of a script, for which shardings are propagated now.
+    """Explains a plan of a script; propagates its shardings first.
 
     Raises:
       UsageError: bad input, or no such plan.
@@ -184,11 +184,11 @@ def _explanation(
 def _chosen(
     mesh: str, against: str, plans: Sequence[Plan], num_devices: int
 ) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
-    """The plans that are asked for, and what is to be said about the choice."""
+    """The plans that the user asks for, and notices about the choice."""
     found = [find_plan(mesh, plans, num_devices=num_devices)]
     if against.strip():
         first, _ = found[0]
-        # Without knobs of its own it gets those of the first, so that nothing else differs.
+        # Without knobs of its own it gets those of the first plan, so that only the mesh differs.
         alike = sorted(plans, key=lambda plan: plan.settings != first.settings)
         found.append(find_plan(against, alike, num_devices=num_devices))
     chosen = tuple(plan for plan, _ in found)
@@ -203,14 +203,14 @@ def _chosen(
 def known_plans(
     candidates: Iterable[Candidate],
     table: Path,
-    kept: Sequence[Kept],
+    kept: Sequence[StoredPropagation],
     header: Header,
     skipped: Skipped,
 ) -> tuple[Plan, ...]:
     """All plans of a study, those with a trial first, then by their estimates.
 
     Args:
-      skipped: takes the rows of the table that are damaged.
+      skipped: collects damaged rows of the table.
     """
     plans = dict.fromkeys(candidate.plan for candidate in candidates)
     calls = {_as_text(call): call for call in map(_call_of, kept)}
@@ -223,7 +223,7 @@ def known_plans(
 
 
 def estimate_rows(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a table that have as many cells as its head, with their numbers from 1."""
+    """The rows of a table with the right number of cells, with their numbers from 1."""
     if not os.path.lexists(table):
         return
     try:
@@ -249,7 +249,7 @@ def _plan_of(
     """The plan of one row of `estimates.csv`.
 
     Args:
-      calls: those that were propagated, by their text.
+      calls: the propagated calls, by their text.
     """
     knobs = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
     logical = {
@@ -257,7 +257,7 @@ def _plan_of(
         for key, text in row.items()
         if key.startswith(MAPPING) and text
     }
-    # Without terms there is nothing to explain, and what type a knob has does not matter.
+    # Without terms there is nothing to explain, so the type of a knob does not matter.
     said: Call = (tuple(logical.items()), tuple(knobs.items()))
     mapping, known = calls.get(_as_text(said), said)
     options = {
@@ -271,7 +271,7 @@ def _plan_of(
     )
 
 
-def _call_of(kept: Kept) -> Call:
+def _call_of(kept: StoredPropagation) -> Call:
     return kept.job.mapping, kept.job.knobs
 
 
@@ -280,7 +280,7 @@ def _as_text(call: Call) -> frozenset[tuple[str, str]]:
     return frozenset((name, str(value)) for name, value in settings)
 
 
-def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str, ...]:
+def _propagation_notes(plans: Sequence[Plan], kept: Sequence[StoredPropagation]) -> tuple[str, ...]:
     calls = {plan.call for plan in plans}
     notes = [note for one in kept if _call_of(one) in calls for note in one.propagation.notes]
     return tuple(dict.fromkeys(notes))
@@ -289,7 +289,7 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str
 def hardware_for(
     fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str
 ) -> HardwareModel:
-    """The devices, with where the axes of the plans lie on them."""
+    """The devices, with the layouts of the plans' axes on them."""
     return hardware_model(
         fabric,
         _layouts(fabric, plans, platform=platform, device_kind=device_kind),
@@ -300,7 +300,7 @@ def hardware_for(
 
 
 def _layouts(fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str) -> Layouts:
-    """Where the axes of the plans lie on a torus; nothing where there is none."""
+    """The layouts of the plans' axes on a torus; empty if there is no torus."""
     shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
     if fabric.kind != "torus":
         return Layouts(shapes=shapes, spans=((),) * len(shapes))
@@ -313,10 +313,10 @@ def _layouts(fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kin
 
 
 def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: str) -> None:
-    """Replays a compiled plan of a study again, and writes what happened when.
+    """Replays a compiled plan of a study, and writes the timeline to a file.
 
     Args:
-      mesh: which plan; knobs may follow.
+      mesh: mesh of the plan, optionally followed by knobs.
 
     Raises:
       UsageError: no such study, nothing in it was compiled for absent devices, no such plan, its

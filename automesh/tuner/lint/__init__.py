@@ -1,1 +1,1 @@
-"""`automesh lint`: what a compiler does to a step that nobody asked for, and what cures save."""
+"""`automesh lint`: finds costly things that the compiler adds to a step, and what cures save."""

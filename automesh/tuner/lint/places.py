@@ -1,4 +1,4 @@
-"""The files that lines of findings are in: programs name them by their last part alone."""
+"""The files of findings' lines; programs name files only by their last part."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# Folders that hold no code of the user's, and how many files are looked at.
+# Folders without code of the user, and the largest number of files that are examined.
 _SKIPPED = frozenset(("node_modules", "site-packages", "__pycache__", "results"))
 _MOST_FILES = 20_000
 
 
 def files_by_name(script: Path | None, names: frozenset[str]) -> Mapping[str, str]:
-    """Of each name the file as the user would open it, relative to the current folder if it is
-    below that; names of no file, or of several, are left out.
+    """Finds the file of each name, relative to the current folder if it is inside; leaves out names
+    of no file or of several.
 
     Args:
-      script: whose folder is searched; None: nothing is known.
+      script: the script whose folder is searched; None finds nothing.
     """
     if script is None:
         return {}

@@ -1,4 +1,4 @@
-"""Looks at the program of a script's step on its mesh, and tries the cures of what it finds."""
+"""Finds problems in the program of a script's step on its mesh, and tries their cures."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from automesh.tuner.workers import ask
 from automesh.worker.messages import PropagateJob
 from automesh.worker.temporary import temporary_folder
 
-# A finding is shown if what it is about takes this part of a device's memory in the step, or of
-# the step's seconds.
+# A finding is shown if it concerns this part of a device's memory in the step, or of the step's
+# time.
 _SHARE = 0.01
-# Always shown: whoever has them does not run the loop that he means to run.
-# What costs time alone, or a compile, has no bytes by which it could be weighed.
+# Always shown: a loop with these findings is not the loop that its author intended.
+# Findings that cost only time, or a compile, have no bytes to be weighed by.
 ALWAYS = BROKEN | {"second-compile", "unrolled-layers", "host-callback", "uneven-work"}
 _MOST_TRIED = 12
-# A cure is worth a word if it saves so much of the memory or of the time.
+# A cure is shown if it saves this part of the memory or of the time.
 _GAIN = 1e-3
 
 
@@ -54,25 +54,25 @@ class _Found:
 
     @property
     def weight(self) -> float:
-        """Its part of the memory and of the time together."""
+        """The finding's part of the memory plus its part of the time."""
         side = self.side
         held = _bytes(self.finding, side) / max(side.estimated.memory_bytes, 1.0)
         return held + _seconds(self.finding, side) / max(side.estimated.step_s, 1e-12)
 
     @property
-    def is_worth_a_word(self) -> bool:
+    def is_shown(self) -> bool:
         return self.finding.rule in ALWAYS or self.weight >= _SHARE
 
 
 def lint_script(
     request: SearchRequest, *, script: str, mesh: str, every: bool, progress: Progress
 ) -> LintReport:
-    """Looks at a script's step on one mesh or on all of a target.
+    """Finds problems in a script's step on one mesh, or on all meshes of a target.
 
     Args:
-      script: as the user gave it.
-      mesh: a mesh, which knobs may follow; empty for the script's own.
-      every: look at all meshes, and say each finding once.
+      script: the script as the user gave it.
+      mesh: a mesh, optionally followed by knobs; empty for the script's own.
+      every: whether to examine all meshes and report each finding once.
 
     Raises:
       UsageError: bad input, or no such mesh.
@@ -111,7 +111,7 @@ def lint_script(
         )
         ground = Ground(kept=kept, hardware=hardware, command="")
         found = _grouped(explained(plan, ground, None) for plan in plans)
-        shown = [one for one in found if one.is_worth_a_word]
+        shown = [one for one in found if one.is_shown]
         trial = _Trial(session=session, hardware=hardware, progress=progress)
         tried = trial.all(shown[:_MOST_TRIED])
     names = frozenset(one.finding.source.rpartition(":")[0] for one in shown)
@@ -156,7 +156,7 @@ def _choice(
 
 
 def _grouped(sides: Iterable[Explained]) -> list[_Found]:
-    """Each finding once, where it costs most; the most expensive first."""
+    """Merges equal findings, each with the plan where it costs most; the most expensive first."""
     found: dict[tuple[str, str, str], _Found] = {}
     for side in sides:
         mine = {
@@ -179,7 +179,7 @@ def _bytes(finding: Finding, side: Explained) -> float:
 
 
 def _seconds(finding: Finding, side: Explained) -> float:
-    """Of the collectives of its line over its axes, as if nothing ran beside them."""
+    """Seconds of the collectives of the finding's line over its axes, without overlap."""
     return sum(
         one.seconds
         for one in side.cost.collectives
@@ -199,7 +199,7 @@ class _Trial:
     progress: Progress
 
     def all(self, found: Sequence[_Found]) -> Mapping[int, Tried]:
-        """The best cure of each finding that has one which saves something."""
+        """The best cure of each finding that has a useful one."""
         tried: dict[int, Tried] = {}
         curable = [n for n, one in enumerate(found) if one.finding.cure is not None]
         for done, number in enumerate(curable):
@@ -232,7 +232,7 @@ class _Trial:
             )
 
     def _terms(self, plan: Plan, cure: Cure) -> Terms | None:
-        """The terms with a cure; None: it has no place in the program, or that fails."""
+        """The terms of the step with a cure; None if the cure does not apply or fails."""
         step = self.session.step
         mapping, knobs = plan.call
         job = PropagateJob(
@@ -254,7 +254,7 @@ class _Trial:
 
 
 def _gain(tried: Tried) -> float:
-    """The parts of memory and time that a cure saves, together."""
+    """The part of the memory plus the part of the time that a cure saves."""
     memory, step = tried.memory_bytes[0], tried.step_s[0]
     return tried.saved_bytes / max(memory, 1.0) + tried.saved_s / max(step, 1e-12)
 

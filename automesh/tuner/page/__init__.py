@@ -1,1 +1,2 @@
-"""What the HTML report of a study shows, gathered from the study: nothing is compiled or run."""
+"""Collects the content of a study's HTML report from the study, without compiling or running
+anything."""

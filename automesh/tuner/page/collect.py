@@ -1,4 +1,4 @@
-"""A study as the nouns of its page: the result, and what only the study's folder knows."""
+"""Collects the data of a study's page: the result, and data from the study's folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from automesh.report.html.page import page_text
 from automesh.report.result import Candidate, SearchResult
 from automesh.skipped import Skipped
 from automesh.texts.terminal import clean
-from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
+from automesh.tuner.estimate.terms_cache import TERMS, StoredPropagation, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, propagation_for
 from automesh.tuner.explain.study import estimate_rows, hardware_for, known_plans
 from automesh.tuner.measure.decision import Records
@@ -39,20 +39,21 @@ from automesh.tuner.study.study import Study
 
 REPORT = "report.html"  # in the folder of a study
 MOST_EXPLAINED = 8
-"""Plans that are broken down, compared in pairs and placed on the devices; the baseline besides."""
+"""Number of plans that are broken down, compared in pairs and placed on the devices, besides the
+baseline."""
 MOST_POINTS = 40
-"""Points of the program of which the page tells what lives there; the largest are kept."""
+"""Number of points in the program for which the page shows the live arrays; the largest ones."""
 
 
 def write_report(study: Path | None, out: Path | None, *, results: Path, storage: str) -> Path:
     """Writes the page of a study.
 
     Args:
-      study: its folder; None for the one that changed last under `results`.
-      out: the file; None for `report.html` in the study's folder.
+      study: folder of the study; None for the one under `results` that changed last.
+      out: the file to write; None for `report.html` in the study's folder.
 
     Returns:
-      Where the page is.
+      The path of the page.
 
     Raises:
       UsageError: there is no such study, it cannot be read, or the file cannot be written.
@@ -67,7 +68,7 @@ def write_report(study: Path | None, out: Path | None, *, results: Path, storage
 
 
 def page_of(folder: Path, study: Study, header: Header) -> StudyPage:
-    """Everything that the page of an open study shows."""
+    """The content of the page of an open study."""
     result = assemble(study, header)
     left_out: dict[Section, str] = {}
     rounds = tuple(_rounds(study, header))
@@ -129,7 +130,7 @@ def _estimated(result: SearchResult, table: Path) -> Iterator[EstimatedPlan]:
 
 
 def _key(cells: Iterable[tuple[str, object]]) -> frozenset[tuple[str, str]]:
-    """What tells a plan apart, as texts of the columns of a table."""
+    """The key of a plan: the texts of its columns in a table."""
     return frozenset(
         (name, str(value))
         for name, value in cells
@@ -141,7 +142,7 @@ _SETTINGS = (MAPPING, "knob.", "option.")
 
 
 def _plan_of_row(row: dict[str, str]) -> EstimatedPlan | None:
-    """None if a figure of the row is none."""
+    """The plan of a row; None if a figure of the row is malformed."""
     settings = tuple(
         (name.partition(".")[2] if not name.startswith(MAPPING) else name, text)
         for name, text in row.items()
@@ -168,10 +169,10 @@ def _plan_of_row(row: dict[str, str]) -> EstimatedPlan | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BrokenDown:
-    """The plans that are looked at closely, and what is known of them.
+    """The plans that are explained in detail, and their data.
 
     Attributes:
-      hardware: with the layouts of `plans`; None if it could not be told.
+      hardware: the devices, with the layouts of `plans`; None if unknown.
     """
 
     plans: tuple[Plan, ...]
@@ -183,7 +184,7 @@ class _BrokenDown:
 def _broken_down(
     folder: Path, header: Header, result: SearchResult, left_out: dict[Section, str]
 ) -> _BrokenDown:
-    kept: Sequence[Kept] = ()
+    kept: Sequence[StoredPropagation] = ()
     if not header.facts.searched.template:
         cache = TermsCache(
             folder=folder / TERMS,
@@ -191,7 +192,7 @@ def _broken_down(
             versions=header.facts.provenance.versions,
         )
         kept = cache.all()
-    plans = _looked_at(folder, header, result, kept)
+    plans = _detailed_plans(folder, header, result, kept)
     if header.facts.devices.fabric is None or not plans:
         left_out["explained"] = "the study does not say how its devices are linked"
         return _BrokenDown(plans=plans, hardware=None)
@@ -219,7 +220,7 @@ def _broken_down(
     for plan in plans:
         try:
             sides.append(explained(plan, ground, candidates.get(plan)))
-        except UsageError:  # Its estimate was not reached: the table says so.
+        except UsageError:  # It has no estimate; the table says so.
             continue
         points.append(tuple(_points(plan, kept)))
     if not sides:
@@ -227,10 +228,10 @@ def _broken_down(
     return _BrokenDown(plans=plans, hardware=hardware, sides=tuple(sides), points=tuple(points))
 
 
-def _looked_at(
-    folder: Path, header: Header, result: SearchResult, kept: Sequence[Kept]
+def _detailed_plans(
+    folder: Path, header: Header, result: SearchResult, kept: Sequence[StoredPropagation]
 ) -> tuple[Plan, ...]:
-    """The best plans and the script's own; before anything was tried, the best estimates."""
+    """The best plans and the script's own; if no plan was tried yet, the best estimates."""
 
     def is_shown(one: Candidate) -> bool:
         return words.is_ranked(one) and not words.is_duplicate(one)
@@ -242,8 +243,9 @@ def _looked_at(
     return tuple(dict.fromkeys([*ranked[:MOST_EXPLAINED], *own]))
 
 
-def _points(plan: Plan, kept: Sequence[Kept]) -> Iterator[MemoryPoint]:
-    """Temporaries on one device where they may be the most, in the order of the program."""
+def _points(plan: Plan, kept: Sequence[StoredPropagation]) -> Iterator[MemoryPoint]:
+    """The points of the program where temporaries on one device may be largest, in program
+    order."""
     found = propagation_for(plan, kept)
     if found is None or found.pipeline is not None:
         return

@@ -1,4 +1,4 @@
-"""What the page draws of the best plans: schedules in time, and where their devices are."""
+"""The drawings of the page: timelines of the best plans, and the places of their devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from automesh.tuner.compile.replay import Player
 
 MOST_TIMELINES = 3
 MOST_DEVICES = 2048
-"""Of one plan: beyond that squares are too small to be told apart."""
+"""Most devices drawn for one plan; with more, the squares would be too small."""
 MOST_GRANULES = 8
 _PLACE = 4  # x, y, z and core
 
@@ -34,12 +34,12 @@ _PLACE = 4  # x, y, z and core
 def timelines_of(
     result: SearchResult, hardware: HardwareModel | None, left_out: dict[Section, str]
 ) -> tuple[DrawnTimeline, ...]:
-    """The replays of the best plans, or the schedules of pipelines that were not replayed.
+    """The timelines of the best plans: their replays, or the schedules of pipelines without a
+    replay.
 
     Args:
-      hardware: with the layouts of these plans.
-      left_out: gets a sentence under `timelines` if there is nothing to draw, or less than there
-        might be.
+      hardware: the devices, with the layouts of these plans.
+      left_out: gets a sentence under `timelines` if nothing or only a part can be drawn.
     """
     drawn: list[DrawnTimeline] = []
     problems: list[str] = []
@@ -105,7 +105,7 @@ def _drawn(
 
 
 def _held(simulated: Simulated, pipeline: CompiledPipeline) -> tuple[Held, ...]:
-    """Activations that each rank holds, on its worst device."""
+    """The activations that each rank holds, on its device with the most."""
     size = {
         rank: max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
         for rank in range(len(simulated.held))
@@ -118,7 +118,7 @@ def _held(simulated: Simulated, pipeline: CompiledPipeline) -> tuple[Held, ...]:
 
 
 def _held_in(timeline: Timeline, pipeline: CompiledPipeline) -> tuple[Held, ...]:
-    """The same from a drawn step: an `F` holds a microbatch until its `B`, or its `W`, ends."""
+    """The same from a drawn step: a microbatch is held from its `F` until its `B` or `W` ends."""
     held: list[Held] = []
     for rank in range(len(pipeline.actions)):
         size = max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
@@ -137,7 +137,7 @@ def _held_in(timeline: Timeline, pipeline: CompiledPipeline) -> tuple[Held, ...]
 
 
 def wiring_of(fabric: Fabric) -> Wiring:
-    """How the devices are linked, in plain values."""
+    """The links of the devices, in plain values."""
     return Wiring(
         kind=fabric.kind,
         torus=fabric.torus,
@@ -155,10 +155,11 @@ def placed(
     hardware: HardwareModel | None,
     left_out: dict[Section, str],
 ) -> tuple[Placed, ...]:
-    """Where the devices of plans are: of many granules the first, of a large one its first planes.
+    """The places of the plans' devices: of many granules the first, of a large one its first
+    planes.
 
     Args:
-      hardware: with the layouts of the plans.
+      hardware: the devices, with the layouts of the plans.
       left_out: gets a sentence under `placements` if there is nothing to draw.
     """
     if fabric is None or hardware is None:

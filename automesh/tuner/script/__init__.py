@@ -1,1 +1,1 @@
-"""A script without `build`: what its one run tells, and whether its step may be carried."""
+"""A script without `build`: what its first run shows, and whether its step can be carried."""

@@ -1,11 +1,11 @@
-"""Whether the step of a script's first run may be carried to other meshes, and whether the winner's
-program is that of the script itself.
+"""Checks whether the step of a script's first run can be carried to other meshes, and whether the
+script itself gives the winner's program.
 
-A script is started three times at most: for its step; on another mesh, to see what depends on the
-mesh; and on the mesh of the winner, before that becomes a rule. If its own mesh has axes of size 1,
-it may be started once more: what jax would split over those is only seen on another mesh, whose
-step is then the one that is carried. Every process in between gets the
-stored step (`automesh.program.carry`).
+A script is started at most three times: for its step; on another mesh, to see what depends on the
+mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes of size 1, it
+may be started once more, since jax shows only on another mesh what it would split over those axes;
+the step of that mesh is then carried. All other processes use the stored step
+(`automesh.program.carry`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import ask, one_worker, surroundings_of
 from automesh.worker.messages import CarryJob, Surroundings
 
-# Meshes that are tried for the second run, until jax takes the carried step on one of them.
+# Most meshes that are tried for the second run, until jax accepts the carried step on one.
 _MOST_MESHES = 6
 _AGAIN = "run again for each mesh"
 
@@ -39,10 +39,11 @@ _AGAIN = "run again for each mesh"
 def carried(
     request: SearchRequest, target: Target, found: Discovery, progress: Progress
 ) -> Discovery:
-    """The discovery, which says then whether workers may take the stored step to other meshes.
+    """Returns the discovery with the decision whether workers may use the stored step on other
+    meshes.
 
-    The step must be that of a second run, in a fresh process, on another mesh. Where it is not, the
-    script is run again for each mesh, and a notice says why and how long a run takes.
+    The stored step must equal that of a second run, in a fresh process, on another mesh. If it does
+    not, the script is run again for each mesh, and a notice says why and how long a run takes.
     """
     name = Path(request.entry.location).name
     if found.not_carried:
@@ -52,7 +53,7 @@ def carried(
     plans = other_meshes(found.capture.mesh, found.num_devices)
     answer = _check(request, target, entry, plans, progress)
     if isinstance(answer, CarryCheck) and answer.is_stored:
-        # Where an axis has size 1, jax does not say what it would split over it.
+        # If an axis has size 1, jax does not show what it would split over that axis.
         progress.now(f"running {name} a third time: its own mesh does not divide over all axes")
         stored = replace(found.capture.mesh, axes=_sizes_of(answer.mesh))
         answer = _check(request, target, entry, other_meshes(stored, found.num_devices), progress)
@@ -67,13 +68,13 @@ def carried(
 
 
 def _sizes_of(mesh: str) -> Sizes:
-    """`data:4,model:2` -> its axes."""
+    """Reads the axes of a mesh such as `data:4,model:2`."""
     pairs = (part.partition(":") for part in mesh.split(","))
     return tuple((name, int(size)) for name, _, size in pairs)
 
 
 def surroundings_naming(count: int, target: Target) -> Surroundings:
-    """The environment of a worker in which a script runs that names a number of devices."""
+    """The surroundings of a worker for a script that names a number of devices."""
     return replace(surroundings_of(target), platforms="cpu", cpu_devices=count)
 
 
@@ -94,8 +95,8 @@ def _check(
 
 
 def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
-    """Meshes for the second run, the best first: most sizes are others than those of the script's
-    mesh, and the largest one is small, which divides most arrays."""
+    """Meshes for the second run, the best first: most sizes differ from the script's mesh, and the
+    largest size is small, so that it divides most arrays."""
     sizes = [size for _, size in own.axes]
 
     def unlike(others: Sequence[int]) -> tuple[int, int]:
@@ -118,8 +119,8 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
     """Runs the script on the mesh of a plan that is to become a rule.
 
     Returns:
-      What the script does there in another way than what was measured, a sentence; empty for
-      nothing, and if nothing was carried.
+      A sentence on how the script differs there from the measured program; empty if it does not, or
+      if its step was not carried.
     """
     capture = request.entry.capture
     if capture is None or not capture.is_carried or capture.layout is not None:
@@ -139,7 +140,7 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
 
 
 def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tuple[MeshAxis, ...]:
-    """The mesh of a plan over the axes of the script, inside and between granules alike."""
+    """The mesh of a plan in terms of the script's own axes, inside and between granules."""
     into = {split.axis: split.into for split in splits}
     sizes = {axis.name: axis.size for axis in plan.axes}
     return tuple(
@@ -149,8 +150,8 @@ def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tu
 
 
 def with_starts(header: Header, entry: Entry) -> Header:
-    """A header that says how often the script was started until now and why, and whether its stored
-    step was lost; the same one for what is no script of its own."""
+    """Adds to a header how often the script was started and why, and whether its stored step was
+    lost; for an entry with `build`, returns the header unchanged."""
     capture = entry.capture
     if capture is None or not (why := starts(capture.folder)):
         return header

@@ -1,4 +1,5 @@
-"""A script that makes no mesh: meshes are searched together with what is split over them."""
+"""A script without a mesh: the search varies meshes together with the dimensions split over
+them."""
 
 from __future__ import annotations
 
@@ -28,14 +29,13 @@ def inferred(
     progress: Progress,
     said: tuple[str, ...],
 ) -> tuple[SearchRequest, Target, SearchSpace]:
-    """What is searched for a script whose step is for one device; as `space_for`.
+    """The search space of a script whose step is for one device; result as of `space_for`.
 
     Args:
-      said: what the user should know of its first run.
+      said: notices for the user about its first run.
 
     Raises:
-      UsageError: nothing of it can be split, its step cannot be stored, or an option is for scripts
-        with a mesh.
+      UsageError: no dimension can be split, the step cannot be stored, or an option needs a mesh.
     """
     name, classes = Path(request.entry.location).name, found.classes
     assert classes is not None
@@ -98,7 +98,7 @@ def _space(layout: Layout) -> SearchSpace:
 
 
 def _data_parallel(layout: Layout, devices: int, granules: int) -> str:
-    """The batch over all devices, which is what anybody would try first; nothing if they do not
+    """The mapping that splits the batch over all devices, the usual first try; empty if they do not
     divide it."""
     if DP not in layout.axes or layout.batch_parts % devices:
         return ""

@@ -1,1 +1,1 @@
-"""The kinds of search, by what is done with a plan: run it here, compile it for absent devices."""
+"""The kinds of search: one runs plans here, the other compiles them for absent devices."""

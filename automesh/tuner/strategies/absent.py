@@ -1,4 +1,5 @@
-"""A search for devices that are not here: compile, replay, write a rule that says `compiled`."""
+"""A search for absent devices: compiles, replays, and writes a rule with the evidence
+`compiled`."""
 
 from __future__ import annotations
 
@@ -41,21 +42,21 @@ from automesh.tuner.workers import ask, one_worker
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import DevicesJob
 
-# Of the budget, from its beginning; what is left over goes to compiles at default effort.
+# Part of the budget for compiles at low effort; what they do not use goes to default effort.
 SCREEN_SHARE = 0.55
-# A compile at default effort takes a minute on a small machine: one that is under way past the
-# deadline is worth waiting for.
+# A compile at default effort takes a minute on a small machine, so one that is running at the
+# deadline may finish.
 GRACE_S = 60.0
 
 
 def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Attachment:
-    """Asks the compiler for absent devices about them.
+    """Asks the compiler about the absent devices.
 
     Returns:
-      The devices as the compiler describes them, with the memory that it lets a program use.
+      The devices as the compiler describes them, with the memory that it allows a program.
 
     Raises:
-      UsageError: it does not start, or does not know them.
+      UsageError: the compiler does not start, or does not know the devices.
     """
     assert target.absent is not None
     devices = absent_devices_of(target.absent)
@@ -73,7 +74,7 @@ def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Att
 
 @dataclass(slots=True, kw_only=True)
 class AbsentStrategy(Strategy):
-    """Compiles the plans that promise most and replays their schedules; nothing is run.
+    """Compiles the most promising plans and replays their schedules; runs nothing.
 
     Attributes:
       absent: the devices.
@@ -121,8 +122,8 @@ class AbsentStrategy(Strategy):
         self._player = player_on(fabric, layouts, preparation.aim)
 
     def climb(self) -> str:
-        """Compiles the best by estimate, then whatever may still beat the best replay."""
-        self._read()
+        """Compiles the best plans by estimate, then those that may still beat the best replay."""
+        self._load_outcomes()
         search, top = self.search, self._start.top
         order, wanted = self._order(), top
         screen_until_s = search.started_s + SCREEN_SHARE * search.request.budget_s
@@ -140,8 +141,8 @@ class AbsentStrategy(Strategy):
                 return self._extent()
             screen_until_s = now_s + (search.end_s - now_s) / 2
 
-    def _read(self) -> None:
-        """Takes over what the study knows."""
+    def _load_outcomes(self) -> None:
+        """Loads the outcomes that the study has."""
         search = self.search
         self._screened |= search.outcomes(search.study.screen)
         self._compiled |= search.outcomes(search.study.compile)
@@ -150,7 +151,7 @@ class AbsentStrategy(Strategy):
         return self._start.knowing(self._screened, self._compiled)
 
     def _order(self) -> tuple[Plan, ...]:
-        """All plans but the script's own, best first by their estimates."""
+        """All plans except the script's own, best first by their estimates."""
         start, out = self._start, {*self._start.baseline, *self._unpromising()}
         others = [plan for plan in start.plans if plan not in out]
         return self._large_last(interleaved(start.order(others, start.view())))
@@ -164,20 +165,20 @@ class AbsentStrategy(Strategy):
     def _unpromising(self) -> frozenset[Plan]:
         """Plans without an estimate that are not compiled while others have one.
 
-        Of those that wait for it nothing is known, neither their time nor their memory: a minute of
-        estimates says more than hours of compiles in any order. The step refuses the others, as it
-        would again.
+        Some still wait for their estimate: neither time nor memory is known, and a minute of
+        estimates shows more than hours of compiles in any order. The others were refused by the
+        step, which would refuse them again.
         """
         estimates = self.search.estimates
         return estimates.waiting | (estimates.refused_by_step if estimates.found else frozenset())
 
     def _left(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled, and may be."""
+        """The plans that are not compiled but may be."""
         out = self._unpromising()
         return tuple(plan for plan in self._state().left() if plan not in out)
 
     def _may_fit(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled and may fit."""
+        """The plans that are not compiled but may fit."""
         return self._belief_with(self._screened | self._compiled).may_fit(self._left())
 
     def _belief_with(self, known: Mapping[Plan, Outcome]) -> MemoryBelief:
@@ -187,10 +188,10 @@ class AbsentStrategy(Strategy):
     def _worth_asking(
         self, order: Sequence[Plan], done: Mapping[Plan, Outcome]
     ) -> tuple[Sequence[Plan], dict[Plan, Outcome]]:
-        """What the compiler may be asked, and what it has said.
+        """The plans that may be compiled now, and the compiled outcomes.
 
         Args:
-          done: what the rung has found so far, without the reserve.
+          done: outcomes of the rung so far, judged without the reserve.
         """
         judged = self.search.preparation.device_memory.judged
         found = {plan: judged(one) for plan, one in done.items()}
@@ -209,7 +210,7 @@ class AbsentStrategy(Strategy):
         self._screened |= self._run(order, choose, until_s, effort="low")
 
     def _compile(self, order: Sequence[Plan], wanted: int) -> None:
-        """Compiles at default effort the script's own plan, and those that promise most."""
+        """Compiles the script's own plan and the most promising ones at default effort."""
         baseline = [plan for plan in self._start.baseline if plan in self._start.plans]
 
         def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
@@ -227,7 +228,7 @@ class AbsentStrategy(Strategy):
         *,
         effort: Effort,
     ) -> dict[Plan, Outcome]:
-        """Runs one of the two rungs; gives the outcomes with the reserve taken into account."""
+        """Runs one of the two rungs; returns the outcomes, judged with the reserve."""
         search, is_screen = self.search, effort == "low"
         rung = search.study.screen if is_screen else search.study.compile
         known = outcomes_of(search.notebook, rung)
@@ -248,7 +249,7 @@ class AbsentStrategy(Strategy):
                 compiling=compiling,
                 pool=pool,
                 choose=choose,
-                # What is not in the order is the script's own plan, which comes first.
+                # The only plan that is not in the order is the script's own, which comes first.
                 order=lambda plans, _: sorted(plans, key=lambda plan: place.get(plan, -1)),
                 deadline_s=until_s,
                 name="screen" if is_screen else "compile",
@@ -257,20 +258,20 @@ class AbsentStrategy(Strategy):
             ).run()
         if any(plan not in known for plan in done):
             self._served.add(effort)
-        self._tell(compiling.asked)
+        self._log_asked(compiling.asked)
         judged = search.preparation.device_memory.judged
-        # An answer may have let in plans that come before the one that it is of.
+        # An outcome may have admitted plans that come before its own plan in the order.
         return search.outcomes(rung) | {plan: judged(one) for plan, one in done.items()}
 
-    def _tell(self, asked: Mapping[str, None]) -> None:
-        """Says what the script was told about devices that are not here."""
+    def _log_asked(self, asked: Mapping[str, None]) -> None:
+        """Logs what the script asked about the absent devices."""
         news = [what for what in asked if what not in self._told]
         self._told.update(news)
         for what in news:
             self.search.progress.log(f"while it was built, the script asked jax: {what}")
 
     def keeps_rule(self, path: Path) -> str:
-        """See `Strategy`: a measured rule is worth more than a compiled one."""
+        """See `Strategy`; a measured rule is not replaced by a compiled one."""
         selector = self.search.preparation.selector
         if not measured_rule(path, selector):
             return ""
@@ -281,9 +282,9 @@ class AbsentStrategy(Strategy):
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
         """See `Strategy`."""
-        del result  # All of it is known here.
+        del result  # Not needed: the strategy has all outcomes itself.
         if interrupted:
-            self._read()
+            self._load_outcomes()
         return Footer(
             stop_reason="interrupted" if interrupted else ending,
             rules_path="",
@@ -309,7 +310,7 @@ class AbsentStrategy(Strategy):
         return f"{said}; {plans} {wait} for an estimate, so run the same command to go on"
 
     def _belief(self) -> str:
-        """What is thought of the plans that were not compiled, by estimate and replay."""
+        """The belief about the plans that were not compiled, by estimate and replay."""
         state, may_fit = self._state(), self._may_fit()
         said = state.belief(state.best_s(), may_fit, how="replayed")
         left_out = len(self._left()) - len(may_fit)

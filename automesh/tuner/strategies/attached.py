@@ -29,18 +29,18 @@ from automesh.tuner.study.metadata import Footer, spent
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import Process
 
-# Of what is left of the budget when the compiles begin; what is left over goes to the next rung.
+# Part of the remaining budget for compiles; what they do not use goes to the next rung.
 COMPILE_SHARE = 0.4
-MEASURE_S = 40.0  # a race and three fresh processes take as much: not the compiler's
+MEASURE_S = 40.0  # for a race and three fresh processes, not for compiles
 LEAST_COMPILE_SHARE = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class AttachedStrategy(Strategy):
-    """Compiles the plans that promise most, races the best, and measures them in fresh processes.
+    """Compiles the most promising plans, races the best, and measures them in fresh processes.
 
     Attributes:
-      surroundings: of the workers.
+      surroundings: surroundings of the workers.
     """
 
     search: SearchContext
@@ -66,9 +66,10 @@ class AttachedStrategy(Strategy):
         share = min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / left_s))
         self._compile_first(now_s + share * left_s)
         if not finalists(self._state(self._measured())) and search.clock() < search.end_s:
-            # There is nothing else to spend the time on.
+            # The rest of the budget has no other use.
             self._compile_first(search.end_s, is_one_enough=True)
-        # Another pool: what is measured has the cores and the memory of the machine to itself.
+        # Another pool, so that measurements have the cores and the memory of the machine for
+        # themselves.
         with search.open_pool(1, self.surroundings) as pool:
             return MeasureRung.of(
                 search,
@@ -89,7 +90,7 @@ class AttachedStrategy(Strategy):
         """Compiles the most promising plans until there are enough programs for a race.
 
         Args:
-          is_one_enough: stop at the first program that can be measured.
+          is_one_enough: whether to stop at the first program that can be measured.
         """
         search, top, measured = self.search, self._start.top, self._measured()
         self._compiled |= search.outcomes(search.study.compile)
@@ -106,7 +107,7 @@ class AttachedStrategy(Strategy):
             wanted += top
 
     def _challenge(self, measured: Mapping[Plan, Outcome], until_s: float) -> Sequence[Plan]:
-        """Compiles plans that may still win; gives as many of them as a race has room for."""
+        """Compiles plans that may still win; returns as many of them as fit into a race."""
         likely = challengers(self._state(measured))[: self._start.top]
         if likely:
             now_s = self.search.clock()
@@ -161,7 +162,7 @@ class AttachedStrategy(Strategy):
             certificate, belief = state.certificate(best_s), state.belief(best_s)
         reason = "interrupted"
         if not interrupted:
-            if not ending:  # Nothing was left to measure: the last race says how it came to this.
+            if not ending:  # Nothing was left to measure: the last race says why.
                 ending = decision.sentence if decision else "there was nothing left to measure"
             is_raced = bool(result.verifications) and has_raced(search.notebook)
             raced = "the most promising were raced: " if is_raced else ""
@@ -184,11 +185,11 @@ class AttachedStrategy(Strategy):
 
 
 def player_for(search: SearchContext) -> Player | None:
-    """What plays the programs that are compiled for attached devices; None where there is no gain.
+    """Makes the player for programs of attached devices; None if replays are not useful.
 
-    On a GPU a replay of the program that runs is off by a few per cent; the sum of what its kernels
-    do, as if their multiplications hid their memory traffic, by a third (docs/accuracy.md). Virtual
-    devices share cores, which no replay knows of. What is compiled on other hosts is kept there.
+    On a GPU the error of a replay is a few per cent; that of a prediction from the kernels' work,
+    as if multiplications hid all memory traffic, is a third (docs/accuracy.md). Virtual devices
+    share cores, which a replay does not model. Programs compiled on other hosts stay there.
     """
     fabric, layouts = search.estimates.fabric, search.estimates.layouts
     if fabric is None or layouts is None or fabric.kind == "shared":

@@ -1,4 +1,4 @@
-"""How busy this machine is, for the sentence beside times that vary."""
+"""Measures how busy this machine is, for the sentence about uncertain times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BUSY_PERCENT = 25.0  # of a core
 _MOST_NAMED = 3
 
 
-def said_of_load() -> str:
+def load_words() -> str:
     """`the machine was busy (load 7.9 on 2 cores; beside this search: ffmpeg 98 %)`.
 
-    The load is that of the last minute, the search's own part included; the others are those that
-    are busy at this moment. Takes 0.3 seconds.
+    The load is that of the last minute, with the search's own part; the other processes are those
+    that are busy now. Takes 0.3 seconds.
     """
     load = os.getloadavg()[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -29,7 +29,7 @@ def said_of_load() -> str:
 
 
 def _others() -> list[str]:
-    """The busiest processes that are not of this search, with their share of a core."""
+    """The busiest processes that do not belong to this search, with their share of a core."""
     me = psutil.Process()
     mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
     seen: list[tuple[psutil.Process, str]] = []
@@ -42,7 +42,7 @@ def _others() -> list[str]:
     for process, name in seen:
         try:
             percent = process.cpu_percent()
-        except psutil.Error:  # It has ended since.
+        except psutil.Error:  # It has ended.
             continue
         if percent >= _BUSY_PERCENT:
             busy.append((percent, name))

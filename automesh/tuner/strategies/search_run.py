@@ -1,7 +1,8 @@
-"""What every search does around its strategy: header, interrupts, footer, rule and CSV file.
+"""The parts that all searches share, whatever their strategy: header, interrupts, footer, rule, CSV
+file.
 
-A strategy decides which plans are tried and how; the study is where all figures go, so that the
-result is read from it in the same way whichever strategy has filled it, and however it ended.
+A strategy decides which plans are tried and how, and writes all figures into the study. So the
+result is read from the study in the same way for every strategy and every kind of ending.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from automesh.report.result import SearchResult
 from automesh.report.words import best_of, count
 from automesh.tuner.measure.leased_pool import LeaseLost
 from automesh.tuner.paths import as_seen
-from automesh.tuner.strategies.machine_load import said_of_load
+from automesh.tuner.strategies.machine_load import load_words
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.metadata import Footer, Header, Notebook
 from automesh.tuner.study.rung import Rung
@@ -36,37 +37,37 @@ _TAKEN_OVER = (
 
 
 class Strategy(Protocol):
-    """How one kind of search spends its budget; what is measured replaces what a file holds."""
+    """How one kind of search spends its budget."""
 
     def climb(self) -> str:
-        """Tries plans until nothing is left to try, or the time is over.
+        """Tries plans until none is left or the time is over.
 
         Returns:
-          How it ended, in words.
+          Why it ended, in words.
 
         Raises:
           LeaseLost: another search on the same storage has taken over.
-          UsageError: the machine or the script failed, not a plan.
+          UsageError: the machine or the script failed, and not a plan.
         """
         ...
 
     def header(self, header: Header) -> Header:
-        """The header that the search ends with: what was noticed meanwhile may be added."""
+        """The final header of the search; a strategy may add notices."""
         return header
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
-        """How the search ended, with what is thought of the plans that were not tried."""
+        """The footer: how the search ended, and the belief about the plans that were not tried."""
         ...
 
     def keeps_rule(self, path: Path) -> str:
-        """Why the rule that a file holds already must stay; empty if it may be replaced."""
+        """Why the rule that is already in a file must stay; empty if it may be replaced."""
         del path
         return ""
 
 
-def said_of_doubt(result: SearchResult) -> str:
-    """What is said where the time of the best plan is known badly, with how busy the machine was;
-    empty if it is known well, or was not measured in fresh processes."""
+def unsteady_time_notice(result: SearchResult) -> str:
+    """A notice that the time of the best plan is uncertain, with the load of the machine; empty if
+    it is certain, or was not measured in fresh processes."""
     best = best_of(result)
     outcome = best.outcome if best is not None else None
     if best is None or not isinstance(outcome, Measured) or not outcome.confirmed:
@@ -74,7 +75,7 @@ def said_of_doubt(result: SearchResult) -> str:
     if is_unsteady(outcome):
         fastest, slowest = map(format_seconds, (min(outcome.rounds_s), max(outcome.rounds_s)))
         return (
-            f"undecided: {said_of_load()}, and {best.plan} took {fastest} in one process and "
+            f"undecided: {load_words()}, and {best.plan} took {fastest} in one process and "
             f"{slowest} in another: no rule was written; the same command goes on, best while "
             "nothing else runs"
         )
@@ -83,7 +84,7 @@ def said_of_doubt(result: SearchResult) -> str:
         return ""
     return (
         f"the step time of {best.plan} is known to a factor of {high / low:.1f} only, from "
-        f"{count(len(outcome.rounds_s), 'process', 'processes')}: {said_of_load()}; more --budget "
+        f"{count(len(outcome.rounds_s), 'process', 'processes')}: {load_words()}; more --budget "
         "narrows it"
     )
 
@@ -93,12 +94,12 @@ class SearchRun:
     """One search, from its first note in the study to the rule that it writes.
 
     Attributes:
-      rungs: those that the strategy fills; trials of dead processes are taken over.
-      rules: file that the rule is merged into; empty to write none.
-      rules_before: what that file said when the search began.
-      folder: of the study.
-      check_winner: what speaks against a rule for a plan, a sentence; empty if nothing does.
-      with_starts: adds to a header how often the script was started until now.
+      rungs: the rungs that the strategy fills; the search takes over trials of dead processes.
+      rules: file into which the rule is merged; empty to write none.
+      rules_before: rules in that file when the search began.
+      folder: folder of the study.
+      check_winner: gives a sentence on why a plan must not become a rule; empty if it may.
+      with_starts: adds to a header how often the script was started.
     """
 
     study: Study
@@ -112,13 +113,13 @@ class SearchRun:
     with_starts: Callable[[Header], Header] = lambda header: header
 
     def run(self, strategy: Strategy) -> SearchResult:
-        """Runs a strategy to its end, or to Ctrl-C; gives what the study then holds.
+        """Runs a strategy until it ends or Ctrl-C; returns the result that the study then holds.
 
         Raises:
-          UsageError: as `Strategy.climb`, or the rule or the table cannot be written; what is
-            measured until then is kept.
+          UsageError: as `Strategy.climb`, or the rule or the table cannot be written; measurements
+            until then are kept.
         """
-        # The measured ones too: a hold of a dead host ends some time after it was first seen.
+        # Also the measured rung: the lease of a dead host ends some time after it was first seen.
         for rung in (*self.rungs, self.study.measure):
             rung.adopt_expired()
         self.notebook.note_header(self.header)
@@ -126,21 +127,21 @@ class SearchRun:
         try:
             ending = strategy.climb()
         except KeyboardInterrupt:
-            # Whatever is in flight is given back when the study closes; the table shows the rest.
+            # Unfinished trials are given back when the study closes; the table shows the rest.
             interrupted = True
         except LeaseLost:
             ending = _TAKEN_OVER
         header = strategy.header(self.header)
         result = assemble(self.study, header)
         footer = strategy.footer(result, ending, interrupted=interrupted)
-        if not interrupted and (doubt := said_of_doubt(result)):
+        if not interrupted and (doubt := unsteady_time_notice(result)):
             footer = replace(footer, stop_reason=f"{footer.stop_reason}; {doubt}")
         self.notebook.note_footer(footer)
         result = assemble(self.study, header)
         try:
             if self.rules and not interrupted and has_rule(result):
                 self.notebook.note_footer(self._with_rule(strategy, result, footer))
-        except KeyboardInterrupt:  # While the script was run on the winner's mesh.
+        except KeyboardInterrupt:  # During the run of the script on the winner's mesh.
             reason = f"{footer.stop_reason}; interrupted before the rule was written"
             self.notebook.note_footer(replace(footer, interrupted=True, stop_reason=reason))
         finally:
@@ -148,7 +149,7 @@ class SearchRun:
             if header is not self.header:
                 self.notebook.note_header(header)
             result = assemble(self.study, header)
-            # Also without the rule: somebody may have broken its file while the search ran.
+            # Also if the rule failed: somebody may have damaged its file during the search.
             write_table(dataframe(result), self.folder / "trials.csv")
         return result
 

@@ -1,1 +1,1 @@
-"""What a worker does for each kind of job (jax)."""
+"""The code with which a worker does each kind of job (jax)."""

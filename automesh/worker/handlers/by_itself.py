@@ -1,4 +1,4 @@
-"""Who is to blame where a script fails under automesh: it is run once without (jax)."""
+"""Finds out whether a script also fails without automesh, by running it once alone (jax)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from automesh.program.capture.world import told
 from automesh.program.capture.world.by_itself import run_by_itself
 from automesh.program.nouns import Entry
 
-# Seconds that a run by itself may take: a process has to start, and Python is watched in it.
+# Limits of the run alone in seconds: a process has to start, and Python runs under a tracer.
 _LEAST_S, _MOST_S, _TIMES = 20.0, 120.0, 4.0
 
 
 def blamed(error: UsageError, entry: Entry, took_s: float) -> UsageError:
-    """The same error, with who failed.
+    """The same error, with a hint that says whether the script also fails alone.
 
     Args:
-      took_s: seconds that the run took which failed.
+      took_s: seconds that the failed run took.
     """
     place = told.failed_at()
     if place is None:
@@ -35,6 +35,6 @@ def blamed(error: UsageError, entry: Entry, took_s: float) -> UsageError:
     else:
         hint = (
             f"`{command}` was run by itself for {limit_s:.0f} s on {count} virtual CPU devices, "
-            "and had not come to that line"
+            "and had not reached that line"
         )
     return UsageError(error.message, hint=hint)

@@ -1,4 +1,4 @@
-"""The compile job for devices that are not here (jax)."""
+"""The compile job for absent devices (jax)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, store_in
 from automesh.plugins.pipelines import pipelines_of
 from automesh.program.absent.client import devices_of
-from automesh.program.absent.compile import Order, obtain
+from automesh.program.absent.compile import CompileOrder, obtain
 from automesh.program.absent.device_queries import answering, explaining_real_arrays
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.any_step import StepProgram
@@ -30,8 +30,8 @@ def compile_ahead(
     """Builds, lowers and compiles a plan for `one`, or finds its program in the store.
 
     Raises:
-      Refused: the plan needs more memory than there is, or `one` cannot be compiled for.
-      UsageError: `build` puts arrays on devices that are not there.
+      StepRefused: the plan needs more memory than there is, or `one` cannot be compiled for.
+      UsageError: `build` puts arrays on the absent devices.
       Exception: whatever the user's code raises.
     """
     begin = perf_counter()
@@ -48,7 +48,7 @@ def compile_ahead(
         ) as answers,
     ):
         script = scripts.load(job.step.entry, stages, one, answers)
-        # jax cannot read what it would keep of these executables.
+        # jax could not read these executables back from its cache.
         compilation_cache.leave()
         stages.enter("build")
         built = build_plan(job, job.plan, script, devices)
@@ -63,7 +63,7 @@ def compile_ahead(
         if not wanted:
             return Lowered(fingerprint=fingerprint)
         stages.enter("compile")
-        order = Order(
+        order = CompileOrder(
             one=part,
             options=job.plan.compiler_options,
             effort=job.effort,
@@ -77,7 +77,7 @@ def compile_ahead(
     return replace(answer, asked=tuple(dict.fromkeys((*script.asked, *answers.asked))))
 
 
-def _obtained(program: StepProgram, order: Order, fingerprint: str) -> CompileAnswer:
+def _obtained(program: StepProgram, order: CompileOrder, fingerprint: str) -> CompileAnswer:
     if not isinstance(program, SingleProgram):
         pipeline = program.compile_absent(order)
         return CompileAnswer(

@@ -1,4 +1,4 @@
-"""The compile job for devices that are here (jax)."""
+"""The compile job for attached devices (jax)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compile_attached(
     """Builds, lowers and compiles a plan for the devices of this process.
 
     Raises:
-      Refused: the plan needs more memory than there is, or its program cannot be read.
+      StepRefused: the plan needs more memory than there is, or its program cannot be read.
       Exception: whatever the user's code raises.
     """
     begin = perf_counter()
@@ -75,12 +75,12 @@ def compile_attached(
         memory=memory,
         counts=counts,
         compile_s=compile_s,
-        stored=_kept(stored, job.store_dir, fingerprint) if job.store_dir else "",
+        stored=_store_program(stored, job.store_dir, fingerprint) if job.store_dir else "",
     )
 
 
-def _kept(stored: Stored, folder: str, fingerprint: str) -> str:
-    """The key under which a scheduled program is kept; empty if it cannot be."""
+def _store_program(stored: Stored, folder: str, fingerprint: str) -> str:
+    """Stores a scheduled program; returns its key, or an empty text if it cannot be stored."""
     key = key_of(
         fingerprint=fingerprint,
         target=stored.target,

@@ -1,7 +1,7 @@
-"""How many virtual CPU devices a worker has: as many as its target, whatever the script says (jax).
+"""Keeps the number of a worker's virtual CPU devices at that of its target (jax).
 
-A script may have a line like `jax.config.update("jax_num_cpu_devices", 8)` for runs of its own. The
-meshes of a search for `cpu:4` must not come to have eight devices by it, nor a rule for `cpu-4`.
+A script may contain a line like `jax.config.update("jax_num_cpu_devices", 8)` for its own runs. A
+search for `cpu:4` must not get meshes of eight devices from it, nor a rule for `cpu-4`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from automesh.program.notes import note
 from automesh.worker.environment import CPU_DEVICES, without_device_count
 
 _OPTION = "jax_num_cpu_devices"
-# Read before any user code runs; empty where the devices are those that jax finds.
+# Read before any user code runs; empty if jax finds the devices itself.
 _WANTED = os.environ.get(CPU_DEVICES, "")
 
 
 def wanted_devices() -> int:
-    """How many virtual CPU devices this worker was started for; 0 if the number is jax's own."""
+    """The number of virtual CPU devices of this worker's target; 0 if jax chooses it."""
     return int(_WANTED) if _WANTED.isdecimal() else 0
 
 
 def hold_device_count() -> tuple[str, ...]:
-    """Takes back what the script has set, if jax has not started on it.
+    """Resets the number that the script has set, unless jax has started with it.
 
     Returns:
-      What the user should know; empty if the script has set nothing.
+      Notices for the user; empty if the script has set nothing.
     """
     wanted = wanted_devices()
     if not wanted:
@@ -45,7 +45,7 @@ def hold_device_count() -> tuple[str, ...]:
     if asked != wanted:
         try:
             config.update(_OPTION, wanted)
-        except RuntimeError:  # jax has started: `check_device_count` counts.
+        except RuntimeError:  # jax has started: `check_device_count` checks the number.
             return ()
         said.append(f"`{_OPTION}` to {asked}")
     if not said:
@@ -56,10 +56,10 @@ def hold_device_count() -> tuple[str, ...]:
 
 
 def check_device_count() -> None:
-    """Makes sure that jax has started with the devices of the target.
+    """Checks that jax has started with the devices of the target.
 
     Raises:
-      UsageError: the script has started it with others.
+      UsageError: the script has started it with another number.
     """
     wanted, found = wanted_devices(), len(own())
     if wanted and found != wanted:

@@ -1,8 +1,8 @@
-"""Fewer collections of garbage while programs are traced and lowered.
+"""Reduces garbage collections while programs are traced and lowered.
 
-Tracing makes hundreds of thousands of small objects that live as long as the program. Python then
-looks for cycles among them every 700 objects, and jax has a callback of its own for each such look
-(`_xla_gc_callback` in jax/_src/lib/__init__.py): together a tenth of the time of a lowering.
+Tracing makes hundreds of thousands of small objects that live as long as the program. Python looks
+for cycles after every 700 of them, and jax runs a callback at each collection (`_xla_gc_callback`
+in jax/_src/lib/__init__.py): together this takes a tenth of the time of a lowering.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# Some megabytes of small objects that may wait for a collection.
+# Number of new objects before a collection: some megabytes.
 OBJECTS = 50_000
-# Old objects are looked at after so many collections of younger ones, not after ten: arrays that
-# `build` makes may hang in cycles, and shall not wait for long.
+# Older objects are collected after three collections of younger ones, not after ten: arrays that
+# `build` makes may be in reference cycles and should be freed soon.
 _OLDER = (3, 3)
 
 
 @contextmanager
 def fewer_collections() -> Generator[None]:
-    """While it lasts, Python collects garbage seldom; what user code sets itself, it keeps."""
+    """Makes Python collect garbage rarely while the body runs; keeps thresholds that user code
+    sets."""
     before = gc.get_threshold()
     if not 0 < before[0] < OBJECTS:
         yield

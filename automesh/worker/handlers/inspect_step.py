@@ -1,9 +1,8 @@
 """Lowering a step at small sizes, to see which axes it uses and whether sizes change it (jax).
 
-Of logical axes it tells its arrays, with an axis of the mesh for each: the step is built on a mesh
-that has an axis of size 1 for every logical axis, and a mapping to these. The shardings of its
-program then show which dimensions each logical axis splits, whatever library makes them, and the
-choices of a search space need not be tried one by one.
+For logical axes, the step is built on a mesh with an axis of size 1 for every logical axis, and a
+mapping to these. The shardings of its program then show which dimensions each logical axis splits,
+whatever library makes them, so the choices of a search space need not be tried one by one.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Trials:
     """Lowers the step at sizes that it may refuse; see `Inspection.seen`.
 
     Attributes:
-      devices: those that are here.
-      knobs: for `build`.
+      devices: the devices of this process.
+      knobs: keyword arguments for `build`.
     """
 
     build: Callable[..., Any]
@@ -45,7 +44,8 @@ class Trials:
     def named(
         self, active: tuple[str, ...], size: int, mapping: LogicalAxes
     ) -> tuple[str, ...] | None:
-        """Those of `active` that the step names while they have `size`; None if it refuses them."""
+        """The axes of `active` that the step names when they have size `size`; None if it refuses
+        them."""
         names, platform = self.job.axis_names, self.job.platform
         axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in names]
         try:
@@ -58,7 +58,7 @@ class Trials:
                 devices=self.devices,
             )
             program = lower_any(built, platforms=lowered_for(platform) if platform else None)
-        # The user's code may refuse these sizes for any reason: that rules no axis out.
+        # The user's code may refuse these sizes for any reason; no axis is excluded by that.
         except Exception as error:  # noqa: BLE001
             mesh = ",".join(f"{name}:{size}" for name in active)
             note(f"`{mesh}` cannot be lowered ({in_one_line(error)})")
@@ -70,16 +70,17 @@ class Trials:
 
 
 def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ()) -> tuple[str, ...]:
-    """The axes that the step names when they are larger than 1: some scripts leave out the rest.
+    """The axes that the step uses. They are tried at sizes above 1, since some scripts ignore
+    others.
 
-    As many axes as the devices allow are tried at once. One that is not named then is tried alone:
-    the step may use it only while others are 1.
+    As many axes as the devices allow are tried at once. An axis that is not named then is tried
+    alone, since the step may use it only while others are 1.
 
-    Judged at the default knobs: another value may end the process, which here would end the search.
+    The knobs have their defaults, since another value may end the process, and with it the search.
 
     Args:
-      mapping: logical axes that are searched: they are not split here, so that what is left are the
-        axes that the step uses whatever its mapping.
+      mapping: the searched logical axes. They are not split here, so that only axes are found that
+        the step uses with any mapping.
     """
     unmapped = tuple((name, ()) for name, _ in mapping)
     devices = len(trials.devices)
@@ -100,11 +101,11 @@ _STANDS_FOR = "logical_axis_{}"
 
 
 def default_mapping(defaults: LogicalAxes | None, listed: LogicalAxes) -> LogicalAxes:
-    """What `build` is given where nothing else is said: its own mapping, and the first choice of
-    the search space for what that leaves out.
+    """The mapping that `build` gets by default: its own one, completed by the first choices of the
+    search space.
 
     Returns:
-      Nothing if the space lists no logical axis, or `build` takes none.
+      The mapping; empty if the space lists no logical axis, or `build` takes none.
     """
     if defaults is None or not listed:
         return ()
@@ -112,11 +113,11 @@ def default_mapping(defaults: LogicalAxes | None, listed: LogicalAxes) -> Logica
 
 
 def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) -> StepMapping:
-    """What the step says of its logical axes, at the knobs of the trials.
+    """Finds which array dimensions the logical axes split, at the knobs of the trials.
 
     Args:
-      defaults: of `build`'s keyword.
-      mapping: as `default_mapping` gives it.
+      defaults: default of `build`'s keyword.
+      mapping: result of `default_mapping`.
     """
     if not mapping:
         return StepMapping(defaults=defaults)
@@ -127,7 +128,7 @@ def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) ->
     found = StepMapping(defaults=defaults, arrays=arrays)
     for name in logical:
         if name not in found.logical:
-            # Some scripts shard only over axes that are larger than 1.
+            # Some scripts shard only over axes larger than 1.
             more = _arrays(trials, logical, {name: 2}) if len(trials.devices) > 1 else ()
             found = StepMapping(
                 defaults=defaults, arrays=(*found.arrays, *(() if isinstance(more, str) else more))
@@ -138,16 +139,16 @@ def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) ->
 def _arrays(
     trials: Trials, logical: list[str], sizes: Mapping[str, int]
 ) -> tuple[SplitArray, ...] | str:
-    """The arrays of the step with an axis for every logical axis; or why it cannot be built so.
+    """The arrays of the step on a mesh with an axis for every logical axis; or why this fails.
 
     Args:
-      sizes: of those that are larger than 1.
+      sizes: sizes of the axes that are larger than 1.
     """
     standing = {_STANDS_FOR.format(place): name for place, name in enumerate(logical)}
     names, platform = trials.job.axis_names, trials.job.platform
     axes = [MeshAxis(name=name) for name in names]
     axes += [MeshAxis(name=axis, ici=sizes.get(name, 1)) for axis, name in standing.items()]
-    # Where the axes differ in type, those that stand for others are Auto.
+    # If the axes differ in type, the axes for logical axes are Auto.
     types = trials.axis_types
     more = types[0] if types and len(set(types)) == 1 else "auto"
     try:
@@ -161,7 +162,7 @@ def _arrays(
         )
         program = lower(built, platforms=lowered_for(platform) if platform else None)
         return split_arrays(program, {axis: MAPPING + name for axis, name in standing.items()})
-    # The user's code may refuse such a mesh for any reason, which must not end the search.
+    # The user's code may refuse such a mesh for any reason; the search goes on.
     except Exception as error:  # noqa: BLE001
         note(f"logical axes {logical} at {dict(sizes)}: {in_one_line(error)}")
         return in_one_line(error)
@@ -172,7 +173,7 @@ def _without_rounded(
 ) -> tuple[SplitArray, ...]:
     """Leaves out the sizes of dimensions that the step rounds up until they divide evenly.
 
-    They are tried at the least size that a mesh axis may have and that does not divide them.
+    Each is tried with the smallest mesh axis whose size does not divide it.
     """
     devices = len(trials.devices)
     divisors = [size for size in range(2, devices + 1) if devices % size == 0]
@@ -183,7 +184,7 @@ def _without_rounded(
             if not uneven:
                 continue
             tried = _arrays(trials, logical, {name: uneven})
-            # If it is refused here, it will be in the search.
+            # A mesh that is refused here will be refused in the search.
             if not isinstance(tried, str) and size not in _sizes(tried, name):
                 rounded.add((MAPPING + name, size))
     return tuple(_flexible(array, rounded) for array in arrays)
@@ -195,7 +196,7 @@ def _sizes(arrays: tuple[SplitArray, ...], logical: str) -> set[int]:
 
 
 def _flexible(array: SplitArray, rounded: set[tuple[str, int]]) -> SplitArray:
-    """The array with a size of 0, which everything divides, for dimensions that are rounded."""
+    """The array with size 0, which every number divides, for dimensions that the step rounds up."""
     parts = tuple(
         SplitDimension(
             place=part.place,

@@ -1,5 +1,4 @@
-"""What a worker can do with the user's program: inspect it, compile a plan of it, visit a plan
-(jax)."""
+"""Does a worker's jobs with the user's program: inspects it, compiles plans, visits plans (jax)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
-from automesh.program.execute.timed_loop import Kept, visit
+from automesh.program.execute.timed_loop import KeptLoops, visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.infer.search.layout import Layout
 from automesh.program.lower import compilation_cache
@@ -48,16 +47,15 @@ from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import (
     Attachment,
     BuildAnswer,
-    Calibration,
     CompileAnswer,
     Entry,
     Inspection,
     Lowered,
+    ProbeTimes,
     Propagation,
     Traced,
     VisitAnswer,
 )
-from automesh.program.refused import Refused
 from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.build_check import check_build
 from automesh.program.script.signature import check_knobs, check_mapping
@@ -79,9 +77,9 @@ from automesh.worker.handlers.scripts import (
     Scripts,
     build_plan,
     join_gang,
+    showing_devices,
     start_jax,
-    told_of,
-    told_or_not,
+    with_or_without_shown_devices,
 )
 from automesh.worker.handlers.stages import Emit, Stages
 from automesh.worker.messages import (
@@ -102,32 +100,32 @@ from automesh.worker.messages import (
 )
 from automesh.worker.protocol import Answer
 
-# The name of a cell of a notebook has a space in it.
+# The file name of a notebook cell contains a space.
 _FAILS = re.compile(r" fails at \S+( \[cell \d+\]:\d+)? before its step: ")
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 _Step = tuple[Entry, Plan, tuple[str, ...]]
-# Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds
-# several hundred memory maps, of which Linux lets a process have 65,530 (`vm.max_map_count`): at
-# the end of these XLA ends the process.
+# Number of plans that a worker keeps ready to be visited again. A loaded program of the CPU
+# compiler has several hundred memory maps, and Linux allows a process 65,530 (`vm.max_map_count`):
+# beyond these XLA ends the process.
 MOST_READY = 32
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What a worker remembers between jobs: loaded scripts, and plans that are ready.
+    """The state of a worker between jobs: loaded scripts, and plans that are ready to run.
 
     Attributes:
-      domains: per script, axes, axis types and mapping, what the values of each leaf may be.
-      programs: per script, axes, knobs and devices, what its lowerings have in common.
-      kept: the states of plans that are visited in turns; all other arrays are freed with a job.
-      first_build_s: what the first `build` of a visit took, with all that it imports.
+      domains: for each script, axes, axis types and mapping, the possible values of each leaf.
+      programs: for each script, axes, knobs and devices, the shared parts of its lowerings.
+      kept: the states of plans that are visited in turn; all other arrays are freed after each job.
+      first_build_s: seconds of the first `build` of a visit, with all its imports.
     """
 
     scripts: Scripts = field(default_factory=Scripts)
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
     programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptLoops = field(default_factory=KeptLoops)
     first_build_s: float = 0.0
 
     @property
@@ -146,8 +144,8 @@ def handle(job: Job, emit: Emit) -> Answer:
       emit: sends an event to the parent and returns its reply.
 
     Raises:
-      OutcomeError: the plan ended in a failure that is an outcome, such as `OutOfMemory`; of stage
-        `start` if jax or the machine is to blame, and neither the plan nor the user's code.
+      OutcomeError: the plan failed with an outcome, such as `OutOfMemory`; its stage is `start` if
+        jax or the machine is the cause, and neither the plan nor the user's code.
       UsageError: the user's code breaks the contract.
       Exception: whatever the user's code raises.
     """
@@ -172,8 +170,8 @@ def handle(job: Job, emit: Emit) -> Answer:
                 return _calibrate(job, stages, emit, team_of(emit))
             case _:
                 with fewer_collections():
-                    return _look(job, stages, emit)
-    except Refused as refused:
+                    return _answer_without_compiling(job, stages, emit)
+    except StepRefused as refused:
         raise OutcomeError(refused.outcome) from refused
     except jax.errors.JaxRuntimeError as error:
         if is_out_of_memory(error):
@@ -181,12 +179,12 @@ def handle(job: Job, emit: Emit) -> Answer:
         raise
 
 
-def _look(
+def _answer_without_compiling(
     job: InspectJob | DiscoverJob | CarryJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
     stages: Stages,
     emit: Emit,
 ) -> Answer:
-    """What is asked about the script itself, and about programs that are never compiled."""
+    """Does the jobs about the script itself and about programs that are never compiled."""
     match job:
         case InspectJob():
             return _inspect(job, stages)
@@ -199,9 +197,11 @@ def _look(
         case SummarizeJob():
             return _summarize(job, stages)
         case BuildJob():
-            return told_or_not(job, lambda job: _build(job, stages))[0]
+            return with_or_without_shown_devices(job, lambda job: _build(job, stages))[0]
         case PropagateJob():
-            found, why = told_or_not(job, lambda job: _propagate(job, stages, emit))
+            found, why = with_or_without_shown_devices(
+                job, lambda job: _propagate(job, stages, emit)
+            )
             return replace(found, notes=(*found.notes, why)) if why else found
 
 
@@ -215,7 +215,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         program = lower_any(built, platforms=_platforms(job.step.absent))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         defaults, layout = signature.mapping, _layout_of(job.step.entry)
-        if layout is not None:  # What its mapping splits is known, and nothing else is split.
+        if layout is not None:  # The layout already says what its mapping splits.
             used, logical = (), layout.step_mapping
         else:
             used = used_axes(trials, job.axis_names, mapping)
@@ -242,14 +242,15 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         environment=surroundings.environment(),
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
-        # What a script measures with are its own values, though only described here.
+        # A captured script is measured with its own values, though only their shapes are known
+        # here.
         made_up=made_up_arguments(workload) if job.step.entry.capture is None else (),
         notices=(*script.notices, *said_of_callbacks()),
     )
 
 
 def _layout_of(entry: Entry) -> Layout | None:
-    """What is searched for a script that makes no mesh; None for any other step."""
+    """The layout that is searched for a script without a mesh; None for any other step."""
     return entry.capture.layout if entry.capture is not None else None
 
 
@@ -257,23 +258,26 @@ def _layout_of(entry: Entry) -> Layout | None:
 def _loaded(
     job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: Stages
 ) -> Generator[tuple[Script, Answers | None]]:
-    """The script of a job; while the body runs it believes in the devices that the job is for."""
+    """Loads the script of a job; while the body runs, the script sees the devices that the job is
+    for."""
     is_captured = job.step.entry.capture is not None
-    with told_of(job.step.absent, job.step.entry.function, as_one=is_captured) as answers:
+    with showing_devices(job.step.absent, job.step.entry.function, as_one=is_captured) as answers:
         yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
 
 
 def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
     if job.step.absent is not None or wanted_devices():
-        start_jax(stages)  # Not else: the script may say how many devices there shall be.
+        start_jax(stages)  # Only here: the script may set the number of devices.
     stages.enter("build")
     began_s = perf_counter()
     note_start(job.folder, "first run")
     try:
-        with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
+        with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
             found = _discovered(job)
     except UsageError as error:
-        if _NO_BACKEND in error.message:  # The script was only the first to ask for devices.
+        if (
+            _NO_BACKEND in error.message
+        ):  # The script is not the cause; it only asked for devices first.
             start_jax(stages)
         if (count := told.wanted_devices()) and not job.num_devices:
             return OtherDevices(num_devices=count, reason=error.message)
@@ -302,7 +306,7 @@ def _discovered(job: DiscoverJob) -> Discovery:
 
 def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
     start_jax(stages)
-    with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
+    with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
         return check_carried(
             job.step.entry,
             [plan.axes for plan in job.plans],
@@ -347,7 +351,7 @@ def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     )
 
 
-def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> Calibration:
+def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> ProbeTimes:
     start_jax(stages)
     stages.enter("calibrate")
     parts = len(job.probes) + job.rounds
@@ -358,7 +362,7 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> Cal
         done=lambda done: emit({"event": "calibrated", "parts": done, "of": parts}),
         team=team,
     )
-    return Calibration(points=points)
+    return ProbeTimes(points=points)
 
 
 def _propagate(job: PropagateJob, stages: Stages, emit: Emit) -> Propagation:
@@ -373,7 +377,7 @@ def _propagate(job: PropagateJob, stages: Stages, emit: Emit) -> Propagation:
             job.step.absent,
         )
         if key not in _MEMORY.programs:
-            # The programs of one call of `build` are enough: jobs come sorted by calls.
+            # Only the programs of one call of `build` are kept, since jobs arrive sorted by calls.
             _MEMORY.programs.clear()
             _MEMORY.programs[key] = Propagations.of(
                 job,
@@ -444,7 +448,7 @@ def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
 
 
 def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
-    """What to lower for: kernels may exist for the platform of the target alone."""
+    """The platforms to lower for: kernels may exist for the target's platform only."""
     return lowered_for(absent.platform) if absent else None
 
 
@@ -452,7 +456,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     since_s = perf_counter()
     compilation_cache.use(job.cache_dir)
     if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
-        # Estimates and compiles need no values.
+        # Only visits need values; estimates and compiles do not.
         capture = replace(job.step.entry.capture, without_arrays=False)
         entry = replace(job.step.entry, capture=capture)
         job = replace(job, step=replace(job.step, entry=entry))
@@ -463,7 +467,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     ready = _ready(job, stages)
     since_s += _MEMORY.start_s - started_s
     if not kept.has(key):
-        team.gather("program")  # Compiling takes them longer or shorter.
+        team.gather("program")  # The processes take different times to compile.
         stages.enter("materialize")
     seen = visit(
         ready,
@@ -502,13 +506,14 @@ def _key(job: VisitJob) -> _Step:
 def _ready(job: VisitJob, stages: Stages) -> Ready:
     key = _key(job)
     if key in _MEMORY.ready:
-        _MEMORY.ready[key] = _MEMORY.ready.pop(key)  # The last one used is the last to go.
+        _MEMORY.ready[key] = _MEMORY.ready.pop(key)  # The plan used last is dropped last.
         return _MEMORY.ready[key]
     _make_room()
     ready = _MEMORY.ready[key] = _prepared(job, stages)
-    # Every visit ends with a collection; what a plan keeps for good (modules, programs) need not be
-    # walked each time. The arrays of a visit are made after this; those that `build` makes may hang
-    # in cycles that are here by now, and would never be freed.
+    # Every visit ends with a garbage collection, which should not walk the permanent objects of a
+    # plan (modules, programs) each time. The arrays of a visit are made after this point. Arrays
+    # that `build` made may already be in reference cycles, which must be collected before the
+    # freeze, or they are never freed.
     gc.collect()
     if ready.build_again is None:
         gc.freeze()
@@ -516,7 +521,7 @@ def _ready(job: VisitJob, stages: Stages) -> Ready:
 
 
 def _make_room() -> None:
-    """Forgets the plan that was visited longest ago, if as many as may be are ready."""
+    """Drops the least recently visited plan if the limit of ready plans is reached."""
     idle = [key for key in _MEMORY.ready if not _MEMORY.kept.has(key)]
     if len(_MEMORY.ready) < MOST_READY or not idle:
         return

@@ -1,4 +1,4 @@
-"""Propagations of one call of `build`, one after the other: what they share is kept (jax)."""
+"""Does the propagations of one call of `build`, and keeps the parts that they share (jax)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from automesh.worker.messages import LOWERINGS, PropagateJob
 
 @dataclass(slots=True, kw_only=True)
 class Propagations:
-    """What the lowerings of one call of `build` have in common.
+    """The shared parts of the lowerings of one call of `build`.
 
     Attributes:
       build: the step on a mesh of these axes.
-      programs: of an ordinary step.
-      asked: what user code asked about devices that are not here, in words.
+      programs: lowered programs of an ordinary step.
+      asked: what user code asked about absent devices, in words.
     """
 
     build: Callable[[Sequence[MeshAxis]], Built]
@@ -32,7 +32,7 @@ class Propagations:
 
     @staticmethod
     def of(job: PropagateJob, build: Callable[[Sequence[MeshAxis]], Built]) -> Propagations:
-        """Of a job's call, with nothing lowered yet."""
+        """Makes an object for the call of a job, with nothing lowered yet."""
         programs = Programs(
             build=build,
             axis_names=job.axis_names,
@@ -45,11 +45,11 @@ class Propagations:
         """Does one job.
 
         Args:
-          enter: told what comes next.
+          enter: is called with the name of each stage.
           emit: sends an event to the parent and returns its reply.
 
         Raises:
-          Refused, Exception: see `propagate`.
+          StepRefused, Exception: see `propagate`.
         """
         self.programs.lowerings.exchange = lambda news: emit(
             {"event": LOWERINGS, "reply": True, **news}
@@ -70,7 +70,7 @@ class Propagations:
         return stages.propagate(sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter)
 
     def _stages(self, job: PropagateJob, ranks: int, enter: Callable[[str], None]) -> Stages | None:
-        """The stages of so many ranks; None if the step is none of a pipeline."""
+        """The stages of a pipeline with `ranks` ranks; None if the step is no pipeline."""
         if ranks not in self._pipelines:
             enter("build")
             sizes = dict(job.sizes)

@@ -1,4 +1,4 @@
-"""The user's script in a worker: loaded once, built on the devices of a job (jax)."""
+"""Loads the user's script in a worker, once, and builds it on the devices of a job (jax)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.distributed import is_joined, join
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import Built, build_on, check_facts, read_facts
 from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
@@ -58,13 +58,13 @@ _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script that is loaded.
+    """A loaded script.
 
     Attributes:
-      absent: the devices that it was told of, if this process has others.
-      asked: what it asked about them while it was loaded, in words.
-      modules: names of the user's modules that came with it.
-      notices: what the user should know of it.
+      absent: the absent devices that the script sees; None if it sees those of this process.
+      asked: what the script asked about the devices while it was loaded, in words.
+      modules: names of the user's modules that it imported.
+      notices: messages for the user about the script.
     """
 
     build: Callable[..., Any]
@@ -77,10 +77,10 @@ class Script:
 
 @dataclass(slots=True)
 class Scripts:
-    """The scripts that a worker has loaded, by what the user pointed at.
+    """The loaded scripts of a worker, by their entries.
 
     Attributes:
-      took_s: to load them, the start of jax included.
+      took_s: seconds that loading took, with the start of jax.
     """
 
     loaded: dict[Entry, Script] = field(default_factory=dict[Entry, Script])
@@ -93,14 +93,14 @@ class Scripts:
         one: AbsentDevices | None = None,
         answers: Answers | None = None,
     ) -> Script:
-        """The script, loaded now unless it is already.
+        """Returns a script, and loads it first if necessary.
 
-        A script may look at devices when it is loaded: for others it is loaded anew, with the
-        modules beside it.
+        A script may look at devices when it is loaded. So for other devices it is loaded again,
+        with its own modules.
 
         Args:
-          one: the devices that it is told of, if this process has others; `answers` are then in
-            force.
+          one: the absent devices that the script sees, in which case `answers` are active; None if
+            it sees those of this process.
 
         Raises:
           OutcomeError: jax cannot start.
@@ -117,17 +117,20 @@ class Scripts:
             build = load_entry(entry)
             said += hold_device_count()
         except Exception as error:
-            if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
+            if _NO_BACKEND in str(
+                error
+            ):  # The script is not the cause; it only asked for devices first.
                 start_jax(stages)
                 stages.enter("load")
             raise
         signature = read_signature(build)
-        # Not before: a script may configure jax, which must be done before the devices are there.
+        # After the load: a script may configure jax, which must happen before jax finds its
+        # devices.
         start_jax(stages)
         try:
             check_device_count()
         except UsageError:
-            stages.enter("load")  # The script's fault, not jax's.
+            stages.enter("load")  # The script is the cause, not jax.
             raise
         self.took_s += perf_counter() - begun_s
         self.loaded[entry] = script = Script(
@@ -142,10 +145,10 @@ class Scripts:
 
 
 def join_gang(emit: Emit) -> None:
-    """In a process of a gang, before its first job: joins the others, as a part of the start.
+    """Joins the other processes of a gang before the first job, as a part of the start.
 
     Raises:
-      RuntimeError: the others did not come.
+      RuntimeError: the others did not join.
     """
     if _PLACE is not None and not is_joined():
         emit({"event": "stage", "stage": "start"})
@@ -156,13 +159,13 @@ def start_jax(stages: Stages) -> None:
     """Makes jax find its devices.
 
     Raises:
-      OutcomeError: it cannot, which is neither the script's fault nor a plan's.
+      OutcomeError: jax cannot start; neither the script nor a plan is the cause.
     """
     stages.enter("start")
     restore_removed_names()
     try:
         attached()
-    # Plugins raise what they like.
+    # Plugins may raise any exception.
     except Exception as error:
         config: Any = jax.config
         raise OutcomeError(
@@ -183,7 +186,7 @@ def build_plan(
     """Calls `build` for a plan.
 
     Args:
-      devices: to lay the mesh out on; default: those that are here.
+      devices: the devices of the mesh; by default those of this process.
 
     Raises:
       UsageError: `build` does not take the plan's knobs or its mapping, or its facts depend on the
@@ -194,7 +197,8 @@ def build_plan(
     check_mapping(script.signature, plan.mapping, name=job.step.entry.function)
     here = attached() if devices is None else devices
     if plan.num_devices < len(here) and plan.num_devices <= len(own()):
-        # A mesh of one device, with which others are compared: each process of a gang has its own.
+        # For the mesh of one device, with which others are compared, each process of a gang uses a
+        # device of its own.
         here = own()
     built = build_on(
         script.build,
@@ -205,23 +209,24 @@ def build_plan(
         devices=here,
     )
     defaults = dict(script.signature.knobs)
-    # Facts may depend on knobs, and were read at their defaults.
+    # Facts may depend on knobs, and were read with the knobs' defaults.
     if all(name in defaults and defaults[name] == value for name, value in plan.knobs):
         check_facts(job.step.facts, read_facts(built.workload), mesh=plan.mesh)
     return built
 
 
 @contextmanager
-def told_of(
+def showing_devices(
     one: AbsentDevices | None, function: str, *, as_one: bool = False
 ) -> Generator[Answers | None]:
-    """While the body runs on the devices that are here, lets user code believe in others.
+    """Shows other devices to user code while the body runs on those of this process.
 
-    Meshes that it makes itself consist of those that are here, as the mesh that it is given does.
+    Meshes that user code makes itself consist of this process's devices, as does the mesh that it
+    gets.
 
     Args:
-      function: the user's, for errors.
-      as_one: True for a script that is captured: it is shown one process with all devices.
+      function: name of the user's function, for errors.
+      as_one: True for a captured script, which sees one process with all devices.
     """
     if one is None:
         yield None
@@ -233,15 +238,17 @@ def told_of(
         yield answers
 
 
-def told_or_not(job: _Job, work: Callable[[_Job], _Answer]) -> tuple[_Answer, str]:
-    """Does a job, and again without the user code being told if that fails.
+def with_or_without_shown_devices(
+    job: _Job, work: Callable[[_Job], _Answer]
+) -> tuple[_Answer, str]:
+    """Does a job with the target's devices shown to user code; if it fails, does it again without.
 
-    Of attached accelerators only: `build` may run kernels that these alone can run, as it did when
-    the script was inspected, and gets virtual devices here. For those that are not here it must not
-    run anything.
+    The second try is for attached accelerators only: there `build` may run kernels that only they
+    can run, as it did in the inspection, but gets virtual devices here. For absent devices `build`
+    must not run anything.
 
     Returns:
-      The answer, and what the user should know of it, a sentence; empty if all went well.
+      The answer, and a notice for the user, empty if the first try succeeded.
 
     Raises:
       Exception: whatever the second try raises.
@@ -264,12 +271,12 @@ def told_or_not(job: _Job, work: Callable[[_Job], _Answer]) -> tuple[_Answer, st
 
 @cache
 def _shown(one: AbsentDevices) -> Sequence[Any]:
-    """The devices of a topology; where no compile-only client gives them, what looks like them."""
+    """The devices of a topology, or stand-ins if no compile-only client provides them."""
     if one.is_attached:
         return fake_devices(one)
     try:
         return devices_of(one)
-    except Refused as refused:
+    except StepRefused as refused:
         reason = refused.outcome.reason if isinstance(refused.outcome, Failed) else str(refused)
         note(f"{reason}: user code that asks for devices gets stand-ins")
         return fake_devices(one)
@@ -281,16 +288,16 @@ def _forget(script: Script) -> None:
 
 
 def _is_users(name: str) -> bool:
-    """Whether a module is of the user's own code, not installed and none of ours."""
+    """Whether a module is the user's own code: not installed, and not of automesh."""
     file = getattr(sys.modules[name], "__file__", None)
     return isinstance(file, str) and is_users_file(str(Path(file).resolve()))
 
 
 def is_wanted(fingerprint: str, emit: Emit) -> tuple[bool, float]:
-    """Tells the parent which program was lowered, and asks whether it is to be compiled.
+    """Tells the parent which program was lowered, and asks whether to compile it.
 
     Returns:
-      The answer, and the seconds that it was waited for.
+      The answer, and the seconds that the wait for it took.
     """
     begun = perf_counter()
     reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})

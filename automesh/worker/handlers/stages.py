@@ -1,4 +1,4 @@
-"""What a job is doing, told to the parent."""
+"""Reports the stages of a job to the parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Emit = Callable[[Event], Event]
 
 
 class Stages:
-    """Tells the parent what the job is doing, and remembers it."""
+    """Reports each stage of a job to the parent, and remembers the last one."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -23,7 +23,7 @@ from automesh.errors import UsageError
 from automesh.launch.engines import ray_driver
 from automesh.launch.engines.ray import RayLauncher, variables_to_take
 from automesh.launch.fleet import Fleet
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import AgentOrder
 from automesh.launch.secret import new_token
 from automesh.worker.pool import Pool
 from tests.support.paths import SCRIPTS
@@ -135,7 +135,9 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     launcher = RayLauncher(tmp_path)
     with (
         Fleet(token=new_token(), listen=("127.0.0.1", 0), hosts=2, launcher=launcher) as fleet,
-        pytest.raises(UsageError, match="none of 2 agents has come: no Ray cluster can be joined"),
+        pytest.raises(
+            UsageError, match="none of 2 agents has connected: no Ray cluster can be joined"
+        ),
     ):
         fleet.wait(120)
     launcher.close()
@@ -147,7 +149,7 @@ def test_a_process_for_ray_that_is_stopped_does_not_stop_the_search(
     monkeypatch.setattr("automesh.launch.engines.ray.find_spec", lambda _: object())
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     launcher = RayLauncher(tmp_path)
-    launcher.start(Order(search="127.0.0.1:1", token="x" * 32, hosts=2))
+    launcher.start(AgentOrder(search="127.0.0.1:1", token="x" * 32, hosts=2))
     os.kill(launcher.pid, signal.SIGSTOP)
     asking = threading.Thread(target=lambda: [launcher.refill() for _ in range(10_000)])
     asking.start()

@@ -19,7 +19,7 @@ from automesh.errors import UsageError
 from automesh.launch import wire
 from automesh.launch.engines.slurm import SlurmLauncher, command_of
 from automesh.launch.fleet import Fleet
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import AgentOrder
 from automesh.launch.secret import new_token
 from automesh.worker.pool import Pool
 from tests.support.paths import SCRIPTS
@@ -119,7 +119,10 @@ def test_who_waits_in_the_queue_leaves_it_with_the_search(
     allocation: Environ, slurm: Environ, tmp_path: Path
 ) -> None:
     launcher = SlurmLauncher(tmp_path, slurm)
-    with fleet_of(launcher) as fleet, pytest.raises(UsageError, match="none of 2 agents has come"):
+    with (
+        fleet_of(launcher) as fleet,
+        pytest.raises(UsageError, match="none of 2 agents has connected"),
+    ):
         fleet.wait(1.0)
     assert "automesh PENDING" in queue(slurm)
     launcher.close()
@@ -157,7 +160,7 @@ def test_started_alike_on_all_nodes_number_0_searches(slurm: Environ) -> None:
 
 
 def test_the_token_is_in_no_command() -> None:
-    order = Order(search="10.0.0.1:8600", token="a" * 32, hosts=4)
+    order = AgentOrder(search="10.0.0.1:8600", token="a" * 32, hosts=4)
     for environ in ({}, {"SLURM_JOB_ID": "7"}):
         words = command_of(order, environ)
         assert not any(order.token in word for word in words)
@@ -169,7 +172,7 @@ def test_with_an_agent_that_hangs_all_of_them_are_started_again(tmp_path: Path) 
     (tmp_path / "srun").chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     launcher = SlurmLauncher(tmp_path, environ)
-    launcher.start(Order(search="127.0.0.1:1", token="a" * 32, hosts=2))
+    launcher.start(AgentOrder(search="127.0.0.1:1", token="a" * 32, hosts=2))
     first = launcher.pid
     try:
         assert launcher.refill()

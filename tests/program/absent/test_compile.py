@@ -44,7 +44,7 @@ from automesh.program.lower.compiled import count_serialized, read_memory, seria
 from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import lower
 from automesh.program.nouns import Attachment, CompileAnswer, StepRef
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.worker.blame import OutcomeError
@@ -72,7 +72,7 @@ def changed(one: AbsentDevices, **fields: Any) -> AbsentDevices:
 
 
 def refusal(one: AbsentDevices) -> Failed:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StepRefused) as caught:
         client.devices_of(one)
     failed = caught.value.outcome
     assert isinstance(failed, Failed)
@@ -182,7 +182,7 @@ def test_a_topology_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_executable_for_the_devices_that_are_here_is_refused() -> None:
     compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(2)).compile()
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StepRefused) as caught:
         client.check_compiled_for(target("v5e:2x2"), compiled)
     failed = caught.value.outcome
     assert isinstance(failed, Failed)
@@ -743,12 +743,12 @@ def test_the_environment_of_a_compile_changes_its_key(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=1")
     assert client.settings() != before
     assert dict(client.versions_for("tpu"))["jaxlib"]
-    told = client.told(target("gpu-h100-8"))
+    told = client.compiler_input(target("gpu-h100-8"))
     assert "memory_bandwidth" in told[1]
 
 
 def test_programs_that_former_versions_have_stored_are_found() -> None:
-    assert client.told(target("v5e:2x4"))[0] == (
+    assert client.compiler_input(target("v5e:2x4"))[0] == (
         "Elsewhere(platform='tpu', device_kind='TPU v5 lite', num_devices=8, num_granules=1, "
         "num_hosts=1, topology='v5e:2x4', torus=(2, 4), wraps=(False, False), devices_per_chip=1, "
         "chip_config='default', host=(2, 4, 1), gpu='', memory_bytes=0)"

@@ -35,7 +35,7 @@ from automesh.program.nouns import StepRef
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.worker.handlers import jobs
-from automesh.worker.handlers.scripts import Scripts, told_of
+from automesh.worker.handlers.scripts import Scripts, showing_devices
 from automesh.worker.handlers.stages import Stages
 from automesh.worker.messages import InspectJob, PropagateJob
 from tests.support.paths import SCRIPTS
@@ -195,7 +195,7 @@ def test_answers_nest_and_end_with_an_error() -> None:
 def lowered_for(one: AbsentDevices) -> str:
     """The step, built on the devices that are here, and told of others."""
     stages = Stages(lambda event: {})
-    with told_of(one, "build") as answers:
+    with showing_devices(one, "build") as answers:
         loaded = Scripts().load(ASKS, stages, one, answers)
         built = build_on(loaded.build, AXES, devices=attached())
         return canonical_text(lower(built, platforms=PLATFORMS[one.platform]).lowered)
@@ -254,7 +254,7 @@ def test_a_script_is_loaded_anew_for_other_devices(own_process: object) -> None:
     dtypes = []
     for one in (V5E, V5E, H100):
         shown = mock.patch("automesh.worker.handlers.scripts._shown", fake_devices)
-        with shown, told_of(one, "build") as answers:
+        with shown, showing_devices(one, "build") as answers:
             loaded = scripts.load(ASKS, stages, one, answers)
             dtypes.append(loaded.build.__globals__["DTYPE"])
             assert loaded.asked == (f"jax.default_backend() in asks_devices.py:11: {one.platform}",)

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.program.infer.dimensions import Dim, Dimensions, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions
 from automesh.program.infer.rules import reshaped
 
 
@@ -31,7 +31,7 @@ def test_what_does_not_fit_is_tangled() -> None:
     every = Dimensions()
     one, other = (*every.new(4), *every.new(3)), (*every.new(3), *every.new(4))
     every.join(one, other)
-    assert all(every.marks(factor) & Mark.TANGLED for factor in every.factors(one))
+    assert all(every.marks(factor) & DimensionMark.TANGLED for factor in every.factors(one))
     every = Dimensions()
     one, other = (*every.new(6), *every.new(2)), (*every.new(4), *every.new(3))
     every.join(one, other)
@@ -85,5 +85,5 @@ def test_a_reshape_keeps_elements_and_comes_back(data: st.DataObject) -> None:
     every.join_all(dims, back)
     for first, second in zip(dims, back, strict=True):
         assert math.prod(sizes(every, first)) == math.prod(sizes(every, second))
-        marked = any(every.marks(one) & Mark.TANGLED for one in every.factors(first))
+        marked = any(every.marks(one) & DimensionMark.TANGLED for one in every.factors(first))
         assert marked or every.factors(first) == every.factors(second)

@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 from automesh.program.infer.classes import classes_of
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims, Mark
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import CautionKind
-from automesh.program.infer.operation import Made, Operation
+from automesh.program.infer.operation import ArrayOrigin, Operation
 from automesh.program.infer.walk import RULES, Walked, walk
 from tests.support.infer_models import f32, i32
 
@@ -23,7 +23,7 @@ NHWC = ("NHWC", "HWIO", "NHWC")
 
 def walked(function: Callable[..., Any], *args: Any) -> Walked:
     closed = jax.make_jaxpr(function)(*args)
-    return walk(closed, [Made.DATA] * len(closed.jaxpr.invars), num_held=0)
+    return walk(closed, [ArrayOrigin.DATA] * len(closed.jaxpr.invars), num_held=0)
 
 
 def size(every: Dimensions, dim: Dim) -> int:
@@ -199,7 +199,7 @@ def test_an_operation_with_other_parameters_is_told(monkeypatch: pytest.MonkeyPa
     found = walked(lambda x: jnp.cumsum(x, 1) + 1, f32(4, 5))
     assert found.events.unknown == {"cumsum": 1}
     assert all(
-        found.all.marks(factor) & Mark.UNKNOWN
+        found.all.marks(factor) & DimensionMark.UNKNOWN
         for dim in (*found.inputs[0], *found.outputs[0])
         for factor in found.all.factors(dim)
     )
@@ -211,7 +211,7 @@ def test_an_operation_with_other_parameters_is_told(monkeypatch: pytest.MonkeyPa
 def test_a_loop_walks_over_what_it_slices() -> None:
     found = walked(lambda x: lax.scan(lambda c, one: (c + one, c), jnp.zeros(4), x), f32(6, 4))
     steps, rows = found.inputs[0]
-    assert found.all.marks(found.all.factors(steps)[0]) & Mark.WALKED
+    assert found.all.marks(found.all.factors(steps)[0]) & DimensionMark.WALKED
     carried, slices = found.outputs
     assert found.all.factors(carried[0]) == found.all.factors(rows)
     assert found.all.factors(slices[0]) == found.all.factors(steps)

@@ -19,8 +19,8 @@ from automesh.hlo.schedule.nouns import Compute, Matmul
 from automesh.hlo.schedule.read import read_schedule
 from automesh.program.kernels.annotate import kernel_costs, state_costs, with_costs
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Unreadable, body_of, read_kernel
-from automesh.program.kernels.nouns import KernelCost, Product
+from automesh.program.kernels.mosaic import UnreadableKernel, body_of, read_kernel
+from automesh.program.kernels.nouns import KernelCost, KernelProduct
 from tests.support.samples import recorded
 
 BARE, ROWS, WIDTH = "tpu_pallas_bare", 512, 512
@@ -49,7 +49,7 @@ def test_a_kernel_of_a_compiled_module_is_read_and_counted() -> None:
     (call,) = calls(module)
     try:
         kernel = read_kernel(body_of(call.backend_config.decode()))
-    except Unreadable as error:
+    except UnreadableKernel as error:
         if "Unsupported version" not in str(error):
             raise
         pytest.skip(f"the sample was written by a later jax: {error}")
@@ -76,14 +76,16 @@ def test_a_kernel_of_a_later_jax_is_refused_with_both_versions() -> None:
         module.operation.attributes["stable_mosaic.version"] = later
         written = io.BytesIO()
         module.operation.write_bytecode(written)
-    with pytest.raises(Unreadable, match=r"Unsupported version: expected <= \d+ but got 9999"):
+    with pytest.raises(
+        UnreadableKernel, match=r"Unsupported version: expected <= \d+ but got 9999"
+    ):
         read_kernel(base64.b64encode(written.getvalue()).decode())
 
 
 @pytest.mark.parametrize("is_most", [False, True])
 def test_the_product_that_a_kernel_repeats_is_priced_by_its_shape(is_most: bool) -> None:
     module = recorded.serialized(BARE)
-    product = Product(m=256, n=512, k=128, dtype="bf16")
+    product = KernelProduct(m=256, n=512, k=128, dtype="bf16")
     cost = KernelCost(
         flops=10 * product.flops,
         transcendentals=5,

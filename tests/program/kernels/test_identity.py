@@ -81,10 +81,10 @@ def test_what_cannot_be_read_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from automesh.program.kernels import identity
-    from automesh.program.kernels.mosaic import Unreadable
+    from automesh.program.kernels.mosaic import UnreadableKernel
 
     def refuse(_: str) -> str:
-        raise Unreadable("of another day")
+        raise UnreadableKernel("of another day")
 
     program = lowered(tmp_path / "step.py", "tpu")
     known = canonical_text(program)

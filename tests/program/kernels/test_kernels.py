@@ -18,8 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from automesh.program.kernels import grid
 from automesh.program.kernels.annotate import kernel_costs
-from automesh.program.kernels.mosaic import Unreadable, read_kernel
-from automesh.program.kernels.nouns import KernelCost, Product
+from automesh.program.kernels.mosaic import UnreadableKernel, read_kernel
+from automesh.program.kernels.nouns import KernelCost, KernelProduct
 
 BLOCK, HEADS, LENGTH, WIDTH = 256, 2, 1024, 128
 BYTES = 2
@@ -70,7 +70,7 @@ def test_a_blocked_product_is_counted_exactly(
     (m, n, k), (bm, bn, bk) = sizes, tile
     (cost,) = costs(functools.partial(multiply, tile=tile), (m, k), (k, n))
     assert cost.flops == 2 * m * n * k and not cost.is_most
-    assert cost.product == Product(m=bm, n=bn, k=bk, dtype="bf16")
+    assert cost.product == KernelProduct(m=bm, n=bn, k=bk, dtype="bf16")
     assert cost.transcendentals == m * n
     # The left side is read once for every block of columns, the right side once for every block of
     # rows; a block stays where the next step has the same.
@@ -276,7 +276,7 @@ def test_a_grid_that_data_decides_is_not_counted_and_said_so(
 
 @pytest.mark.parametrize("body", ["", "????", "bm90IGEga2VybmVs"])
 def test_a_damaged_kernel_is_refused_with_a_reason(body: str) -> None:
-    with pytest.raises(Unreadable, match="its program cannot be read"):
+    with pytest.raises(UnreadableKernel, match="its program cannot be read"):
         read_kernel(body)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.lower.compiled import compile_lowered, read_memory
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 
 SCOPED = (
     "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem "
@@ -32,7 +32,7 @@ def refusal(text: str) -> Any:
     def refuse(**_: object) -> None:
         raise jax.errors.JaxRuntimeError(text)
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StepRefused) as caught:
         compile_lowered(SimpleNamespace(compile=refuse), ())  # pyright: ignore
     return caught.value.outcome
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.mesh.axes import DEFAULT_AXES, parse_mesh
 from automesh.program.lower import lowered as adapter
-from automesh.program.lower.lowered import axes_talked_over, loss_dtype, sharded_axes
+from automesh.program.lower.lowered import communicated_axes, loss_dtype, sharded_axes
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
 
@@ -138,7 +138,7 @@ def talking(mesh):
 def test_manual_axes_count_where_data_is_split_or_devices_talk():
     step = program(talking, "dp:2")
     assert sharded_axes(step.lowered, DEFAULT_AXES) == ("dp",)
-    assert axes_talked_over(step.traced) == {"tp", "sp"}
+    assert communicated_axes(step.traced) == {"tp", "sp"}
 
 
 def inside(wrap):

@@ -33,7 +33,7 @@ from automesh.program.script.leaf_forms import (
     same_treedef,
     same_types,
 )
-from automesh.program.script.pure_step import Held, StepOutputs, pure
+from automesh.program.script.pure_step import StepOutputs, TreeParts, pure
 from automesh.program.script.workload import Workload
 from automesh.worker.handlers import jobs
 from tests.support.paths import SCRIPTS
@@ -404,7 +404,7 @@ def test_init_and_advance_see_the_users_own_objects():
         Workload(eqx.filter_jit(step), (net(), abstract(4)), init=init, advance=advance)
     )
     start, _ = initial_args(workload.init(None), workload.args)
-    assert isinstance(start, Held)
+    assert isinstance(start, TreeParts)
     outputs = workload.step(start, jnp.ones(4))
     again, _ = workload.advance(outputs, (start, jnp.ones(4)))
     assert same_types(forms_of(again), forms_of(workload.args[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from automesh.program.absent.layout import FakeDevice, fake_devices
+from automesh.program.absent.layout import LayoutDevice, fake_devices
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Hosted:
     process_index: int
 
 
-def slices(kind: str, torus: tuple[int, ...], number: int, *, cores: int = 1) -> list[FakeDevice]:
+def slices(kind: str, torus: tuple[int, ...], number: int, *, cores: int = 1) -> list[LayoutDevice]:
     """The devices of several TPU slices, slice by slice as jax lists them."""
     one = fake_devices(kind, torus, cores)
     return [

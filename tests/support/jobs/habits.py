@@ -26,7 +26,7 @@ from automesh.program.capture.build import captured_build
 from automesh.program.capture.nouns import Discovery
 from automesh.program.nouns import Entry, StepRef
 from automesh.worker.handlers import jobs
-from automesh.worker.handlers.scripts import told_of
+from automesh.worker.handlers.scripts import showing_devices
 from automesh.worker.messages import DiscoverJob
 
 
@@ -53,7 +53,7 @@ def look(target: str, script: str) -> dict[str, Any]:
         mesh = jax.make_mesh(
             sizes, seen.capture.mesh.names, axis_types=(jax.sharding.AxisType.Auto,) * len(sizes)
         )
-        with told_of(absent, "step", as_one=True):
+        with showing_devices(absent, "step", as_one=True):
             digests = [digest(captured_build(entry)(mesh)) for _ in range(2)]
     except AutomeshError as error:
         return {"error": error.message, "hint": error.hint}

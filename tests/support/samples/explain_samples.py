@@ -25,7 +25,7 @@ from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.explain.nouns import Explained, Explanation
-from automesh.tuner.estimate.terms_cache import Kept
+from automesh.tuner.estimate.terms_cache import StoredPropagation
 from automesh.tuner.explain.mesh import Ground
 from automesh.tuner.explain.mesh import explained as explain_plan
 from automesh.worker.messages import PropagateJob
@@ -172,9 +172,9 @@ def plan(mesh: str, **knobs: bool | int | float | str) -> Plan:
     return Plan(axes=parse_mesh(mesh, AXES), knobs=tuple(knobs.items()))
 
 
-def kept(one: Plan, terms_: Terms) -> Kept:
+def kept(one: Plan, terms_: Terms) -> StoredPropagation:
     """Terms as a study keeps them."""
-    return Kept(
+    return StoredPropagation(
         source_hash="",
         versions=(),
         job=PropagateJob(

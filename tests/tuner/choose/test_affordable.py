@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from automesh.program.capture.nouns import Capture, ScriptMesh, ScriptStep, SourceLine
 from automesh.program.nouns import Entry
-from automesh.tuner.choose.affordable import rule_s, said_of_budget
+from automesh.tuner.choose.affordable import rule_s, short_budget_notice
 
 ENTRY = Entry(kind="script", location="/home/me/train.py")
 
 
 def test_a_slow_start_is_told_with_the_budget_that_a_rule_needs() -> None:
-    said = said_of_budget(ENTRY, start_s=18.0, left_s=42.0, used_s=18.0)
+    said = short_budget_notice(ENTRY, start_s=18.0, left_s=42.0, used_s=18.0)
     assert said.startswith(
         "a fresh process takes 18 s here: a confirmed rule needs about 2 min; give --budget 3m"
     )
 
 
 def test_nothing_is_told_where_the_budget_suffices_or_starts_are_quick() -> None:
-    assert said_of_budget(ENTRY, start_s=18.0, left_s=rule_s(18.0), used_s=0.0) == ""
-    assert said_of_budget(ENTRY, start_s=3.0, left_s=20.0, used_s=0.0) == ""
+    assert short_budget_notice(ENTRY, start_s=18.0, left_s=rule_s(18.0), used_s=0.0) == ""
+    assert short_budget_notice(ENTRY, start_s=3.0, left_s=20.0, used_s=0.0) == ""
 
 
 def test_a_carried_script_needs_one_more_start() -> None:
@@ -30,6 +30,6 @@ def test_a_carried_script_needs_one_more_start() -> None:
     mesh = ScriptMesh(axes=(("data", 8),), axis_types=("auto",), made_at=SourceLine())
     capture = Capture(mesh=mesh, step=step, carried_by="trace")
     entry = replace(ENTRY, capture=capture)
-    assert said_of_budget(entry, start_s=18.0, left_s=60.0, used_s=40.0) == ""
+    assert short_budget_notice(entry, start_s=18.0, left_s=60.0, used_s=40.0) == ""
     again = replace(ENTRY, capture=replace(capture, carried_by=""))
-    assert "give --budget" in said_of_budget(again, start_s=18.0, left_s=60.0, used_s=40.0)
+    assert "give --budget" in short_budget_notice(again, start_s=18.0, left_s=60.0, used_s=40.0)

@@ -216,6 +216,6 @@ def test_compiles_correct_the_estimates_of_plans_with_the_same_knobs() -> None:
 def test_an_estimate_that_is_a_lower_bound_is_large_for_nobody() -> None:
     plan = PLANS[0]
     huge = replace(estimated(1.0), memory_bytes=1 << 60, memory_interval=(1 << 59, 1 << 61))
-    assert MemoryBelief.of({}, {plan: huge}, ROOM).is_large(plan)
+    assert MemoryBelief.of({}, {plan: huge}, ROOM).seems_large(plan)
     unknown = replace(huge, memory_interval=(1 << 59, 0))
-    assert not MemoryBelief.of({}, {plan: unknown}, ROOM).is_large(plan)
+    assert not MemoryBelief.of({}, {plan: unknown}, ROOM).seems_large(plan)

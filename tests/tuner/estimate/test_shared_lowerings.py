@@ -93,7 +93,7 @@ def test_calls_that_nobody_is_at_make_room(monkeypatch):
 def test_a_job_in_a_fresh_process_neither_hears_nor_tells():
     shared = SharedLowerings()
     say(shared.listener(USUAL), lowered(dp=2))
-    deaf = shared.listener(USUAL, is_deaf=True)
+    deaf = shared.listener(USUAL, is_isolated=True)
     event = {"event": LOWERINGS, "new": [lowered(dp=4)], "heard": 0, "claim": None, "state": "open"}
     assert deaf(event) is None
     assert say(shared.listener(USUAL))["known"] == [lowered(dp=2)]

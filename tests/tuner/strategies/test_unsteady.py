@@ -13,7 +13,7 @@ from automesh.report.result import SearchResult
 from automesh.tuner.measure.final import LOOKS, Final, FinalRules
 from automesh.tuner.measure.statistics import median_interval
 from automesh.tuner.strategies import machine_load, search_run
-from automesh.tuner.strategies.search_run import said_of_doubt
+from automesh.tuner.strategies.search_run import unsteady_time_notice
 from tests.support.samples import results_samples
 from tests.support.samples.results_samples import measured, plan
 
@@ -32,7 +32,7 @@ def found(rounds_s: tuple[float, ...]) -> SearchResult:
 
 @pytest.fixture(autouse=True)
 def _busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_run, "said_of_load", lambda: "the machine was busy (load 7.9)")
+    monkeypatch.setattr(search_run, "load_words", lambda: "the machine was busy (load 7.9)")
 
 
 def test_a_time_that_processes_disagree_about_is_no_rule() -> None:
@@ -41,7 +41,7 @@ def test_a_time_that_processes_disagree_about_is_no_rule() -> None:
     with pytest.raises(NoFeasibleMesh, match=r"undecided: .* took 10.0 ms .* and 68.0 ms in") as no:
         rule_of(result)
     assert "run the same command again" in no.value.hint
-    said = said_of_doubt(result)
+    said = unsteady_time_notice(result)
     assert said.startswith("undecided: the machine was busy (load 7.9), and ")
     assert "no rule was written; the same command goes on" in said
 
@@ -49,11 +49,11 @@ def test_a_time_that_processes_disagree_about_is_no_rule() -> None:
 def test_a_wide_interval_of_few_processes_that_agree_is_marked() -> None:
     result = found(FEW)
     assert has_rule(result)
-    assert "is known to a factor of" in said_of_doubt(result)
-    assert "the machine was busy (load 7.9)" in said_of_doubt(result)
-    assert has_rule(found(STEADY)) and said_of_doubt(found(STEADY)) == ""
+    assert "is known to a factor of" in unsteady_time_notice(result)
+    assert "the machine was busy (load 7.9)" in unsteady_time_notice(result)
+    assert has_rule(found(STEADY)) and unsteady_time_notice(found(STEADY)) == ""
     unconfirmed = replace(RESULT.candidates[0], outcome=measured(1.0, confirmed=False))
-    assert said_of_doubt(replace(RESULT, candidates=(unconfirmed,))) == ""
+    assert unsteady_time_notice(replace(RESULT, candidates=(unconfirmed,))) == ""
 
 
 def test_the_same_command_goes_on_until_processes_agree() -> None:
@@ -71,12 +71,12 @@ def test_the_same_command_goes_on_until_processes_agree() -> None:
 def test_the_load_is_told_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "_others", lambda: ["ffmpeg 98 %"])
     monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (7.94, 0.0, 0.0))
-    said = machine_load.said_of_load()
+    said = machine_load.load_words()
     assert said.startswith("the machine was busy (load 7.9 on ")
     assert said.endswith("beside this search: ffmpeg 98 %)")
     monkeypatch.setattr(machine_load, "_others", list)
     monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
-    assert machine_load.said_of_load().startswith("the machine was not busy otherwise (load 0.1")
+    assert machine_load.load_words().startswith("the machine was not busy otherwise (load 0.1")
 
 
 def test_wide_and_unsteady() -> None:

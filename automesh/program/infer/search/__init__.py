@@ -1,1 +1,1 @@
-"""From classes to what is searched, and the step on a mesh by a mapping of them."""
+"""Makes a search space from classes, and puts the step on a mesh by a mapping of them."""

@@ -1,8 +1,8 @@
-"""A step of a script with the shardings of a rule: `MeshConfig.apply` (jax).
+"""Runs a step of a script with the shardings of a rule: `MeshConfig.apply` (jax).
 
-At the first call with arguments of new shapes the step is traced, as the search has traced it; its
-arguments and what replaces them are split by the rule's patterns, and constraints stand at the
-arrays inside that need them: which these are is told from the program, as in the search.
+At the first call with arguments of new shapes the step is traced, as in the search. The rule's
+patterns split its arguments and the results that replace them. Arrays inside that need them get
+constraints; these arrays are found from the program, as in the search.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from automesh.program.lower.static_args import is_jitted, leaf_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    """The step for arguments of some shapes.
+class _ReadyStep:
+    """The step, prepared for arguments of certain shapes.
 
     Attributes:
-      shardings: of the leaves of its arguments.
-      jitted: takes and gives leaves.
-      results: the tree of what the step returns.
+      shardings: shardings of the leaves of its arguments.
+      jitted: the jitted step, which takes and returns leaves.
+      results: the tree structure of the step's return value.
     """
 
     shardings: tuple[NamedSharding, ...]
@@ -46,12 +46,12 @@ class _Ready:
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class AppliedStep:
-    """A step that runs on a mesh, called as before.
+    """A step that runs on a mesh and is called like the original one.
 
     Attributes:
-      function: the step as it was written.
-      inner: as `jax.jit` has made it, to be traced.
-      mesh: of the rule.
+      function: the original step.
+      inner: the step as a jitted function, to be traced.
+      mesh: the mesh of the rule.
     """
 
     function: Callable[..., Any]
@@ -59,27 +59,27 @@ class AppliedStep:
     mesh: Mesh
     shardings: Shardings
     mapping: Mapping[str, MappedAxes]
-    _ready: dict[Any, _Ready] = field(default_factory=dict[Any, _Ready])
+    _ready: dict[Any, _ReadyStep] = field(default_factory=dict[Any, _ReadyStep])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step; arguments that lie elsewhere are moved to where the rule wants them."""
+        """Runs the step; moves arguments to the rule's shardings if necessary."""
         call, ready = self._prepared(args, kwargs)
         leaves = [_put(leaf, to) for leaf, to in zip(call, ready.shardings, strict=True)]
         return jax.tree.unflatten(ready.results, ready.jitted(*leaves))
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The step as it was written: its parameters are those of this function."""
+        """The original step, which has the parameters of this callable."""
         return self.function
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """The lowered program, as `jax.jit(...).lower` gives it."""
+        """Lowers the step, as `jax.jit(...).lower` does."""
         call, ready = self._prepared(args, kwargs)
         return ready.jitted.lower(*call)
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], _Ready]:
+    ) -> tuple[list[Any], _ReadyStep]:
         leaves, tree = jax.tree.flatten((args, dict(kwargs)))
         key = (tree, tuple(map(_form, leaves)))
         ready = self._ready.get(key)
@@ -104,7 +104,7 @@ class AppliedStep:
             ready = self._ready[key] = self._made(call, results)
         return leaves, ready
 
-    def _made(self, call: TracedCall, results: Any) -> _Ready:
+    def _made(self, call: TracedCall, results: Any) -> _ReadyStep:
         before = tuple(
             sharding_at(
                 path_of(name),
@@ -138,7 +138,7 @@ class AppliedStep:
             donate_argnums=donated,
             compiler_options=call.settings.compiler_options or None,
         )
-        return _Ready(shardings=before, jitted=jitted, results=jax.tree.structure(results))
+        return _ReadyStep(shardings=before, jitted=jitted, results=jax.tree.structure(results))
 
 
 def apply_to(
@@ -149,15 +149,15 @@ def apply_to(
     mapping: Mapping[str, MappedAxes],
     options: Mapping[str, Any],
 ) -> AppliedStep:
-    """The step with the shardings of a rule.
+    """Gives a step the shardings of a rule.
 
     Args:
       step: a function, or one that `jax.jit` has made.
-      options: for `jax.jit`, of a plain function.
+      options: options for `jax.jit`, if the step is a plain function.
 
     Raises:
-      WrongType: it is no function.
-      UsageError: there are no shardings; or options are given for what is jitted already.
+      WrongType: the step is no function.
+      UsageError: the rule has no shardings; or options are given for a jitted function.
     """
     if not callable(step):
         raise WrongType(
@@ -184,8 +184,9 @@ def apply_to(
 
 
 def carried_of(args: Sequence[Any], results: Any) -> tuple[Carried, ...]:
-    """Which results replace which arguments: of those of one structure, shapes and types, the
-    first argument that is not replaced yet. Numbers are passed over: a loss is no new rate."""
+    """Pairs results with the arguments that they replace: the first argument without a pair that
+    has the same structure, shapes and types. Numbers are skipped: a loss does not replace a
+    learning rate."""
     firsts: list[tuple[Any, Any, int]] = []
     place = 0
     for arg in args:
@@ -213,15 +214,14 @@ def carried_of(args: Sequence[Any], results: Any) -> tuple[Carried, ...]:
 
 
 def _form(leaf: Any) -> tuple[Any, ...]:
-    """What a program is traced for."""
+    """The properties of a leaf that a trace depends on."""
     if not hasattr(leaf, "dtype"):
         return (), type(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
     return leaf_shape(leaf), str(leaf.dtype), bool(getattr(leaf, "weak_type", False))
 
 
 def _put(leaf: Any, to: NamedSharding) -> Any:
-    """An array that lies elsewhere, where the step takes it; what lies nowhere yet is put there by
-    jax."""
+    """Moves an array to the step's sharding; jax itself places uncommitted arrays."""
     if not isinstance(leaf, jax.Array) or not getattr(leaf, "committed", True):
         return leaf
     return leaf if leaf.sharding.is_equivalent_to(to, leaf.ndim) else jax.device_put(leaf, to)

@@ -1,8 +1,8 @@
-"""A step for one device as a function `build(mesh, mapping)`, by its layout (jax).
+"""Makes a function `build(mesh, mapping)` from a step for one device and its layout (jax).
 
-Nothing of the script runs: the step is read from where its one run has stored it. Its arguments are
-split as the mapping says, what replaces one of them in the next iteration is split as it is, and
-constraints stand at the arrays inside that need them.
+The script does not run: the step is read from the folder in which its one run has stored it. Its
+arguments are split as the mapping says, results that replace arguments are split like these, and
+arrays inside that need them get constraints.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
 def on_mesh(
     call: TracedCall, layout: Layout, capture: Capture, mesh: Mesh, mapping: Mapping[str, Any]
 ) -> TracedCall:
-    """The call of a step with the shardings of a mapping."""
+    """Makes the call of a step with the shardings of a mapping."""
     axes = dict(LogicalMapping(mapping).axes)
     before = [
         None if is_ref(leaf) else sharding_of(one.split, axes, mesh)
@@ -70,7 +70,7 @@ def on_mesh(
 def constraints_of(
     inner: Sequence[InnerSplit], axes: Mapping[str, MappedAxes], mesh: Mesh
 ) -> dict[Place, NamedSharding]:
-    """The constraints of a mapping; none where it splits nothing."""
+    """The constraints of a mapping; none for arrays that it does not split."""
     found: dict[Place, NamedSharding] = {}
     for one in inner:
         to = sharding_of(one.split, axes, mesh)
@@ -85,7 +85,7 @@ def constraints_of(
 
 
 def sharding_of(split: Split, axes: Mapping[str, MappedAxes], mesh: Mesh) -> NamedSharding:
-    """Where an array is by a mapping: dimensions that it does not split are whole."""
+    """The sharding of an array under a mapping; dimensions that it does not split are whole."""
     parts: list[Any] = []
     for names in split:
         over = tuple(axis for name in names for axis in axes.get(name, ()))

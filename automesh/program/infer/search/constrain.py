@@ -1,8 +1,8 @@
-"""Puts sharding constraints into a traced program, at arrays that nobody has named (jax).
+"""Puts sharding constraints into a traced program, at arrays without names (jax).
 
-A constraint is an equation after the one that makes the array; all that follows takes its result.
-One of an operand stands before the equation, which alone takes its result.
-The equation itself is what jax traces for `with_sharding_constraint`. Private are no names but the
+A constraint is an equation after the one that makes the array; all later equations use its result.
+A constraint of an operand comes before its equation, and only that one uses its result. The
+equation itself is what jax traces for `with_sharding_constraint`. All names are public but for the
 constructor of an equation, `jax.extend.core.new_jaxpr_eqn` (jax 0.10.1 to 0.12.0.1).
 """
 
@@ -25,11 +25,11 @@ for its first operand."""
 
 
 class OtherProgram(UsageError):
-    """A program has no equation at a place, or another one than was looked for."""
+    """A program has no equation at a place, or another one than expected."""
 
 
 def constrained(program: Any, constraints: Mapping[Place, NamedSharding]) -> Any:
-    """A closed jaxpr with constraints in it; the same one without any.
+    """Adds constraints to a closed jaxpr; returns it unchanged if there are none.
 
     Raises:
       OtherProgram: it has no such place.
@@ -93,7 +93,7 @@ def _constraint(variable: Any, to: NamedSharding) -> Any:
     return equation.replace(invars=[variable], outvars=[made])
 
 
-@lru_cache(maxsize=4096)  # Layers that are written out have the same arrays again and again.
+@lru_cache(maxsize=4096)  # Unrolled layers repeat the same arrays.
 def _traced(shape: tuple[int, ...], dtype: Any, to: NamedSharding) -> Any:
     traced = jax.make_jaxpr(lambda array: jax.lax.with_sharding_constraint(array, to))(
         jax.ShapeDtypeStruct(shape, dtype)
@@ -102,7 +102,7 @@ def _traced(shape: tuple[int, ...], dtype: Any, to: NamedSharding) -> Any:
 
 
 def _with_bodies(params: Mapping[str, Any], wanted: Mapping[int, Sequence[_Wanted]]) -> Any:
-    """The parameters of an equation with constraints in its programs, which are counted in the
+    """The parameters of an equation with constraints in its programs, which are numbered in the
     order of `jax.extend.core.jaxprs_in_params`."""
     count = 0
 

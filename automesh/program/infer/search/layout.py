@@ -1,14 +1,15 @@
-"""From the classes of a step to what is searched: mesh axes, and over which of them each dimension
-of an array may be split (no jax).
+"""Makes the search space of a step from its classes: mesh axes, and the axes over which each
+dimension of an array may be split (no jax).
 
-The space is what a specialist would try, and no more: the batch over dp and fsdp; what training
-keeps (parameters, the optimizer's state) over fsdp, each array along one dimension; classes of the
+The space contains what a specialist would try: the batch over dp and fsdp; the training state
+(parameters, the optimizer's state) over fsdp, each array along one dimension; classes of the
 parameters over tp; experts over ep; a sequence over sp. Each of these is a logical axis of the
 mapping search (`automesh.space.mapping`), so that all mappings are priced like those of a script
 that names its axes itself.
 
-`params` and `moments` are two such axes that are no classes: along the dimension of each array that
-fsdp splits best. So ZeRO-1 is `params:none moments:fsdp`, and full fsdp `params:fsdp`.
+`params` and `moments` are two such axes that are no classes: they split each array along the
+dimension that suits fsdp best. So ZeRO-1 is `params:none moments:fsdp`, and full fsdp
+`params:fsdp`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMappi
 from automesh.space.space import LogicalAxis
 
 Split = tuple[tuple[str, ...], ...]
-"""Per dimension, the logical axes that split it, the slowest varying first."""
+"""The logical axes that split each dimension, the slowest varying first."""
 
 DP, FSDP, EP, TP, SP = "dp", "fsdp", "ep", "tp", "sp"
 PARAMS, MOMENTS = "params", "moments"
 # Smaller arrays stay whole on every device: to gather them costs more than it saves.
 LEAST_ELEMENTS = 1024
-# Classes over tp that are searched: all but those on the same arrays may be split together, so that
-# the mappings double with each of them.
+# Most classes that are searched over tp. Classes on different arrays may be split together, so each
+# class doubles the number of mappings.
 MOST_CLASSES = 5
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
 LEAST_SHARE = 0.002
 _EXPERT = "expert"
 _NAMELESS = re.compile(r"d\d+")
-_NUMBERED = re.compile(r"\d+$")  # Classes for which nobody has a name of their own: `d0`.
+_NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
@@ -50,11 +51,12 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerSplit:
-    """A constraint inside the step; see `nouns.Inner` for the way to it.
+    """A constraint inside the step; see `nouns.Inner` for its place.
 
     Attributes:
-      leaves_others: dimensions that nothing splits are left to the compiler; else they are whole.
-      is_gathered: it is constrained where nothing splits it, too.
+      leaves_others: whether the compiler decides about dimensions that are not split; else they are
+        whole.
+      is_gathered: whether it is constrained even if nothing splits it.
     """
 
     path: tuple[int, ...]
@@ -67,11 +69,11 @@ class InnerSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSplit:
-    """A leaf of the arguments: how logical axes split it, and what its dimensions are called.
+    """A leaf of the arguments, with its split by logical axes and the names of its dimensions.
 
     Attributes:
-      name: as the user calls it: `params['embed']`.
-      classes: of each dimension; empty where it has none.
+      name: the user's name: `params['embed']`.
+      classes: class of each dimension; empty for none.
     """
 
     name: str
@@ -80,10 +82,10 @@ class NamedSplit:
 
 
 def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
-    """How a plan splits the arguments of a step: the fewest patterns of their paths, each with the
-    classes of the dimensions, and axes of the mesh where fsdp splits one.
+    """How a plan splits the arguments of a step, as few patterns of their paths, each with the
+    classes of the dimensions, or mesh axes for a dimension that fsdp splits.
 
-    Arrays that are called alike, as no two should be, are left to the first.
+    If several arrays have the same name, which should not happen, the first one counts.
     """
     mapping = dict(plan.mapping)
 
@@ -93,8 +95,8 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
             over = tuple(axis for axis in mapping.get(name, ()) if plan.sizes.get(axis, 1) > 1)
             names += over if name in (PARAMS, MOMENTS) else (name,) if mapping.get(name) else ()
         said = one.classes[place] if one.classes else ""
-        # What the mapping splits elsewhere is no name for what is whole here; and names that say
-        # nothing would tell arrays apart that are split alike.
+        # A class that the mapping splits elsewhere is not named for a dimension that is whole here;
+        # and meaningless names would separate arrays that are split alike.
         is_telling = said and not mapping.get(said) and not _NAMELESS.fullmatch(said)
         return (said, *names) if is_telling else tuple(names)
 
@@ -108,18 +110,18 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What is searched for a step that nobody has split.
+    """The search space of a step without shardings.
 
     Attributes:
-      axes: of the mesh, in order.
-      slow: of these, the ones that may span slices or nodes.
-      batch_axes: that split the batch.
-      logical: with their choices, the usual one first.
-      arguments: leaves, in order.
+      axes: axes of the mesh, in order.
+      slow: the axes that may span slices or nodes.
+      batch_axes: the axes that split the batch.
+      logical: logical axes with their choices, the usual one first.
+      arguments: leaves of the arguments, in order.
       inner: constraints inside the step.
-      arrays, shares: what makes a mapping illegal, see `StepMapping`.
-      batch_parts: into how many parts the batch may be split; 1 without one.
-      notices: what the user should know, one sentence each.
+      arrays, shares: what makes a mapping illegal; see `StepMapping`.
+      batch_parts: number of parts into which the batch may be split; 1 without a batch.
+      notices: notices for the user, one sentence each.
     """
 
     axes: tuple[str, ...]
@@ -135,23 +137,23 @@ class Layout:
 
     @property
     def step_mapping(self) -> StepMapping:
-        """What the step says of its logical axes, as an inspection would find it."""
+        """The facts about the step's logical axes, as an inspection would find them."""
         return StepMapping(arrays=self.arrays, shares=self.shares)
 
     @property
     def mappings(self) -> int:
-        """How many mappings there are, legal or not."""
+        """The number of mappings, legal or not."""
         return math.prod(len(axis.choices) for axis in self.logical)
 
 
 def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
-    """What is searched for a step on so many devices.
+    """Makes the layout of a step for a number of devices.
 
     Args:
       script: its name, for errors.
 
     Raises:
-      UsageError: nothing of the step can be split over these devices; says why.
+      UsageError: no dimension of the step can be split over these devices; says why.
     """
     chosen = _Chosen.of(classes, num_devices)
     logical = chosen.logical()
@@ -183,7 +185,7 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
 
 
 def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSplit, ...]:
-    """The constraints inside a step, by the logical axes that there are."""
+    """The constraints inside a step, in terms of the existing logical axes."""
     return tuple(
         InnerSplit(
             path=one.path,
@@ -199,12 +201,12 @@ def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSpli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """Which classes are split over which axes.
+    """The classes that may be split over each axis.
 
     Attributes:
-      batches: over dp and fsdp, the largest first.
-      over_tp: the ones in most elements of the parameters first.
-      kept: state that is large enough to be split over fsdp: (number of the leaf, dimension).
+      batches: classes over dp and fsdp, the largest first.
+      over_tp: classes over tp, those with most elements of the parameters first.
+      kept: state that is large enough for a split over fsdp: (number of the leaf, dimension).
     """
 
     classes: StepClasses
@@ -260,14 +262,14 @@ class _Chosen:
             expert=expert,
             sequence=sequence,
         )
-        # Without a batch over fsdp, all that is gathered would be computed by all devices alike.
+        # Without a batch over fsdp, all devices would do the same computation on gathered arrays.
         return replace(chosen, kept=chosen.kept_dimensions()) if batches else chosen
 
     def kept_dimensions(self) -> dict[int, int]:
-        """Of each leaf of the state that is large enough, the dimension that fsdp splits: the one
-        that most devices divide, of those as good the one whose class is in most parameters (as
-        `embed` is, which leaves the others to tp), then the largest. What belongs to a parameter is
-        split as it is."""
+        """The dimension that fsdp splits of each leaf of the state that is large enough. It is the
+        one that most devices divide; among equals the one whose class is in most parameters (as
+        `embed`, which leaves the others to tp), then the largest. State of a parameter is split
+        like the parameter."""
         found: dict[int, int] = {}
         weights = _weights(self.classes)
         arrays = self.classes.arguments
@@ -305,7 +307,7 @@ class _Chosen:
         return most(self.batches) * most(self.over_tp) * math.prod(most([one]) for one in others)
 
     def batch_over(self) -> tuple[str, ...]:
-        """The axes that split the batch; nothing without one."""
+        """The axes that split the batch; empty without a batch."""
         if not self.batches:
             return ()
         more = (EP,) if self.expert is not None else ()
@@ -318,7 +320,7 @@ class _Chosen:
         for number, one in enumerate(self.batches[:2]):
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
-            # A second batch, as of graphs beside edges, need not divide.
+            # A second batch, as of graphs besides edges, need not divide evenly.
             choices += [()] if number else []
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
         roles = {self.classes.arguments[number].role for number in self.kept}
@@ -357,8 +359,8 @@ class _Chosen:
     def arrays(
         self, arguments: Sequence[NamedSplit], inner: Sequence[InnerSplit]
     ) -> Iterable[SplitArray]:
-        """What makes a mapping illegal: an axis twice on an array, and numbers of devices that do
-        not divide; each once."""
+        """The arrays that make mappings illegal, by an axis that splits an array twice or by sizes
+        that do not divide evenly; each once."""
         seen: dict[tuple[SplitDimension, ...], str] = {}
         shapes = [one.shape for one in self.classes.arguments]
         described = [
@@ -394,12 +396,12 @@ class _Chosen:
         return (SplitArray(name=name, split=parts) for parts, name in seen.items())
 
     def notices(self, logical: Sequence[LogicalAxis]) -> Iterable[str]:
-        """What is searched, and what of the parameters stays whole, with the cure."""
+        """Notices on what is searched, and on parameters that stay whole, with cures."""
         over = {
             axis.name: " or ".join("+".join(one) for one in axis.choices if one) for axis in logical
         }
         state = [name for name in (PARAMS, MOMENTS) if name in over]
-        said = [f"{self._told(name)} over {axes}" for name, axes in over.items()]
+        said = [f"{self._described(name)} over {axes}" for name, axes in over.items()]
         yield f"the script splits nothing: searched are {', '.join(said)}"
         if state == [PARAMS, MOMENTS]:
             yield (
@@ -418,8 +420,8 @@ class _Chosen:
         for one in whole[:3]:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
 
-    def _told(self, name: str) -> str:
-        """A logical axis; of a class whose name says nothing, where it is."""
+    def _described(self, name: str) -> str:
+        """A logical axis in words; for a class without a real name, with an array that has it."""
         if not _NUMBERED.search(name):
             return name
         for array in self.classes.arguments:
@@ -429,7 +431,7 @@ class _Chosen:
 
 
 def _weights(classes: StepClasses) -> Counter[str]:
-    """By class, elements of the parameters that have it."""
+    """The number of parameter elements of each class."""
     found: Counter[str] = Counter()
     for one in classes.arguments:
         if one.role in _WEIGHTS:
@@ -439,7 +441,7 @@ def _weights(classes: StepClasses) -> Counter[str]:
 
 
 def _is(one: DimensionClass, name: str) -> bool:
-    """Whether a class has a name, or that of another one of its kind: `expert2`."""
+    """Whether a class has a name, or a numbered form of it: `expert2`."""
     return one.name.rstrip("0123456789_") == name
 
 
@@ -450,10 +452,10 @@ def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
 
 
 def _nothing(classes: StepClasses, num_devices: int, script: str, *, most: int) -> UsageError:
-    """Why nothing can be split, or not over so many devices.
+    """The error that nothing can be split, or not over so many devices.
 
     Args:
-      most: parts of all that can be split, multiplied.
+      most: product of the possible parts of all classes.
     """
     if num_devices < 2:
         return UsageError(

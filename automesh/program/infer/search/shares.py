@@ -1,4 +1,4 @@
-"""How much of a step's work each class takes with it over an axis (no jax)."""
+"""Computes the part of a step's work that each class splits over an axis (no jax)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 
 
 def shares_of(classes: StepClasses, names: Sequence[str], *, axis: str) -> tuple[Shares, ...]:
-    """The elements of parameters that classes split over an axis: as many as there are, so often is
-    each token of a batch multiplied. Tables that are looked up in alone count for nothing.
+    """The numbers of parameter elements that classes split over an axis. Each element is one
+    multiplication per token of a batch. Tables that are only looked up do not count.
 
     Args:
-      names: of the classes that may be split over the axis.
+      names: names of the classes that may be split over the axis.
     """
     parts: Counter[tuple[str, ...]] = Counter()
     for one in _multiplied(classes):

@@ -1,4 +1,4 @@
-"""Pipelines on devices that are here: their programs, and what makes one ready for visits (jax)."""
+"""Pipelines on attached devices: compiles their programs and prepares them for visits (jax)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def compile_here(program: StagedProgram, options: Options) -> Any:
     """Compiles all programs of a pipeline, with the plan's compiler options.
 
     Raises:
-      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+      StepRefused: `OutOfMemory`, or `Failed` for an option that this compiler does not take.
     """
     return program.compile(lambda lowered, _stage, _action: compile_lowered(lowered, options))
 
 
 def count_here(program: StagedProgram, trained: Any) -> CompiledPipeline:
-    """The stages of a pipeline that was compiled for the devices that are here.
+    """Describes the stages of a pipeline that was compiled for attached devices.
 
     Args:
       trained: what `compile_here` gave.
 
     Raises:
-      Refused: a program cannot be read.
+      StepRefused: a program cannot be read.
     """
     found: dict[tuple[int, str], StageProgram] = {}
     for (stage, action), compiled in trained.programs.items():
@@ -64,14 +64,14 @@ def prepare_pipeline(
     fingerprint: str,
     build_again: Callable[[], Built],
 ) -> Ready:
-    """Decides for every leaf of the state and of the batch where its values come from.
+    """Prepares a pipeline for visits; decides where the values of each leaf come from.
 
-    What `init` does not give is made up: parameters and batch as for any step, the optimizer's
-    state by the optimizer.
+    Leaves that `init` does not give are made up: parameters and batch as for any step, the
+    optimizer's state by the optimizer.
 
     Args:
       trained: what `compile_here` gave.
-      build_again: calls the user's `build` on the same mesh and knobs.
+      build_again: calls the user's `build` again with the same mesh and knobs.
 
     Raises:
       UsageError: what `init` gives does not fit the arguments.
@@ -103,21 +103,21 @@ def prepare_pipeline(
         compiled=trained,
         loss_dtype=program.loss_dtype,
         fingerprint=fingerprint,
-        told=_loss_alone,
+        compared_outputs=_loss_alone,
         forms=forms_by_argument(workload),
     )
 
 
 def _loss_alone(outputs: Any) -> Any:
-    """Of what a step returns the loss: other metrics are not those of the step without a pipeline,
-    with which it is compared."""
+    """The loss among the outputs of a step. Other metrics may differ from those of the step without
+    a pipeline, with which this step is compared."""
     return outputs[1]["loss"]
 
 
 def _maker(
     program: StagedProgram, trained: Any, synthetic: tuple[int, ...]
 ) -> Callable[[], list[jax.Array]]:
-    """What makes the leaves of these positions of (state, batch)."""
+    """Returns a function that makes the leaves at these positions of (state, batch)."""
     if not synthetic:
         return list[jax.Array]
     state, batch = trained.state, program.args[1]
@@ -128,7 +128,7 @@ def _maker(
             hint="let `init` return the whole state: `step.init(params, batch)`",
         )
     tree = (state.params, batch)
-    # A batch that is made up lies on every device of the first stage, which cuts it.
+    # A made-up batch is on every device of the first stage, which splits it.
     everywhere = NamedSharding(trained.meshes[0], PartitionSpec())
     places = (
         jax.tree.map(lambda leaf: leaf.sharding, state.params),

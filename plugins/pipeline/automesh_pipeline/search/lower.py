@@ -28,18 +28,18 @@ from automesh_pipeline.search.absent import obtain_pipeline
 from automesh_pipeline.search.attached import compile_here, count_here, prepare_pipeline
 
 Options = Sequence[tuple[str, Scalar]]
-# (a lowered program, its stage, what it does) -> the executable, or what stands for it
+# (a lowered program, its stage, its action) -> the executable or a stand-in
 CompileOne = Callable[[jax.stages.Lowered, int | None, str], Any]
 _SCALAR = jax.ShapeDtypeStruct((), "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedProgram:
-    """A step that is a pipeline, traced, cut and its forward passes lowered.
+    """A pipeline step that is traced and cut into stages, with its forward passes lowered.
 
     Attributes:
-      args: the step's: the state and the batch, abstract or not.
-      lowered: what `TrainStep.lower` gives.
+      args: arguments of the step: the state and the batch, abstract or not.
+      lowered: the result of `TrainStep.lower`.
     """
 
     built: Built
@@ -49,16 +49,16 @@ class StagedProgram:
 
     @property
     def axis(self) -> str:
-        """Of the mesh, along which the pipeline runs."""
+        """The mesh axis along which the pipeline runs."""
         return self.step.mesh.axis
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """None: a pipeline's step takes no keyword arguments."""
+        """An empty mapping: a pipeline's step takes no keyword arguments."""
         return {}
 
     def fingerprint(self, options: Options) -> str:
-        """Of all that decides what is compiled and run.
+        """The fingerprint of all that determines the compiled programs.
 
         The backward passes and the optimizer follow from the forward passes, the schedule and the
         text of the optimizer's update.
@@ -77,50 +77,50 @@ class StagedProgram:
 
     @property
     def split(self) -> Split:
-        """No argument is static."""
+        """A split without static arguments."""
         return Split()
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        """Per leaf: the step gives its state away."""
+        """For each leaf, whether it is donated: the state is."""
         state, batch = (len(jax.tree.leaves(arg)) for arg in self.args)
         return (True,) * state + (False,) * batch
 
     @property
     def carry(self) -> Carry:
-        """The state replaces itself."""
+        """The default `advance`: the new state replaces the old one."""
         metrics = {"loss": _SCALAR, "grad_norm": _SCALAR}
         return default_carry(self.args, (self.args[0], metrics), self.donated)
 
     @property
-    def told(self) -> Any:
-        """The loss: other metrics are not those of the step without a pipeline, with which it is
-        compared."""
+    def compared_outputs(self) -> Any:
+        """The loss. Other metrics may differ from those of the step without a pipeline, with which
+        this step is compared."""
         return None, {"loss": _SCALAR}
 
     @property
     def changed_in_place(self) -> int:
-        """None."""
+        """0: a pipeline changes no argument in place."""
         return 0
 
     @property
     def stated_splits(self) -> Sequence[Sequence[Sequence[str]] | None]:
-        """None: the program of a stage says nothing of the arguments of all."""
+        """Nothing: the program of one stage does not show the arguments of the whole step."""
         return ()
 
     def domains(self) -> tuple[Domain, ...]:
-        """Nothing is known of what the values of each leaf may be."""
+        """Nothing: the possible values of leaves are not known."""
         return (Domain(),) * len(jax.tree.leaves(self.args))
 
     def lines(self) -> tuple[TextLine, ...]:
-        """All that a fingerprint is made from, in words, line by line."""
+        """The text that the fingerprint is made from, line by line."""
         forward = [line for one in self.lowered.forward for line in canonical_lines(one)]
         rest = f"{self.lowered.schedule}\n{self.lowered.update_text}".splitlines()
         return (*forward, *(TextLine(text=line, place="") for line in rest))
 
     @property
     def loss_dtype(self) -> str:
-        """The coarsest float type that takes part in any stage."""
+        """The coarsest float type of all stages."""
         found = sorted({loss_dtype(one) for one in self.lowered.forward})
         return min(found, key=lambda name: jnp.finfo(name).nmant)
 
@@ -168,7 +168,7 @@ def lower_pipeline(
     """Traces and cuts the loss, and lowers each stage's forward pass on its submesh.
 
     Args:
-      on: of a stage's submesh the mesh to lower it for instead.
+      on: gives the mesh to lower a stage for instead of its submesh.
 
     Raises:
       UsageError: the workload's arguments are not those of a pipeline's step, or the loss cannot

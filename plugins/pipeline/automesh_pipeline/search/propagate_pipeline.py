@@ -224,7 +224,7 @@ def propagate_pipeline(
       probes, exact, enter: see `propagate`.
 
     Raises:
-      Refused, Exception: see `propagate`.
+      StepRefused, Exception: see `propagate`.
     """
     inside, *tried = (
         tuple(one for one in each if one[0] != stages.axis) for each in (sizes, *probes)

@@ -1,7 +1,7 @@
-"""What the compiled programs of a pipeline's stages need, from the compiler and the schedule (jax).
+"""Computes the memory and traffic of a pipeline's stages from the compiler and the schedule (jax).
 
-Arguments that last are counted once for a stage, whichever programs read them; what a program has
-beside them comes from its own compile.
+Arguments that persist are counted once for a stage, whichever programs read them; the other memory
+of a program comes from its own compile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Programs = Mapping[tuple[int, str], StageProgram]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
-    """Bytes on one device of a stage: what is there whichever program runs."""
+    """Bytes on one device of a stage that are there whichever program runs."""
 
     params: int
     sums: int
@@ -47,8 +47,8 @@ def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> Compile
 
     Args:
       trained: what `LoweredPipeline.compile` gave.
-      programs: of each stage and action that is run, and of each stage's update.
-      axis: of the mesh, along which it runs.
+      programs: the programs of each stage and action, and of each stage's update.
+      axis: the mesh axis along which the pipeline runs.
     """
     schedule: Schedule = trained.schedule
     resident = [_resident(trained, stage) for stage in range(schedule.num_stages)]
@@ -115,7 +115,8 @@ def _memory(one: _Resident, stage: int, programs: Programs) -> StageMemory:
 
 
 def _sent(transfers: Sequence[Any], num_stages: int) -> list[tuple[int, int]]:
-    """Of each stage what one of its devices sends on and back for one microbatch."""
+    """For each stage, the bytes that one of its devices sends forward and back for one
+    microbatch."""
     sent = [(0, 0)] * num_stages
     for transfer in transfers:
         on, back = sent[transfer.from_stage]

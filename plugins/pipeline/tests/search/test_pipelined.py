@@ -17,9 +17,9 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
-from automesh.program.absent.compile import Order
+from automesh.program.absent.compile import CompileOrder
 from automesh.program.execute.team import Alone
-from automesh.program.execute.timed_loop import Kept, visit
+from automesh.program.execute.timed_loop import visit
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
@@ -63,7 +63,7 @@ def losses(program: StagedProgram, built: Built) -> tuple[tuple[float, ...], str
     )
     seen = visit(
         ready,
-        kept=Kept(),
+        kept=KeptLoops(),
         key=(),
         keep=False,
         steps=1,
@@ -262,7 +262,7 @@ def test_nodes_of_gpus_are_compiled_for_as_they_are() -> None:
 
 
 def test_programs_for_the_same_devices_in_another_order_are_not_the_same() -> None:
-    order = Order(
+    order = CompileOrder(
         one=nodes_of_gpus(1),
         options=(),
         effort="default",

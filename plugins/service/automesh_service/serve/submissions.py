@@ -27,7 +27,6 @@ from automesh_service.serve.events import EVENTS, Watched, Watching, stream, vie
 from automesh_service.serve.problems import RESPONSES, Problem
 from automesh_service.serve.service import Service, ServiceHere
 from automesh_service.serve.studies import log_part, tagged
-from automesh_service.submissions.audit import Entry
 from automesh_service.submissions.bundle import BadBundle, Bundle, check
 from automesh_service.submissions.database import RUNNERS
 from automesh_service.submissions.order import Order, checked
@@ -433,7 +432,7 @@ def list_audit(
     holder: Admin,
     before: Annotated[int | None, Query(ge=1, le=limits.LARGEST_INTEGER)] = None,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 100,
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """The latest entries first; `before` is the number of the last one that one has."""
     del holder
     return service.audit.entries(before=before, count=size)

@@ -21,7 +21,7 @@ _CHARS = 300  # of each word: what is refused may be anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AuditEntry:
     """One thing that somebody did, or was refused.
 
     Attributes:
@@ -96,7 +96,7 @@ class Audit:
 
         return note
 
-    def entries(self, *, before: int | None = None, count: int = 100) -> list[Entry]:
+    def entries(self, *, before: int | None = None, count: int = 100) -> list[AuditEntry]:
         """The latest entries first.
 
         Args:
@@ -107,4 +107,4 @@ class Audit:
             query = query.where(AUDIT.c.number < before)
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
-        return [Entry(**row) for row in rows]
+        return [AuditEntry(**row) for row in rows]
