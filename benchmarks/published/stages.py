@@ -29,7 +29,7 @@ from automesh.pipeline.runtime.training import TrainState
 from automesh.program.nouns import Propagation
 from automesh.program.script.build import Built, build_on
 from automesh.program.script.workload import Workload
-from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
+from automesh.sharding.propagate_pipeline import PropagatedStages, propagate_pipeline
 from benchmarks.published.layouts import Shape
 from benchmarks.support.paths import EXAMPLES
 
@@ -75,7 +75,7 @@ def _propagated(
 ) -> Propagation:
     build = partial(_build, shape=shape, stages=stages, remat=remat, rows=rows)
     ranks = len(stages)
-    given = Stages(
+    given = PropagatedStages(
         build=lambda axes: _built(build, axes),
         axis=PIPELINE,
         ranks=ranks,

@@ -19,7 +19,7 @@ from automesh.program.nouns import Propagation
 from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
-from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
+from automesh.sharding.propagate_pipeline import PropagatedStages, propagate_pipeline
 
 NAMES = ("pp", "dp", "tp")
 ROWS, WIDE, LAYERS = 32, 64, 4
@@ -71,7 +71,7 @@ def build(
 
 @cache
 def propagated(**knobs: Any) -> Propagation:
-    stages = Stages(
+    stages = PropagatedStages(
         build=lambda axes: build_on(build, axes, knobs=tuple(knobs.items())),
         axis="pp",
         ranks=4,

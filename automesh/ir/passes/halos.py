@@ -1,4 +1,4 @@
-"""Halos of convolutions: rows that a device needs of its neighbours along a split dimension."""
+"""Adds halos to convolutions: rows of the neighbours along a split dimension."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exchange_halos(graph: Graph) -> None:
 
 
 def _split_along(convolution: Operation) -> Iterator[tuple[int, WindowDimension]]:
-    """Dimensions of the image that are split together with the result, or with the kernel."""
+    """Finds dimensions of the image that are split together with the result, or with the kernel."""
     image, kernel = convolution.operands[:2]
     result, found = convolution.results[0], convolution.attributes
     spatial = zip(found["lhs_spatial"], found["rhs_spatial"], found["out_spatial"], strict=True)

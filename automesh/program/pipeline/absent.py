@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from automesh.hardware.absent import AbsentDevices
-from automesh.outcomes import CompiledPipeline, Failed, StageProgram
+from automesh.outcomes import Failed, PipelineOutcome, StageProgram
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Module, Order, all_options, find_part, keep_part
@@ -203,7 +203,7 @@ class _Compiler:
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
-def obtain_pipeline(program: StagedProgram, order: Order) -> CompiledPipeline:
+def obtain_pipeline(program: StagedProgram, order: Order) -> PipelineOutcome:
     """Compiles the programs of a pipeline that work through microbatches, and the updates.
 
     Args:

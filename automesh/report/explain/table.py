@@ -14,7 +14,7 @@ from automesh.cost.comparison import (
     compare_causes,
     compare_collectives,
 )
-from automesh.outcomes import Replayed
+from automesh.outcomes import ReplayOutcome
 from automesh.report.columns import (
     GLUE,
     Column,
@@ -286,7 +286,7 @@ def _cause_changes(one: Explained, against: Explained) -> list[Column]:
     ]
 
 
-def _replay_changes(one: Replayed, against: Replayed) -> list[Column]:
+def _replay_changes(one: ReplayOutcome, against: ReplayOutcome) -> list[Column]:
     """The causes of two replays, and what waits for communication in all."""
     first, second = dict(one.causes), dict(against.causes)
     least_s = _LEAST * max(one.step_s, against.step_s)

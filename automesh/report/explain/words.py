@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from automesh.cost.breakdown import CollectiveCost, KernelCost
-from automesh.cost.comparison import Reason, Share, Verdict, judge, shares_of
+from automesh.cost.breakdown import CollectiveCost, KernelSum
+from automesh.cost.comparison import EstimatedWinner, Reason, Share, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
@@ -171,7 +171,7 @@ def _cause(cause: str) -> str:
             return clean(cause)
 
 
-def _because(sides: Sequence[Explained], verdict: Verdict, has_better: bool) -> str:
+def _because(sides: Sequence[Explained], verdict: EstimatedWinner, has_better: bool) -> str:
     """What the estimates say; `has_better` if stronger evidence has spoken before."""
     names = _names(sides)
     winner, loser = names[verdict.winner], names[1 - verdict.winner]
@@ -304,7 +304,7 @@ def _copy(share: Share) -> str:
     return f"the copy {way} the host{source} ({runs})"
 
 
-def _small(kernel: KernelCost) -> str:
+def _small(kernel: KernelSum) -> str:
     batch, m, n, k = kernel.matmul
     times = f"{batch} times " if batch > 1 else ""
     speed = format_percent(kernel.ideal_s / kernel.matmul_s)
@@ -313,11 +313,11 @@ def _small(kernel: KernelCost) -> str:
     return f"{_at(kernel)} ({sizes}), which runs at {speed} of full speed"
 
 
-def _overheads(kernel: KernelCost) -> str:
+def _overheads(kernel: KernelSum) -> str:
     return f"starting {_at(kernel)} ({_runs(kernel.count)})"
 
 
-def _at(kernel: KernelCost) -> str:
+def _at(kernel: KernelSum) -> str:
     name = clean(kernel.operation) or "work"
     what = "the " + _OPERATIONS.get(name, name)
     source = f" at {clean(kernel.source)}" if kernel.source else ""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from automesh.hlo.store import LIMIT_VARIABLE, Entry, ModuleStore
+from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore, StoreEntry
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_wait
 
@@ -31,9 +31,9 @@ class KeptFor:
     used_s: float
 
 
-def by_target(entries: Sequence[Entry]) -> tuple[KeptFor, ...]:
+def by_target(entries: Sequence[StoreEntry]) -> tuple[KeptFor, ...]:
     """What is kept for each target, what was used last first."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.stored.target, []).append(entry)
     found = [_summed(target, group) for target, group in groups.items()]
@@ -90,7 +90,7 @@ def store_to_json(store: ModuleStore) -> dict[str, Any]:
     }
 
 
-def _summed(target: str, group: Sequence[Entry]) -> KeptFor:
+def _summed(target: str, group: Sequence[StoreEntry]) -> KeptFor:
     return KeptFor(
         target=target,
         programs=len(group),

@@ -21,10 +21,10 @@ from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore, default_store
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import (
     Compiled,
-    CompiledPipeline,
     Failed,
     Outcome,
-    Replayed,
+    PipelineOutcome,
+    ReplayOutcome,
 )
 from automesh.tuner.compile.pipelines import replay_pipeline
 from automesh.tuner.preparation import Aim
@@ -76,7 +76,7 @@ class Player:
             compiled, replay=replace(compiled.replay, speeds=self.hardware.speeds.origin)
         )
 
-    def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
+    def play(self, plan: Plan, compiled: Compiled) -> tuple[ReplayOutcome, Timeline] | Failed:
         """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
 
         Raises:
@@ -95,7 +95,7 @@ class Player:
             return _unreadable(error)
 
     def _pipeline(
-        self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
+        self, plan: Plan, compiled: Compiled, pipeline: PipelineOutcome
     ) -> tuple[Compiled, Timeline] | Failed:
         """The same for a step whose stages are programs; what several stages run is played once."""
         modules = {
@@ -129,7 +129,7 @@ class Player:
 
     def _play(
         self, plan: Plan, module: bytes, own: Sequence[MeshAxis]
-    ) -> tuple[Replayed, Timeline]:
+    ) -> tuple[ReplayOutcome, Timeline]:
         """Plays a program.
 
         Args:

@@ -11,7 +11,7 @@ from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import Built
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
-from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
+from automesh.sharding.propagate_pipeline import PropagatedStages, propagate_pipeline
 from automesh.worker.handlers.stages import Emit
 from automesh.worker.messages import LOWERINGS, PropagateJob
 
@@ -29,7 +29,9 @@ class Propagations:
     build: Callable[[Sequence[MeshAxis]], Built]
     programs: Programs
     asked: dict[str, None] = field(default_factory=dict[str, None])
-    _pipelines: dict[int, Stages | None] = field(default_factory=dict[int, "Stages | None"])
+    _pipelines: dict[int, PropagatedStages | None] = field(
+        default_factory=dict[int, "PropagatedStages | None"]
+    )
 
     @staticmethod
     def of(job: PropagateJob, build: Callable[[Sequence[MeshAxis]], Built]) -> Propagations:
@@ -72,7 +74,9 @@ class Propagations:
             stages, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
         )
 
-    def _stages(self, job: PropagateJob, ranks: int, enter: Callable[[str], None]) -> Stages | None:
+    def _stages(
+        self, job: PropagateJob, ranks: int, enter: Callable[[str], None]
+    ) -> PropagatedStages | None:
         """The stages of so many ranks; None if the step is none of a pipeline."""
         if ranks not in self._pipelines:
             enter("build")
@@ -82,7 +86,7 @@ class Propagations:
             )
             self._pipelines[ranks] = None
             if pipeline_of(built) is not None:
-                self._pipelines[ranks] = Stages(
+                self._pipelines[ranks] = PropagatedStages(
                     build=self.build,
                     axis=PIPELINE,
                     ranks=ranks,

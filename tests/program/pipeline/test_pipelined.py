@@ -15,7 +15,7 @@ from automesh.cost.pipeline.outcome import busiest_counts, schedule_of, worst_me
 from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Scalar
-from automesh.outcomes import CompiledPipeline
+from automesh.outcomes import PipelineOutcome
 from automesh.pipeline import simulate
 from automesh.program.absent.compile import Order
 from automesh.program.execute.team import Alone
@@ -56,7 +56,7 @@ def lowered(pp: int, dp: int = 1, tp: int = 1, **knobs: Scalar) -> StagedProgram
     return program
 
 
-def described(program: StagedProgram) -> CompiledPipeline:
+def described(program: StagedProgram) -> PipelineOutcome:
     return count_here(program, compile_here(program, ()))
 
 
