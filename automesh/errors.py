@@ -32,7 +32,7 @@ class AutomeshError(Exception):
 
 
 class UsageError(AutomeshError, ValueError):
-    """Bad arguments, files or code of the user's: exit code 2."""
+    """A mistake in the user's arguments, files or code: exit code 2."""
 
 
 class WrongType(UsageError, TypeError):
@@ -40,7 +40,7 @@ class WrongType(UsageError, TypeError):
 
 
 class IllegalMapping(UsageError):
-    """Logical axes mapped so that an array cannot be split: its path, its axis and why."""
+    """A mapping with which an array cannot be split; the message has its path, its axis and why."""
 
 
 class UnknownMeshAxis(IllegalMapping, KeyError):

@@ -53,8 +53,8 @@ def write_whole(
       OSError: it cannot be written, or `path` is no regular file; names `path`. The old file is
         unchanged, and no draft is left.
     """
-    with _naming(path):
-        draft = _drafted(path, _as_bytes(content), lasting=lasting, alone=alone)
+    with _errors_name_file(path):
+        draft = _write_draft(path, _as_bytes(content), lasting=lasting, alone=alone)
         try:
             draft.replace(path)
         except BaseException:
@@ -70,7 +70,7 @@ def move_whole(draft: Path, path: Path) -> None:
     Raises:
       OSError: it cannot; names `path`.
     """
-    with _naming(path):
+    with _errors_name_file(path):
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
@@ -86,8 +86,8 @@ def write_new(path: Path, content: str | bytes) -> bool:
     Raises:
       OSError: as `write_whole`.
     """
-    with _naming(path):
-        draft = _drafted(path, _as_bytes(content), lasting=True, alone=True)
+    with _errors_name_file(path):
+        draft = _write_draft(path, _as_bytes(content), lasting=True, alone=True)
         try:
             # Unlike a rename, a second name (hard link) for the draft replaces nothing.
             path.hardlink_to(draft)
@@ -118,16 +118,16 @@ def replace_unchanged(path: Path, content: str | bytes, *, expected: str | bytes
       OSError: as `write_whole`; or the file does not exist any more.
     """
     ours, theirs = _as_bytes(content), _as_bytes(expected)
-    with _naming(path):
-        draft = _drafted(path, ours, lasting=True, alone=True)
+    with _errors_name_file(path):
+        draft = _write_draft(path, ours, lasting=True, alone=True)
         try:
             if not _exchange(draft, path):
                 path.lstat()  # An exchange also fails if the file does not exist.
                 if not _holds(path, theirs):
                     return False
                 draft.replace(path)
-            elif not _stays(draft, theirs):
-                _put_back(draft, path, ours)
+            elif not _still_holds(draft, theirs):
+                _restore(draft, path, ours)
                 return False
         finally:
             _remove(draft)
@@ -154,11 +154,11 @@ def check_place(path: Path) -> None:
     Raises:
       OSError: names the file, or its lock.
     """
-    with _naming(path):
-        _remove(_drafted(path, b"", lasting=False, alone=False))
+    with _errors_name_file(path):
+        _remove(_write_draft(path, b"", lasting=False, alone=False))
     lock = lock_beside(path, timeout_s=0)
     if os.path.lexists(lock.lock_file):  # Otherwise the draft has shown that it can be made.
-        with _naming(Path(lock.lock_file)), suppress(Timeout), lock:
+        with _errors_name_file(Path(lock.lock_file)), suppress(Timeout), lock:
             pass
 
 
@@ -181,7 +181,7 @@ def open_log(path: Path) -> BinaryIO:
         made.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with _naming(path):
+    with _errors_name_file(path):
         descriptor = os.open(path, flags, 0o666)
         file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
@@ -193,13 +193,13 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def drafts_in(folder: Path) -> Iterator[Path]:
-    """All drafts in a folder, those that are being written included."""
+    """Lists all drafts in a folder, including those that are being written."""
     with suppress(FileNotFoundError):
         yield from (path for path in folder.iterdir() if _DRAFT.fullmatch(path.name))
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
+def _errors_name_file(path: Path) -> Generator[None]:
     """Puts the name of the file into errors of the system.
 
     A failed write names no file, and the name of a draft means nothing to the user.
@@ -216,20 +216,20 @@ def _as_bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _drafted(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
+def _write_draft(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
     """Writes a draft of a file, with the permissions that the file will have."""
     there = _status(path)
     if alone:
         _remove_drafts_of(path)
     _collect_drafts(path.parent.absolute())
-    draft = path.with_name(f"{_beginning(path)}{os.urandom(8).hex()}.draft")
+    draft = path.with_name(f"{_draft_prefix(path)}{os.urandom(8).hex()}.draft")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     # The system takes the umask off: this process need not know it.
     descriptor = os.open(draft, flags, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if there is not None:
-                _be_like(descriptor, there)
+                _copy_permissions(descriptor, there)
             file.write(content)
             file.flush()
             if lasting:
@@ -240,7 +240,7 @@ def _drafted(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
     return draft
 
 
-def _beginning(path: Path) -> str:
+def _draft_prefix(path: Path) -> str:
     """Returns the prefix of the names of all drafts of a file."""
     if len(path.name) <= _NAMED:
         return f".{path.name}."
@@ -271,7 +271,7 @@ def _check_kind(mode: int) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file")
 
 
-def _be_like(descriptor: int, there: os.stat_result) -> None:
+def _copy_permissions(descriptor: int, there: os.stat_result) -> None:
     if os.fstat(descriptor).st_gid != there.st_gid:
         with suppress(OSError):  # The system allows this only for groups that the user is in.
             os.fchown(descriptor, -1, there.st_gid)
@@ -296,7 +296,7 @@ def _remove(draft: Path) -> None:
 
 
 def _remove_drafts_of(path: Path) -> None:
-    beginning = _beginning(path)
+    beginning = _draft_prefix(path)
     for draft in drafts_in(path.parent):
         if draft.name.startswith(beginning) and _END.fullmatch(draft.name[len(beginning) :]):
             _remove(draft)
@@ -326,7 +326,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _stays(path: Path, expected: bytes) -> bool:
+def _still_holds(path: Path, expected: bytes) -> bool:
     """Whether a file still holds `expected` after the time that a writing editor needs."""
     if not _holds(path, expected):
         return False
@@ -334,7 +334,7 @@ def _stays(path: Path, expected: bytes) -> bool:
     return _holds(path, expected)
 
 
-def _put_back(draft: Path, path: Path, ours: bytes) -> None:
+def _restore(draft: Path, path: Path, ours: bytes) -> None:
     """Restores the file that was replaced, unless somebody has written a newer one since then."""
     _exchange(draft, path)
     if not _holds(draft, ours):

@@ -29,7 +29,8 @@ LONGEST_S = 366 * 86_400.0
 """Seconds of a budget or a time limit: a year. What a system can wait for has an end, too."""
 
 MOST_BYTES = 2**60
-"""Bytes of a size that is given as a limit: an exbibyte, a million times what a machine has."""
+"""Largest size, in bytes, that can be given as a limit: an exbibyte, a million times what a machine
+has."""
 
 # Reading what others may have written. A file beyond its bound is refused or skipped, with a
 # sentence that names both.
@@ -211,7 +212,7 @@ BUNDLE_UNUSED_S = 7 * 86_400.0
 BUNDLE_UNPACKED_BYTES = 256 * 2**20
 """Size of the files of a bundle once unpacked: a packed bundle of a few kilobytes could otherwise
 fill the disk. A larger one is refused with status 422, and so is a bundle beyond one of the next
-three limits."""
+four limits."""
 
 BUNDLE_MEMBERS = 5_000
 """Files and folders in a bundle."""

@@ -27,7 +27,7 @@ def why_others_may_write(folder: Path) -> str:
     real = Path(os.path.realpath(folder))
     try:
         for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
-            reason = _exposed(place, is_last=place in (folder, real))
+            reason = _why_exposed(place, is_last=place in (folder, real))
             if reason:
                 return reason
     except OSError as error:
@@ -44,7 +44,7 @@ def why_others_may_replace(folder: Path) -> str:
       OSError: the status of the folder, or of one above it, cannot be read.
     """
     real = Path(os.path.realpath(folder))
-    trusted = frozenset({os.geteuid(), 0, *_unmapped()})
+    trusted = frozenset({os.geteuid(), 0, *_unmapped_account()})
     for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
         status = place.stat()
         if status.st_uid not in trusted:
@@ -54,7 +54,7 @@ def why_others_may_replace(folder: Path) -> str:
     return ""
 
 
-def _unmapped() -> frozenset[int]:
+def _unmapped_account() -> frozenset[int]:
     """Returns the number of all accounts that have none in this Linux user namespace; else none."""
     try:
         every = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
@@ -96,7 +96,7 @@ def is_only_open(path: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _exposed(place: Path, *, is_last: bool) -> str:
+def _why_exposed(place: Path, *, is_last: bool) -> str:
     status, me = place.stat(), os.geteuid()
     if status.st_uid != me and (is_last or status.st_uid != 0):
         return f"`{place}` belongs to another account"

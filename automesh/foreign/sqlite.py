@@ -209,7 +209,7 @@ class _Cursor(sqlite3.Cursor):
 
 
 class Bounded(sqlite3.Connection):
-    """A connection whose statements together may take `limits.FOREIGN_SQL_S`.
+    """A connection with a limit for all of its statements together, `limits.FOREIGN_SQL_S`.
 
     SQLite ignores signals while it works. Python handles Ctrl-C when the clock is read, and its
     driver turns that into a database error; this class raises KeyboardInterrupt again.

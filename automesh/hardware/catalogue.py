@@ -51,7 +51,7 @@ class Listed:
 
 def list_targets(clusters: Clusters | None = None) -> tuple[Listed, ...]:
     """Lists the user's clusters, all TPU slices, and one full GPU machine of each kind."""
-    return tuple(_all(clusters))
+    return tuple(_all_targets(clusters))
 
 
 def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed, ...]:
@@ -72,7 +72,7 @@ def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed
             f"`{pattern}` is longer than the name of any target",
             hint="`automesh targets` lists what there is",
         )
-    if exact := _one(small, clusters):
+    if exact := _named_target(small, clusters):
         return (exact,)
     wild = any(char in small for char in "*?[")
     found = tuple(
@@ -96,7 +96,7 @@ def citations() -> dict[str, str]:
     return {**chip_sources(), **slice_sources(), **machine_sources()}
 
 
-def _all(clusters: Clusters | None) -> Iterator[Listed]:
+def _all_targets(clusters: Clusters | None) -> Iterator[Listed]:
     for cluster in clusters.all if clusters else ():
         if absent := cluster.devices(cluster.name):
             yield _of_cluster(cluster, absent)
@@ -109,7 +109,7 @@ def _all(clusters: Clusters | None) -> Iterator[Listed]:
             yield _of_machine(machine, absent)
 
 
-def _one(text: str, clusters: Clusters | None) -> Listed | None:
+def _named_target(text: str, clusters: Clusters | None) -> Listed | None:
     """Returns the target of this name; None if there is none."""
     try:
         own = clusters.find(text) if clusters else None

@@ -78,7 +78,7 @@ class UserCluster:
         part = _PART.fullmatch(text)
         if text != self.name and (part is None or part["name"] != self.name):
             return None
-        most, what = self._most()
+        most, what = self._largest_number()
         count = most if text == self.name or part is None else int(part["count"])
         if not 1 <= count <= most:
             raise UsageError(
@@ -89,7 +89,7 @@ class UserCluster:
             return self._slices(self.parts, count, text)
         return self._nodes(self.parts.machine, count, text)
 
-    def _most(self) -> tuple[int, str]:
+    def _largest_number(self) -> tuple[int, str]:
         """Returns the largest number that may follow the name, and what it counts."""
         if isinstance(self.parts, Slices):
             return self.parts.count, "slices"

@@ -99,7 +99,7 @@ def read_chip(place: TableName, name: str, own: OwnChip) -> Chip:
     Raises:
       UsageError: it has no `like`, and some figures are missing.
     """
-    base = _base(place, own)
+    base = _base_row(place, own)
     peaks = base.peak_flops_per_s if own.flops_per_s is None else tuple(own.flops_per_s.items())
     if "bf16" not in dict(peaks):
         raise UsageError(
@@ -121,7 +121,7 @@ def read_chip(place: TableName, name: str, own: OwnChip) -> Chip:
     )
 
 
-def _base(place: TableName, own: OwnChip) -> Chip:
+def _base_row(place: TableName, own: OwnChip) -> Chip:
     """Returns the chip in `like`; without it, an empty row to be filled in."""
     if own.like:
         base = chip_on_record(own.like)
@@ -240,7 +240,7 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> U
         parts = _nodes(place, name, table)
     else:
         parts = _slices(place, table, generation)
-        chip = _networked(place, table, chip, parts)
+        chip = _with_network(place, table, chip, parts)
     said = json.dumps([asdict(table), asdict(own) if own else {}], sort_keys=True)
     return UserCluster(
         name=name,
@@ -364,7 +364,7 @@ def _slices(place: TableName, table: OwnCluster, generation: Generation | None) 
     )
 
 
-def _networked(place: TableName, table: OwnCluster, chip: Chip, parts: Slices) -> Chip:
+def _with_network(place: TableName, table: OwnCluster, chip: Chip, parts: Slices) -> Chip:
     """Returns the chip with its share of its host's network."""
     if table.network_bytes_per_s is not None:
         each = math.prod(parts.host) * chip.devices_per_chip

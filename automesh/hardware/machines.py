@@ -153,7 +153,7 @@ def cluster_of(
         selector=selector,
         fabric=Fabric(
             kind="switch",
-            chip=replace(chip, dcn_bytes_per_s=_between_machines(machine, chip, count)),
+            chip=replace(chip, dcn_bytes_per_s=_network_bytes_per_s(machine, chip, count)),
             num_granules=count // each,
             granule_devices=each,
         ),
@@ -165,7 +165,7 @@ def cluster_of(
     )
 
 
-def _between_machines(machine: Machine, chip: Chip, count: int) -> float:
+def _network_bytes_per_s(machine: Machine, chip: Chip, count: int) -> float:
     """Returns one GPU's bandwidth between machines: by NVLink, or by network cards."""
     if count <= machine.domain:
         return chip.link_bytes_per_s

@@ -67,11 +67,11 @@ def default_reserve(platform: str, environ: Mapping[str, str]) -> Reserve:
     known = platform_named(platform)
     for name in known.share_variables:
         if text := environ.get(name, "").strip():
-            return Reserve(share=_left_alone(name, text))
+            return Reserve(share=_share_left_by_jax(name, text))
     return Reserve(size_bytes=known.reserve_bytes, share=known.reserve_share)
 
 
-def _left_alone(name: str, text: str) -> float:
+def _share_left_by_jax(name: str, text: str) -> float:
     """Returns the part of a GPU that jax does not take, from a variable's name and value."""
     try:
         taken = float(text)

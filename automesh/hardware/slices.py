@@ -164,7 +164,7 @@ def read_slice(text: str) -> Absent | None:
             hint=f"leave out `_twisted`: `{text.replace('_twisted', '')}` is the plain one",
         )
     if shaped:
-        dims = _possible(generation, _dims(match["dims"]), text)
+        dims = _checked_dims(generation, _dims(match["dims"]), text)
         name = f"{generation.aliases[0]}-{match['dims']}"
     else:
         dims = _named(generation, int(match["count"]), text)
@@ -262,7 +262,7 @@ def counted(generation: Generation) -> str:
     return "chips" if chip.devices_per_chip == 1 else "devices, two per chip"
 
 
-def _possible(generation: Generation, dims: Dims, text: str) -> Dims:
+def _checked_dims(generation: Generation, dims: Dims, text: str) -> Dims:
     """Returns the dimensions if a slice can have them, else raises an error."""
     if reason := generation.why_not(dims):
         near = _nearest(list(generation.shapes().values()), math.prod(dims))

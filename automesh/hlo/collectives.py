@@ -44,7 +44,7 @@ def transfer_of(
     kind = kind or kind_of(instruction)
     pairs = partitions.pairs(instruction.pairs)
     in_pairs = bool(pairs) or kind == "collective-permute"
-    held, unproven = _held_bytes(module, computation, instruction, kind, platform)
+    held, unproven = _operand_bytes(module, computation, instruction, kind, platform)
     moved = DeviceTransfer(
         name=by.name,
         kind=kind,
@@ -90,7 +90,7 @@ def source_of(instruction: Instruction) -> str:
     return f"{PurePath(instruction.source_file).name}:{instruction.source_line}"
 
 
-def _held_bytes(
+def _operand_bytes(
     module: Module,
     computation: Computation,
     instruction: Instruction,
@@ -190,7 +190,7 @@ def narrowed_bits(
     if before is None:
         return Narrow()
     after = {
-        _narrowed_to(module, computation, user) for user in _takers(computation, collective, index)
+        _narrowed_to(module, computation, user) for user in _readers(computation, collective, index)
     }
     if after == {before.element_type}:
         return Narrow(bits=before.element_bits)
@@ -216,7 +216,7 @@ def _widened_from(module: Module, place: CalledInstruction) -> Shape | None:
     return _widened_from(module, place.operand(0)) if opcode in _MOVES else None
 
 
-def _takers(
+def _readers(
     computation: Computation, collective: Instruction, index: int
 ) -> list[tuple[Instruction, Instruction]]:
     """Yields result `index` of `collective` with each instruction that reads it."""

@@ -42,7 +42,7 @@ def span_of_groups(groups: Groups, axes: Axes) -> CollectiveSpan:
       ValueError: a device id is outside the mesh.
 
     >>> span_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), (("dp", 2), ("tp", 4)))
-    Span(axes=('tp',), group_size=2)
+    CollectiveSpan(axes=('tp',), group_size=2)
     """
     groups = groups or (tuple(range(math.prod(size for _, size in axes))),)
     largest = max(len(group) for group in groups)
@@ -58,7 +58,7 @@ def span_of_pairs(pairs: tuple[tuple[int, int], ...], axes: Axes) -> CollectiveS
       ValueError: a device id is outside the mesh.
 
     >>> span_of_pairs(((0, 1), (1, 0), (2, 3), (3, 2)), (("dp", 2), ("tp", 2)))
-    Span(axes=('tp',), group_size=2)
+    CollectiveSpan(axes=('tp',), group_size=2)
     """
     differing: set[int] = set()
     leaders: dict[int, int] = {}

@@ -235,7 +235,7 @@ class ModuleStore:
         yield from self.folder.glob(f".*{_FORMER_DRAFT}")
 
     def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
-        self._remove_abandoned()
+        self._remove_unfinished()
         files = [file for file in self._files() if file[0] != replaced]
         taken = needed_bytes + sum(size for _, size, _ in files)
         for path, size, _ in sorted(files, key=lambda file: (file[2], file[0].name)):
@@ -244,7 +244,7 @@ class ModuleStore:
             path.unlink(missing_ok=True)
             taken -= size
 
-    def _remove_abandoned(self) -> None:
+    def _remove_unfinished(self) -> None:
         """Removes unfinished files of killed processes of former versions."""
         for path in self._former_drafts():
             with contextlib.suppress(FileNotFoundError):

@@ -73,7 +73,7 @@ def moved(operation: Operation, fusion: Fusion) -> KernelTraffic | None:
         buffers = ((operands[0], size), (results[0], size), (operands[1], operands[1].bytes))
         return KernelTraffic(buffers=buffers)
     if name == "scatter":
-        return _scattered(operation)
+        return _scatter_traffic(operation)
     if name == "custom_call" and "bytes_accessed" in cost_of(operation):
         return KernelTraffic(stated=cost_of(operation)["bytes_accessed"])
     return _through(fusion.reads(operands), results)
@@ -83,7 +83,7 @@ def _through(reads: Reads, results: Sequence[Value]) -> KernelTraffic:
     return KernelTraffic(buffers=(*reads.items(), *((value, value.bytes) for value in results)))
 
 
-def _scattered(operation: Operation) -> KernelTraffic:
+def _scatter_traffic(operation: Operation) -> KernelTraffic:
     """Counts a scatter: updates are read, and the changed places are read and written."""
     arrays = len(operation.operands) // 2
     updates = operation.operands[arrays + 1 :]
@@ -103,7 +103,7 @@ def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
     if operation.name == "convolution":
         return (_convolution(operation),)
     if operation.name == "custom_call" and cost_of(operation).get("flops"):
-        return _stated(operation)
+        return _stated_products(operation)
     return ()
 
 
@@ -135,7 +135,7 @@ def _complex_factor(values: Sequence[Value]) -> Monomial:
     return Monomial(coefficient=4.0) if both else ONE
 
 
-def _stated(operation: Operation) -> tuple[Matmul, ...]:
+def _stated_products(operation: Operation) -> tuple[Matmul, ...]:
     """Returns the products of a custom call: of the size that was counted, else of a usual size."""
     counted = operation.attributes.get("counted", {})
     m, n, k = counted.get("tile", (_TILE, _TILE, _TILE))
@@ -190,7 +190,7 @@ def _convolution(operation: Operation) -> Matmul:
     met = kernel.dimension(found["rhs_input"])
     spatial = zip(found["lhs_spatial"], found["rhs_spatial"], found["out_spatial"], strict=True)
     for dimensions, window in zip(spatial, found["window"], strict=True):
-        met = times(met, _met_in_window(image, kernel, result, dimensions, window))
+        met = times(met, _window_elements(image, kernel, result, dimensions, window))
     is_plain = all(size.size == 1 for size in found["window"])
     return Matmul(
         batch=times(Monomial(coefficient=groups), _complex_factor(operation.operands)),
@@ -202,7 +202,7 @@ def _convolution(operation: Operation) -> Matmul:
     )
 
 
-def _met_in_window(
+def _window_elements(
     image: Value,
     kernel: Value,
     result: Value,

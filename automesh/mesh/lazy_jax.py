@@ -8,17 +8,17 @@ from typing import Any
 
 def jax_half() -> Any:
     """Imports `automesh.mesh.layout.devices`."""
-    return _beyond_the_wall("automesh.mesh.layout.devices")
+    return _import_jax_half("automesh.mesh.layout.devices")
 
 
 def shardings_half() -> Any:
     """Imports `automesh.mesh.layout.shardings`."""
-    return _beyond_the_wall("automesh.mesh.layout.shardings")
+    return _import_jax_half("automesh.mesh.layout.shardings")
 
 
 def applied_half() -> Any:
     """Imports `automesh.program.infer.search.applied`, which traces steps, from a higher layer."""
-    return _beyond_the_wall("automesh.program.infer.search.applied")
+    return _import_jax_half("automesh.program.infer.search.applied")
 
 
 def attached_selector() -> str:
@@ -28,9 +28,9 @@ def attached_selector() -> str:
       UsageError: jax has none that it can use.
     """
     # It needs the table of chips as well as jax, and so belongs to a higher layer.
-    return _beyond_the_wall("automesh.program.attached").attached_selector()
+    return _import_jax_half("automesh.program.attached").attached_selector()
 
 
-def _beyond_the_wall(module: str) -> Any:
+def _import_jax_half(module: str) -> Any:
     # The only import of jax here: by name, as import-linter and the parent process must see none.
     return importlib.import_module(module)

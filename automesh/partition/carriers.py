@@ -108,7 +108,7 @@ def _map_leaf(node: Any, walk: _Walk, path: tuple[Any, ...], names: Any) -> Any:
         return walk.shared[id(node)]
     text = keystr(path, simple=True, separator="/")
     _check_registered(node, text)
-    own, array, rebuild = _opened(node)
+    own, array, rebuild = _open_leaf(node)
     wanted = own if names is None else _read_names(names, array, text)
     if wanted and own is None and not is_array(array):
         raise WrongType(
@@ -190,7 +190,7 @@ def _is_leaf(node: Any) -> bool:
     )
 
 
-def _opened(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any], Any]]:
+def _open_leaf(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any], Any]]:
     """Returns the names of a leaf, its array, and a function that replaces the array."""
     if _is_haliax(node):
         names = tuple(str(axis.name) for axis in node.axes)

@@ -340,7 +340,7 @@ def _placed(
     wanted: list[NamedSharding | None] = []
 
     def note(leaf: NamedLeaf) -> Any:
-        wanted.append(_wanted(leaf, mapping, mesh))
+        wanted.append(_wanted_sharding(leaf, mapping, mesh))
         return leaf.rebuild(leaf.array)
 
     map_leaves(given, note)
@@ -352,13 +352,15 @@ def _placed(
             return leaf.rebuild(leaf.array)
         moved = place(leaf.array, sharding, path=leaf.path)
         if id(leaf.array) in donated and moved is not leaf.array:
-            _give_up(leaf.array, sharding)
+            _free_source(leaf.array, sharding)
         return leaf.rebuild(moved)
 
     return cast("tuple[Any, Any]", map_leaves(given, put))
 
 
-def _wanted(leaf: NamedLeaf, mapping: ResourceMapping, mesh: MeshLike) -> NamedSharding | None:
+def _wanted_sharding(
+    leaf: NamedLeaf, mapping: ResourceMapping, mesh: MeshLike
+) -> NamedSharding | None:
     """Returns the wanted sharding of an argument; None if it stays where it is."""
     if not leaf.is_array:
         return None
@@ -377,7 +379,7 @@ def _donated(given: tuple[Any, Any], flags: Sequence[bool]) -> Container[int]:
     return {id(leaf) for leaf, flag in pairs if flag and times[id(leaf)] == 1}
 
 
-def _give_up(array: Any, moved: NamedSharding) -> None:
+def _free_source(array: Any, moved: NamedSharding) -> None:
     """Frees a donated array that has been copied.
 
     Where a device has the same part before and after, jax shares the memory instead of copying; the

@@ -96,7 +96,7 @@ def find_needs(ranks: Ranks) -> dict[Action, tuple[Action, ...]]:
     stage after; `W` needs its `I`.
 
     Args:
-      ranks: as `check_actions` has passed them.
+      ranks: as checked by `check_actions`.
 
     Example:
       >>> from automesh.pipeline import find_needs, parse_actions

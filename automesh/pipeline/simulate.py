@@ -64,13 +64,13 @@ class Timing:
         for rank, action in self._order:
             start = self.rank_free[rank]
             for one in self._needs[action]:
-                start = np.maximum(start, self._there(one, rank))
+                start = np.maximum(start, self._arrival_s(one, rank))
             end = start + self._seconds[action.kind, action.stage]
             self.starts[action], self.ends[action] = start, end
             self.rank_free[rank] = end
             self._send(rank, action, end)
 
-    def _there(self, action: Action, rank: int) -> Seconds:
+    def _arrival_s(self, action: Action, rank: int) -> Seconds:
         """Returns when the result of an action is on a rank that needs it."""
         return self.ends[action] if self._homes[action.stage] == rank else self.sent[action][2]
 

@@ -162,7 +162,7 @@ def _forget_constraints(copy: _Copy, cure: Cure) -> None:
             operation.attributes["sharding"] = copy.sharding(split)
 
 
-def _hops(copy: _Copy, cure: Cure) -> bool:
+def _add_constraints_between(copy: _Copy, cure: Cure) -> bool:
     """Adds constraints in between, in both directions, since a backward pass goes the other way."""
     before, *between, after = cure.splits
     done = False
@@ -289,7 +289,7 @@ CURES: Mapping[str, Callable[[_Copy, Cure], bool]] = {
     "donate": _donate,
     "return-as-given": _return_as_given,
     "split-like": _split_like,
-    "hops": _hops,
+    "hops": _add_constraints_between,
     "constrain-carried": _constrain_carried,
     "interleave": _interleave,
     "convert-back": _convert_back,

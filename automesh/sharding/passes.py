@@ -166,7 +166,7 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
     """
     found = bindings()
     module = _parse(found, program) if isinstance(program, str) else program
-    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
+    with module.context, found.ir.Location.unknown(), _reporting_failures(found):
         copy = module.operation.clone()
         hand_on_to_all(copy.operation, found.ir, found.sdy)
         if not is_plain:
@@ -196,7 +196,7 @@ def partitioned(
     """
     found = bindings()
     module = (program if isinstance(program, Prepared) else prepared(program)).module
-    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
+    with module.context, found.ir.Location.unknown(), _reporting_failures(found):
         copy = module.operation.clone()
         if change is not None:
             change(copy)
@@ -217,16 +217,16 @@ def partitioned(
 
 
 @contextmanager
-def _saying_what_failed(found: Bindings) -> Generator[None]:
+def _reporting_failures(found: Bindings) -> Generator[None]:
     try:
         yield
     except found.ir.MLIRError as error:
         raise Refused(
-            Failed(stage=STAGE, reason=f"Shardy could not partition it: {_said(error)}")
+            Failed(stage=STAGE, reason=f"Shardy could not partition it: {_diagnostic(error)}")
         ) from error
 
 
-def _said(error: Any) -> str:
+def _diagnostic(error: Any) -> str:
     """Returns MLIR's diagnostic, since the text of the error itself only begins with a heading."""
     messages = [str(one.message).partition("\n")[0] for one in error.error_diagnostics]
     return "; ".join(dict.fromkeys(filter(None, messages))) or in_one_line(error)
@@ -247,7 +247,7 @@ def plain(program: Any) -> Any:
             _flatten(found, copy.operation)
         except found.ir.MLIRError as error:
             raise Refused(
-                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_said(error)}")
+                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_diagnostic(error)}")
             ) from error
         return copy
 

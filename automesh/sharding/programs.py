@@ -59,7 +59,7 @@ class Programs:
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
-    # Whether this worker has also lowered a probe of another worker: see `_with_other`.
+    # Whether this worker has also lowered a probe of another worker: see `_with_other_probe`.
     _looked: bool = False
     _laws: Laws = field(default_factory=Laws)
 
@@ -135,11 +135,11 @@ class Programs:
                 fixed=frozenset(sizes) if unknown else frozenset(),
             )
         for half in self._halves(dict(sizes), dict(probes[0])):
-            if not self.varies and self._is_open(lowering, active):
+            if not self.varies and self._needs_lowering(lowering, active):
                 self._try(half, enter)
         others: dict[Sizes, Lowering | None] = {}
         for probe in probes:
-            if self._is_open(lowering, active):
+            if self._needs_lowering(lowering, active):
                 others[probe] = self._try(dict(probe), enter)
                 if others[probe] is None:
                     text = ",".join(f"{name}:{size}" for name, size in probe)
@@ -157,7 +157,7 @@ class Programs:
                 attempt=lambda other: self._try(other, enter),
             )
             located = fitting.located(others)
-            return self._with_other(located, lowering, probes[0], enter)
+            return self._with_other_probe(located, lowering, probes[0], enter)
         failed = tuple(probe for probe, other in others.items() if other is None)
         good = [probe for probe in probes if probe not in failed]
         ready = prepared(lowering.module, is_plain=True)
@@ -171,7 +171,7 @@ class Programs:
             failed=failed,
         )
 
-    def _with_other(
+    def _with_other_probe(
         self, located: SizedProgram, lowering: Lowering, probe: Sizes, enter: Callable[[str], None]
     ) -> SizedProgram:
         """Adds the program at a probe that another worker has lowered, once in each worker.
@@ -214,7 +214,7 @@ class Programs:
         halves = ({axis: other[axis] for axis in half} for half in (axes[::2], axes[1::2]))
         return [half for half in halves if half]
 
-    def _is_open(self, lowering: Lowering, active: Sequence[str]) -> bool:
+    def _needs_lowering(self, lowering: Lowering, active: Sequence[str]) -> bool:
         """Whether another lowering would give information."""
         if self.varies:
             return self._laws.compared(lowering.signature, self.lowerings) < _COMPARED

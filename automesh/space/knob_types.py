@@ -56,15 +56,15 @@ def fitting_knob(
     kept = tuple(value for value in values if value is not None)
     if len(kept) == len(values):
         return Knob(name=knob.name, values=kept)
-    wanted = f"{type_name(default)} (its default is {_written(default)})"
+    wanted = f"{type_name(default)} (its default is {_as_toml(default)})"
     if not shipped:
         wrong = next(old for old, new in zip(knob.values, values, strict=True) if new is None)
         raise UsageError(
             f"the search space `{space}` gives the knob `{knob.name}` the value "
-            f"{_written(wrong)}, but `build` takes {wanted}",
+            f"{_as_toml(wrong)}, but `build` takes {wanted}",
             hint=f"list values of that type, as in `{knob.name} = {_example(default)}`",
         )
-    listed = ", ".join(map(_written, knob.values))
+    listed = ", ".join(map(_as_toml, knob.values))
     if isinstance(default, bool):
         notices.append(f"knob `{knob.name}` is tried with false and true: `build` takes {wanted}")
         return Knob(name=knob.name, values=(False, True))
@@ -72,7 +72,7 @@ def fitting_knob(
     return None
 
 
-def _written(value: Scalar) -> str:
+def _as_toml(value: Scalar) -> str:
     """Writes a value as TOML does."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -81,4 +81,4 @@ def _written(value: Scalar) -> str:
 
 def _example(default: Scalar) -> str:
     examples: Sequence[Scalar] = (False, True) if isinstance(default, bool) else (default,)
-    return f"[{', '.join(map(_written, examples))}]"
+    return f"[{', '.join(map(_as_toml, examples))}]"

@@ -115,7 +115,7 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
         raise UsageError("`axes` must not be empty", hint="write for example `dp = { dcn = true }`")
     axes = [_axis(axis, bounds) for axis, bounds in table.axes.items()]
     listed = [axis.name for axis in axes]
-    names = _with_usual(listed) if shipped else tuple(listed)
+    names = _with_usual_axes(listed) if shipped else tuple(listed)
     axes.sort(key=lambda axis: names.index(axis.name))
     # An axis that cannot vary is in the mesh, but is not enumerated.
     varying = [axis for axis in axes if axis.maximum != 1] or axes
@@ -175,7 +175,7 @@ def _batch_axes(said: Sequence[str] | None, names: Sequence[str]) -> tuple[str, 
     return batch
 
 
-def _with_usual(listed: Sequence[str]) -> tuple[str, ...]:
+def _with_usual_axes(listed: Sequence[str]) -> tuple[str, ...]:
     """Adds the usual axes to those of a shipped space, with size 1.
 
     So scripts for the usual axes run with each shipped space.

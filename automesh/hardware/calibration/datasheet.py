@@ -129,7 +129,7 @@ class DataSheet:
             return 0.0
         # An 8-bit type without a figure runs as fast as the fastest type of the chip, any other as
         # bf16.
-        return peaks.get(_listed(dtype), max(peaks.values())) if bits == 8 else peaks["bf16"]
+        return peaks.get(_listed_type(dtype), max(peaks.values())) if bits == 8 else peaks["bf16"]
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
         """See `Speeds`.
@@ -160,13 +160,13 @@ class DataSheet:
         sent = sent_between(kind, payload_bytes, route)
         shapes = (False, True) if self.achieved.overlaps and kind == "all-reduce" else (False,)
         ways = [
-            self._way(kind, route, inside, sent, protocol, is_tree=is_tree)
+            self._algorithm_s(kind, route, inside, sent, protocol, is_tree=is_tree)
             for protocol in self.achieved.protocols
             for is_tree in shapes
         ]
         return reduce(_faster, ways)
 
-    def _way(
+    def _algorithm_s(
         self,
         kind: str,
         route: Route,
@@ -237,7 +237,7 @@ class DataSheet:
 
     def _flops_per_s(self, dtype: str) -> float:
         peaks = dict(self.chip.peak_flops_per_s)
-        if (listed := _listed(dtype)) in peaks:
+        if (listed := _listed_type(dtype)) in peaks:
             return peaks[listed]
         slower = dict(platform_named(self.chip.platform).slower_bits)
         return peaks["bf16"] / slower.get(_bits(dtype), 1.0)
@@ -273,7 +273,7 @@ def _bits(dtype: str) -> int:
     return int(found[0]) if found else 8
 
 
-def _listed(dtype: str) -> str:
+def _listed_type(dtype: str) -> str:
     """The name of a number type in the table of chips."""
     if re.match(r"f8|float8|fp8", dtype):
         return "fp8"

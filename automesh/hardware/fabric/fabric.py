@@ -78,7 +78,8 @@ class Reach:
       chips: of one group.
       links: links in one direction that each chip can use for the group; 0 inside one chip.
       step_links: the same if each chip sends to the next one of its ring only.
-      pair_links: the same for each of two messages, if each chip sends to the next and to the last.
+      pair_links: the same for each of two messages, if each chip sends to the next and the previous
+        one.
       hops: links along one pass, see `Route.ici_hops`.
       spread: time of an all-to-all of an array of one byte over links of one byte per second.
     """

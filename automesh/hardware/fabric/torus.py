@@ -54,7 +54,7 @@ def both_ways(
 def ring_along(spans: Sequence[AxisSpan], dimensions: int) -> list[Point]:
     """Lists the chips along some spans, one span after the other, the last one innermost.
 
-    >>> ring_along([Span(dimension=1, extent=2, stride=3)], 2)
+    >>> ring_along([AxisSpan(dimension=1, extent=2, stride=3)], 2)
     [(0, 0), (0, 3)]
     """
     ring: list[Point] = [(0,) * dimensions]

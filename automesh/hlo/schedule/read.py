@@ -86,7 +86,7 @@ def _at_start(
         factor = distance.factors[member]
         begin = begin.plus(Linear.of(member), -factor)
         start = _start(module, computation, loop, member.index)
-        moved = _moved(module, loop, member.index)
+        moved = _increment(module, loop, member.index)
         if _is_unchanged(module, loop, member.index):
             moved = 0
         if start is None or moved is None:
@@ -123,7 +123,7 @@ def _form(module: Module, place: CalledInstruction, depth: int) -> Linear:
     if depth <= 0 or not is_whole or instruction.shape.dims:
         return itself
     if instruction.opcode == "get-tuple-element":
-        return _behind_loop(module, place, itself, depth)
+        return _loop_result_form(module, place, itself, depth)
     if instruction.opcode not in ("add", "subtract", "negate", "convert", "multiply"):
         return itself
     operands = [_form(module, operand, depth - 1) for operand in place.operands()]
@@ -142,7 +142,9 @@ def _form(module: Module, place: CalledInstruction, depth: int) -> Linear:
             return operands[0] if before[0] in "su" else itself
 
 
-def _behind_loop(module: Module, place: CalledInstruction, itself: Linear, depth: int) -> Linear:
+def _loop_result_form(
+    module: Module, place: CalledInstruction, itself: Linear, depth: int
+) -> Linear:
     """Expresses a member of a loop's result: its first value, if no execution changes it."""
     loop, index = origin(module, place.operand(0)), place.instruction.tuple_index
     if loop.instruction.opcode != "while" or not _is_unchanged(module, loop.instruction, index):
@@ -159,7 +161,7 @@ def _start(
     return None if first is None else _form(module, first, _DEEPEST)
 
 
-def _moved(module: Module, loop: Instruction, index: int) -> int | None:
+def _increment(module: Module, loop: Instruction, index: int) -> int | None:
     """Returns what one execution adds to a member of a loop's state; None if unknown."""
     after = _after(module, loop, index)
     if after is None:

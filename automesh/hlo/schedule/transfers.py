@@ -275,7 +275,9 @@ class InstructionReader:
             return self._wrapped(instruction)
         if opcode == "copy-start":
             touched = self._touched(computation, instruction)
-            return self._started(instruction, _copied(instruction, touched, synchronous=False))
+            return self._started(
+                instruction, _copy_transfer(instruction, touched, synchronous=False)
+            )
         if opcode.endswith("-done"):
             return self._done(computation, instruction)
         if kind_of(instruction):
@@ -346,18 +348,18 @@ class InstructionReader:
         """Reads a start that wraps a computation: a collective, a copy, or anything else."""
         callee = self._module.called(start)[0]
         if start.thread == _HOST_THREAD:
-            return self._started(start, _on_host(start, callee))
-        if collectives := list(self._held_in(callee)):
-            return self._begun_together(start, collectives)
+            return self._started(start, _host_work(start, callee))
+        if collectives := list(self._wrapped_collectives(callee)):
+            return self._grouped_collectives(start, collectives)
         if self._only_moves(callee):
             touched = _sum(
                 self._touched(callee, instruction) for instruction in callee.instructions.values()
             )
-            return self._started(start, _copied(start, touched, synchronous=False))
+            return self._started(start, _copy_transfer(start, touched, synchronous=False))
         self._inlined.add(start.id)
         return None
 
-    def _begun_together(
+    def _grouped_collectives(
         self, start: Instruction, collectives: Sequence[FusedCollective]
     ) -> list[Operation]:
         """Finds the collectives of a wrapped computation: usually one, on GPUs also a group."""
@@ -372,13 +374,13 @@ class InstructionReader:
         self._together[self._lanes.of_start(start)] = begun
         return operations
 
-    def _held_in(self, computation: Computation) -> Iterator[FusedCollective]:
+    def _wrapped_collectives(self, computation: Computation) -> Iterator[FusedCollective]:
         """Finds collectives of a wrapped computation; that of a SparseCore is one call deeper."""
         for instruction in computation.instructions.values():
             if kind_of(instruction):
                 yield FusedCollective(computation, instruction)
             elif instruction.opcode == "call":
-                yield from self._held_in(self._module.called(instruction)[0])
+                yield from self._wrapped_collectives(self._module.called(instruction)[0])
 
     def _touched(self, computation: Computation, instruction: Instruction) -> Touched:
         return traffic_of(self._module, computation, instruction, self.platform)
@@ -429,7 +431,7 @@ class InstructionReader:
         operations: list[Operation] = []
         if touched.host:
             operations += self._started(
-                instruction, _copied(instruction, touched, synchronous=True)
+                instruction, _copy_transfer(instruction, touched, synchronous=True)
             )
             touched = Touched(main=0, chip=touched.chip)
         contents = self._contents.get(instruction.id)
@@ -443,7 +445,7 @@ def _is_marked_synchronous(start: Instruction) -> bool:
     return bool(config.get("is_sync"))
 
 
-def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> DeviceTransfer:
+def _copy_transfer(by: Instruction, touched: Touched, *, synchronous: bool) -> DeviceTransfer:
     """Makes a copy between memories, of half the bytes that it reads and writes."""
     medium: Medium = "host" if touched.host else "memory"
     size = touched.host or (touched.main + touched.chip) // 2
@@ -460,7 +462,7 @@ def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> DeviceTr
     )
 
 
-def _on_host(start: Instruction, work: Computation) -> DeviceTransfer:
+def _host_work(start: Instruction, work: Computation) -> DeviceTransfer:
     """Makes work of the host's processors: only its operands and results have a price."""
     taken = sum(parameter.shape.bytes for parameter in work.parameters().values())
     size = taken + work.root_instruction.shape.bytes

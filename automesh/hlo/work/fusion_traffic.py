@@ -98,7 +98,7 @@ class _Body:
         while value.opcode != "parameter":
             number = 0
             if value.opcode == "fusion":
-                handed_on = _handed_on(self.module.computations[value.called[0]])
+                handed_on = _returned_parameter(self.module.computations[value.called[0]])
                 if handed_on is None:
                     return False
                 number = handed_on
@@ -142,7 +142,7 @@ def _needed_by(body: _Body, value: Instruction, user: Instruction) -> float:
     if user.id in body.silent:
         return 0.0 if body.is_buffer(value) else 1.0
     if user.opcode == "fusion":
-        if _handed_on(body.module.computations[user.called[0]]) is not None:
+        if _returned_parameter(body.module.computations[user.called[0]]) is not None:
             return body.shares[user.id]
         inner = body.inner(user)
         return sum(
@@ -158,7 +158,7 @@ def _needed_by(body: _Body, value: Instruction, user: Instruction) -> float:
     return 1.0
 
 
-def _handed_on(computation: Computation) -> int | None:
+def _returned_parameter(computation: Computation) -> int | None:
     """Returns the parameter that a nested fusion returns unchanged, as XLA aliases it."""
     value = computation.root_instruction
     while value.opcode in ("copy", "bitcast"):

@@ -73,7 +73,7 @@ def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> 
 def layer_split_stack(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
     """Finds stacks that are split over the dimension along which a loop reads single elements."""
     operation = seen.operation
-    if not _is_taken_apart(operation) or _microbatches(program, seen) is not None:
+    if not _is_read_by_elements(operation) or _microbatches(program, seen) is not None:
         return
     whole = operation.results[0]
     argument = program.argument_of(operation.operands[0])
@@ -163,7 +163,7 @@ def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) ->
     loop, reduced = seen.loops[-1], operation.results[0]
     if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:
         return
-    total = _added_up(reduced, loop)
+    total = _carried_sum(reduced, loop)
     if total is not None and program.like_state(total) is not None:
         yield Finding(
             rule=GRADIENT_PER_MICROBATCH,
@@ -203,7 +203,7 @@ def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Ite
             ),
             None,
         )
-        if like is None or not _reaches(loop.results[number], program):
+        if like is None or not _becomes_state(loop.results[number], program):
             continue
         argument, wanted = like
         missing = _every(wanted) - _every(held)
@@ -278,7 +278,7 @@ def _gathers(operation: Operation) -> bool:
     return not whole.is_constant and whole.global_bytes >= LEAST_BYTES
 
 
-def _is_taken_apart(operation: Operation) -> bool:
+def _is_read_by_elements(operation: Operation) -> bool:
     """Whether loops read single elements of a gathered array along the gathered dimension."""
     if not _gathers(operation):
         return False
@@ -313,7 +313,7 @@ def _slices_of(whole: Value) -> list[Operation]:
 
 
 def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation | None:
-    """Finds the reshape that splits a batch into microbatches, for an array moved for a loop.
+    """Finds the reshape that splits a batch into microbatches, if a loop's array comes from one.
 
     It makes two dimensions of one, the first of which is the number of microbatches. Some of the
     axes that the array is moved over must split that dimension.
@@ -387,7 +387,7 @@ def _other_dimension(program: PartitionedProgram, argument: int) -> Cure | None:
     )
 
 
-def _added_up(reduced: Value, loop: Operation) -> Value | None:
+def _carried_sum(reduced: Value, loop: Operation) -> Value | None:
     """Returns the carried value to which a value is added, if nothing else reads it."""
     body = loop.bodies[0]
     value = reduced
@@ -433,7 +433,7 @@ def _source_of_cut(gathered: Value) -> str:
     )
 
 
-def _reaches(value: Value, program: PartitionedProgram) -> bool:
+def _becomes_state(value: Value, program: PartitionedProgram) -> bool:
     """Whether a value becomes state through elementwise operations and views alone."""
     results = [result for _, result in program.state.pairs]
     returned = program.graph.top.returned

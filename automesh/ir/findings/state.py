@@ -94,9 +94,9 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     for argument, value in carried:
         if value.global_bytes < LEAST_BYTES:
             continue
-        split = _twin(value, carried, program)
+        split = _split_of_equal_array(value, carried, program)
         if split is None and value.bytes.at(program.sizes) >= _SHARE * total:
-            split = _as_most(value, carried, program.sizes)
+            split = _majority_split(value, carried, program.sizes)
         if split is not None:
             axes, after, twin = split
             found.setdefault((axes, twin), []).append((argument, after))
@@ -206,7 +206,7 @@ def _axes_that_differ(program: PartitionedProgram) -> tuple[str, ...]:
     return tuple(axis for axis, _ in program.graph.mesh if axis in named)
 
 
-def _twin(
+def _split_of_equal_array(
     value: Value, carried: Sequence[tuple[int, Value]], program: PartitionedProgram
 ) -> _Found | None:
     """Returns the sharding of another array of the state with the same shape and more axes."""
@@ -219,7 +219,7 @@ def _twin(
     return None
 
 
-def _as_most(
+def _majority_split(
     value: Value, carried: Sequence[tuple[int, Value]], sizes: dict[str, int]
 ) -> _Found | None:
     """Returns a split along the axes that split most bytes of the state, for a whole array."""

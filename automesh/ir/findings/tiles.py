@@ -45,7 +45,7 @@ def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
             yield Finding(
                 rule=PARTS_BELOW_TILE,
                 array=words(value),
-                bytes=added(*_filled_up(value, dims)),
+                bytes=added(*_padding_bytes(value, dims)),
                 axes=axes,
                 count=seen.count,
                 source=source,
@@ -66,7 +66,7 @@ def _others(value: Value, *taken: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(d for d in range(len(value.shape)) if d not in used)
 
 
-def _filled_up(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:
+def _padding_bytes(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:
     """Counts the bytes of padding up to a tile in these dimensions."""
     part = value.bytes
     whole = Monomial(coefficient=part.coefficient * LANES, powers=part.powers)

@@ -129,7 +129,8 @@ class _BlockWalk:
                 self._buffers[result] = self._read(start)
             elif self._is_stored(step, result):
                 buffer = _Buffer(
-                    bytes=self._size(step, result), is_writable=not _is_fetched(step.operation)
+                    bytes=self._size(step, result),
+                    is_writable=not _is_copied_from_host(step.operation),
                 )
                 self._buffers[result] = (buffer,)
                 self._own.setdefault(step, []).append((result, buffer))
@@ -246,18 +247,18 @@ class _BlockWalk:
         for number, (start, argument) in enumerate(zip(loop.operands, body.arguments)):
             result = loop.results[number]
             if loop.passes_on(number):
-                seen[argument] = tuple(_external(b, False) for b in self._read([start]))
+                seen[argument] = tuple(_outer_buffer(b, False) for b in self._read([start]))
                 continue
             carried = self._buffers[result][0]
-            self._begin(place, start, result, carried)
-            inside = _external(carried, True)
+            self._bind_initial_value(place, start, result, carried)
+            inside = _outer_buffer(carried, True)
             seen[argument] = (inside,)
             places.setdefault(body.returned[number], inside)
         self._point(loop)
-        self._forget_starts(place, loop)
+        self._drop_initial_values(place, loop)
         self._inside(body, seen, places)
 
-    def _forget_starts(self, place: int, loop: Step) -> None:
+    def _drop_initial_values(self, place: int, loop: Step) -> None:
         """Drops the initial values of carries, which are copied into the carries by now."""
         (body,) = loop.bodies
         lasting = [value for number, value in enumerate(loop.operands) if loop.passes_on(number)]
@@ -274,7 +275,9 @@ class _BlockWalk:
             if buffer not in kept:
                 self._drop(buffer)
 
-    def _begin(self, place: int, start: Value, result: Value, carried: _Buffer) -> None:
+    def _bind_initial_value(
+        self, place: int, start: Value, result: Value, carried: _Buffer
+    ) -> None:
         """Puts the first value of a carry into the loop's buffer."""
         before = self._read([start])
         ends = len(before) == 1 and before[0].last == place and before[0].is_writable
@@ -292,11 +295,11 @@ class _BlockWalk:
         for result in case.results:
             buffer = self._buffers[result][0]
             self._settle(place, case, result, buffer)
-            places.append(_external(buffer, True))
+            places.append(_outer_buffer(buffer, True))
         for body in case.bodies:
             inputs = case.operands[len(case.operands) - len(body.arguments) :]
             seen = {
-                argument: tuple(_external(b, False) for b in self._read([value]))
+                argument: tuple(_outer_buffer(b, False) for b in self._read([value]))
                 for argument, value in zip(body.arguments, inputs)
             }
             self._point(case)
@@ -310,11 +313,11 @@ class _BlockWalk:
     ) -> None:
         for value in used_in([body]):
             if value in self._buffers:
-                seen[value] = tuple(_external(b, False) for b in self._buffers[value])
+                seen[value] = tuple(_outer_buffer(b, False) for b in self._buffers[value])
         _BlockWalk(self._compiler, self._order, body, seen, places, self._live, self._points).run()
 
 
-def _is_fetched(operation: Operation) -> bool:
+def _is_copied_from_host(operation: Operation) -> bool:
     """Whether an operation copies a value from the host.
 
     A result that is computed from such a copy does not reuse its memory (programs of libtpu
@@ -323,7 +326,7 @@ def _is_fetched(operation: Operation) -> bool:
     return is_move(operation) and not is_to_host(operation) and operation.operands[0].on_host
 
 
-def _external(buffer: _Buffer, is_writable: bool) -> _Buffer:
+def _outer_buffer(buffer: _Buffer, is_writable: bool) -> _Buffer:
     """Makes the view of a buffer for an inner block."""
     return _Buffer(bytes=buffer.bytes, is_writable=is_writable)
 
@@ -372,14 +375,16 @@ class _Reachability:
         for kept in self.points[self._filled :]:
             if self._filled == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-            self._rows[self._filled] = self._worth(kept.bytes)
+            self._rows[self._filled] = self._coefficients_above(kept.bytes)
             self._filled += 1
         # Every term may have a rounding error.
-        least = self._worth(point.bytes) * (1 - 1e-9) - _ROUNDING_BYTES * (len(point.bytes) + 1)
+        least = self._coefficients_above(point.bytes) * (1 - 1e-9) - _ROUNDING_BYTES * (
+            len(point.bytes) + 1
+        )
         above = (self._rows[: self._filled] >= least).all(axis=1)
         return [self.points[number] for number in np.flatnonzero(above)]
 
-    def _worth(self, total: Sum) -> NDArray[np.float64]:
+    def _coefficients_above(self, total: Sum) -> NDArray[np.float64]:
         """Sums, per product of powers, the coefficients of terms that grow as fast or faster."""
         if self._grow is None:
             columns = list(self._columns)

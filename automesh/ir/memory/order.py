@@ -157,18 +157,18 @@ class CpuBufferModel(BufferModel):
             step = as_step(operation)
             if operation.name == "dot_general":
                 step.operands = [
-                    self._wanted(operation, side, value, copies, steps)
+                    self._prepared_operand(operation, side, value, copies, steps)
                     for side, value in zip(("lhs", "rhs"), operation.operands)
                 ]
             elif operation.name == "while":
                 step.operands = [
-                    self._copied(value, operation, steps) if _is_widened(operation, n) else value
+                    self._add_copy(value, operation, steps) if _is_widened(operation, n) else value
                     for n, value in enumerate(operation.operands)
                 ]
             steps.append(step)
         return steps
 
-    def _wanted(
+    def _prepared_operand(
         self,
         dot: Operation,
         side: str,
@@ -178,16 +178,16 @@ class CpuBufferModel(BufferModel):
     ) -> Value:
         """Returns an operand in the form that a multiplication needs: itself, or a copy."""
         is_narrow = _takes_narrow(dot)
-        source, order = self._source(value, _wanted_order(dot, side, len(value.shape)))
+        source, order = self._stored_value(value, _wanted_order(dot, side, len(value.shape)))
         fits = source.dtype not in _NARROW or is_narrow
         if self._is_in_memory(source) and fits and order == tuple(sorted(order)):
             return source
         key = (source, order, is_narrow)
         if key not in copies:
-            copies[key] = self._copied(source, dot, steps, keep=is_narrow)
+            copies[key] = self._add_copy(source, dot, steps, keep=is_narrow)
         return copies[key]
 
-    def _source(self, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
+    def _stored_value(self, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
         """Returns the stored value behind changes of type or order of dimensions."""
         while value not in self.stored and value.producer is not None:
             producer = value.producer
@@ -205,7 +205,7 @@ class CpuBufferModel(BufferModel):
             value = value.producer.operands[value.producer.results.index(value)]
         return True
 
-    def _copied(
+    def _add_copy(
         self, value: Value, operation: Operation, steps: list[Step], *, keep: bool = False
     ) -> Value:
         """Adds a step that copies a value, widened unless its type is to be kept."""

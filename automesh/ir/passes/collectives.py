@@ -81,7 +81,7 @@ def reduce_first_what_is_sliced(graph: Graph) -> None:
             first = sliced.attributes["axes"]
             rest = tuple(axis for axis in operation.attributes["axes"] if axis not in first)
             if first and rest and set(first) <= _split_of_result(operation.operands[0].producer):
-                changed |= _reduced_around(operation, sliced, rest, sizes)
+                changed |= _reduce_before_and_after(operation, sliced, rest, sizes)
         block.operations = [
             new for operation in block.operations for new in changed.get(operation, [operation])
         ]
@@ -93,7 +93,7 @@ def _split_of_result(product: Operation | None) -> set[str]:
     return set(declared[2] or ()) if declared else set()
 
 
-def _reduced_around(
+def _reduce_before_and_after(
     reduction: Operation,
     sliced: Operation,
     rest: tuple[str, ...],

@@ -204,7 +204,7 @@ class _Collector:
                 if term is not None:
                     moved.append((operation, term))
             elif is_move(operation):
-                part.host_transfers += self._moved(operation, places, count)
+                part.host_transfers += self._host_copy(operation, places, count)
             elif kernel := self._kernel(operation, region, count):
                 part.kernels.append(kernel)
         part.collectives += combined(block, moved, self._platform, self._sizes)
@@ -241,7 +241,7 @@ class _Collector:
             source=operation.source,
         )
 
-    def _moved(self, move: Operation, places: Places, count: Sum) -> Iterator[HostTransfer]:
+    def _host_copy(self, move: Operation, places: Places, count: Sum) -> Iterator[HostTransfer]:
         """Returns the copy that a move makes; none if the value is there already."""
         is_away = is_to_host(move)
         if move.operands[0].on_host != is_away and move.results[0].on_host == is_away:

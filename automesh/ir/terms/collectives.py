@@ -270,7 +270,7 @@ def combined(
             groups.append(group)
             alike[key].append(group)
         group.add(operation, term, added_bytes, needs)
-    return [_one(group.terms, sizes) for group in groups]
+    return [_merged(group.terms, sizes) for group in groups]
 
 
 class _Group:
@@ -301,7 +301,7 @@ class _Group:
         self._bits |= needs.bit(operation)
 
 
-def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
+def _merged(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
     """Makes the combined collective, with the name of the largest one at `sizes`."""
     if len(terms) == 1:
         return terms[0]

@@ -65,14 +65,14 @@ def constrain(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
         _check_order(sharding, path)
         # Over explicit axes a constraint only checks, and only `reshard` changes the sharding; over
         # other axes only a constraint does.
-        explicit = _part(_kept(array, sharding), AxisType.Explicit)
+        explicit = _spec_over(_without_unconstrained(array, sharding), AxisType.Explicit)
         is_mixed = kinds > {AxisType.Explicit}
         if is_mixed and (PartitionSpec.UNCONSTRAINED in sharding.spec or not is_staging()):
             return _constrained_as_auto(array, sharding.spec, explicit)
         array = _resharded(array, explicit)
         if kinds == {AxisType.Explicit}:
             return array
-        sharding = _part(sharding, AxisType.Auto)
+        sharding = _spec_over(sharding, AxisType.Auto)
     return jax.lax.with_sharding_constraint(array, sharding)
 
 
@@ -167,7 +167,7 @@ def _check_order(sharding: NamedSharding, path: str) -> None:
             )
 
 
-def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
+def _spec_over(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
     """Returns the part of a sharding over mesh axes of one type."""
     kinds = _kinds(sharding)
     entries = [
@@ -179,7 +179,7 @@ def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
-def _kept(array: Any, sharding: NamedSharding) -> NamedSharding:
+def _without_unconstrained(array: Any, sharding: NamedSharding) -> NamedSharding:
     """Returns the sharding without unconstrained dimensions: see `keep_unconstrained`."""
     spec = keep_unconstrained(array, sharding.spec, sharding.mesh)
     return NamedSharding(sharding.mesh, spec)

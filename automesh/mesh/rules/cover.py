@@ -27,7 +27,7 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
       ['p/a/*/up', 'p/head']
     """
     given = dict(arrays)
-    said = _by_number(given)
+    said = _merge_numbered(given)
     matching: dict[str, set[str]] = defaultdict(set)
     for path in said:
         for pattern in _candidates(path):
@@ -37,11 +37,11 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
     for pattern, paths in matching.items():
         if len({said[path] for path in paths}) == 1:
             group = frozenset(paths)
-            best[group] = max(best.get(group, pattern), pattern, key=_rank)
+            best[group] = max(best.get(group, pattern), pattern, key=_readability)
     found: dict[str, Dims] = {}
     left = set(said)
     while left and best:  # None is left for some paths with `*`.
-        group = max(best, key=lambda one: (len(one & left), _rank(best[one])))
+        group = max(best, key=lambda one: (len(one & left), _readability(best[one])))
         pattern = best.pop(group)
         dims = said[next(iter(group))]
         # A part other than a number at a `*`, or a number where several arrays are merged.
@@ -54,7 +54,7 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
     return Shardings(sorted(found.items(), key=lambda pair: first[pair[0]]))
 
 
-def _by_number(said: Mapping[str, Dims]) -> dict[str, Dims]:
+def _merge_numbered(said: Mapping[str, Dims]) -> dict[str, Dims]:
     """Merges arrays whose paths only differ in numbers, if they are split alike."""
     found: dict[str, dict[str, Dims]] = defaultdict(dict)
     for path, dims in said.items():
@@ -70,12 +70,12 @@ def _numbered(path: str) -> str:
     return "/".join("*" if part.isdigit() else part for part in path.split("/"))
 
 
-def _rank(pattern: str) -> tuple[bool, int, int, str]:
+def _readability(pattern: str) -> tuple[bool, int, int, str]:
     """Sort key for the most readable pattern: without `**`, with most named parts, the shortest."""
-    return "**" not in pattern.split("/"), _told(pattern), -len(pattern), pattern
+    return "**" not in pattern.split("/"), _count_named_parts(pattern), -len(pattern), pattern
 
 
-def _told(pattern: str) -> int:
+def _count_named_parts(pattern: str) -> int:
     """Counts the parts that a pattern names."""
     return sum("*" not in part for part in pattern.split("/"))
 

@@ -181,7 +181,7 @@ def parse_rules(text: str, *, name: str) -> Rules:
 def rules_of(rule: MeshRule) -> Rules:
     """Makes the content of a new file with one rule, whose axes become those of the file."""
     empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
-    return replace(empty, rules=(_in_file(rule, empty),))
+    return replace(empty, rules=(_without_defaults(rule, empty),))
 
 
 def format_rules(rules: Rules, *, as_json: bool = False, by: str = "automesh search") -> str:
@@ -208,7 +208,7 @@ def check_mergeable(path: Path) -> tuple[MeshRule, ...]:
     if kind := kind_of_file(path):
         raise UsageError(f"`{path}` is {kind}, not a file", hint="name a file with --rules")
     check_regular(path)
-    path = _real(path)
+    path = _follow_links(path)
     if not path.parent.is_dir():
         raise UsageError(
             f"the folder of `{path}` does not exist",
@@ -247,7 +247,7 @@ def merge_rule(
     """
     path = user_path(path)
     try:
-        path = _real(path)
+        path = _follow_links(path)
         with files.lock_beside(path, timeout_s=RULES_LOCK_S):
             for _ in range(EDITED_MEANWHILE):
                 merged = _merge(path, rule, selector, before)
@@ -278,7 +278,7 @@ def merged_rules(text: str, rule: MeshRule, *, selector: str, source: Path) -> s
     return _with_rule(source, text, found, rule, selector)[1]
 
 
-def _real(path: Path) -> Path:
+def _follow_links(path: Path) -> Path:
     """Follows links to the file itself, so that the links stay.
 
     Raises:
@@ -357,7 +357,7 @@ def _with_rule(
     Raises:
       UsageError: the text cannot be merged into.
     """
-    rule = _in_file(rule, before)
+    rule = _without_defaults(rule, before)
     kept = list(before.rules)
     position = first_match(kept, selector)
     exact = [index for index, old in enumerate(kept) if old.match in _exact(selector)]
@@ -399,7 +399,7 @@ def _exact(selector: str) -> tuple[str, ...]:
     return (escape(selector), re.escape(selector))
 
 
-def _in_file(rule: MeshRule, rules: Rules) -> MeshRule:
+def _without_defaults(rule: MeshRule, rules: Rules) -> MeshRule:
     """Returns a rule without the values that the file states for all its rules."""
     own = rule.axes if rule.axes != rules.axes else ()
     bare = replace(rule, axes=own, batch_axes=None)

@@ -140,7 +140,7 @@ def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     tree |= {
         "ici": {name: size for name, size in zip(axes, shape.ici_mesh_shape) if size != 1},
         "dcn": {name: size for name, size in zip(axes, shape.dcn_mesh_shape) if size != 1},
-        "mapping": {name: _spelled(mapped) for name, mapped in rule.mapping.axes},
+        "mapping": {name: _as_written(mapped) for name, mapped in rule.mapping.axes},
         "knobs": dict(rule.knobs),
         "compiler_options": dict(rule.compiler_options),
     }
@@ -153,7 +153,7 @@ def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     return tree
 
 
-def _spelled(axes: MappedAxes) -> str | list[str]:
+def _as_written(axes: MappedAxes) -> str | list[str]:
     """Writes a value as people do: TOML has no null."""
     return list(axes) if len(axes) > 1 else axes[0] if axes else NONE
 

@@ -205,7 +205,7 @@ def _over_looked_up(lookup: PartitionedLookup) -> _Grouping | None:
 
 def _over_indexed(lookup: PartitionedLookup) -> _Grouping | None:
     group = {
-        factor: _finer(lookup.indices.of(factor), lookup.slices.of(factor))
+        factor: _if_finer(lookup.indices.of(factor), lookup.slices.of(factor))
         for factor in lookup.indexed
     }
     parts = parts_of(group)
@@ -220,7 +220,7 @@ def _over_indexed(lookup: PartitionedLookup) -> _Grouping | None:
     )
 
 
-def _finer(own: Parts, other: Parts) -> Parts:
+def _if_finer(own: Parts, other: Parts) -> Parts:
     """Returns the other array's parts, if they only split further."""
     return other if other[: len(own)] == own else own
 

@@ -134,7 +134,9 @@ def _all_along_the_result(product: PartitionedProduct) -> ProductSplit | None:
         return _computed(product, left, right, result)
     for factors in (product.batch, product.of_left, product.of_right):
         if count(result.along(factors)) == devices:
-            return _computed(product, _like(left, result), _like(right, result), result)
+            return _computed(
+                product, _split_like_result(left, result), _split_like_result(right, result), result
+            )
     if result.every:
         return None
     for one, other, back in ((left, right, False), (right, left, True)):
@@ -149,7 +151,7 @@ def _all_along_the_result(product: PartitionedProduct) -> ProductSplit | None:
     return None
 
 
-def _like(operand: PartitionedArray, result: PartitionedArray) -> PartitionedArray:
+def _split_like_result(operand: PartitionedArray, result: PartitionedArray) -> PartitionedArray:
     """Returns an operand that is split like the result, and no further."""
     return replace(operand, parts=tuple(result.of(factor) for factor in operand.factors))
 
@@ -164,7 +166,7 @@ def _over_batch(product: PartitionedProduct, strict: bool) -> ProductSplit | Non
     if _counts(left, batch) == _counts(right, batch):
         larger = left if left.local_bytes > right.local_bytes else right
         group = {factor: larger.of(factor) for factor in batch}
-    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    moved = [_operand_in_group(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
     return _in_group(product, group, moved[0], moved[1], result.along_group(group))
@@ -183,7 +185,7 @@ def _over_shared_with_result(product: PartitionedProduct, strict: bool) -> Produ
         exact.sort(key=lambda one: -one[0].left.local_bytes)
     for side, factors in exact or _partly_shared(sides):
         group = {factor: side.result.of(factor) for factor in factors}
-        matched = _brought(side.left, group, strict)
+        matched = _operand_in_group(side.left, group, strict)
         if matched is None:
             return None
         other = _whole_in_groups(side.right, group, side.devices)
@@ -218,11 +220,11 @@ def _over_contracted(product: PartitionedProduct, strict: bool) -> ProductSplit 
         return None
     larger = left if left.local_bytes > right.local_bytes else right
     group = {factor: larger.of(factor) for factor in contracted}
-    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    moved = [_operand_in_group(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
     reduced = parts_of(group)
-    inner = _moved_off(result, reduced, product.devices)
+    inner = _move_off(result, reduced, product.devices)
     way = _in_group(product, group, moved[0], moved[1], inner)
     local = replace(result, parts=way.result).local_bytes
     return replace(way, cost=way.cost + reducing(local, reduced))
@@ -232,7 +234,9 @@ def _counts(split: PartitionedArray, factors: Iterable[str]) -> list[int]:
     return [count(split.of(factor)) for factor in factors]
 
 
-def _brought(operand: PartitionedArray, group: Group, strict: bool) -> PartitionedArray | None:
+def _operand_in_group(
+    operand: PartitionedArray, group: Group, strict: bool
+) -> PartitionedArray | None:
     """Returns an operand as the group needs it; None if it would have to move between groups."""
     if strict and any(operand.of(factor) != wanted for factor, wanted in group.items()):
         return None
@@ -251,10 +255,10 @@ def _whole_in_groups(other: PartitionedArray, group: Group, devices: Parts) -> P
     repeated = count(devices) // count(other.every)
     if repeated % count(parts):
         return other.whole_over(parts)
-    return _moved_off(other, parts, devices)
+    return _move_off(other, parts, devices)
 
 
-def _moved_off(split: PartitionedArray, parts: Parts, devices: Parts) -> PartitionedArray:
+def _move_off(split: PartitionedArray, parts: Parts, devices: Parts) -> PartitionedArray:
     """Moves an array off some parts: to free ones as far as possible, else gathers it."""
     if not overlaps(split.every, parts):
         return split
