@@ -1,9 +1,9 @@
 """The kinds of collectives: one row for each, with its names, what it sends and how it is priced.
 
 A collective moves data between the devices of a group. Every dialect has its own names for the same
-kinds, and whatever must know one of them asks this table. An operation that has no row and moves
-data all the same is known to `why_unpriced`; a test walks the operations of the installed
-jaxlib and fails when one is in neither.
+kinds; all code that needs one of them reads this table. `why_unpriced` lists the operations that
+move data but have no row. A test reads all operations of the installed jaxlib, and fails if one is
+in neither list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CollectiveKind:
       name: of the kind, as HLO has it.
       stablehlo: its operation in StableHLO and in Shardy's dialect; empty if they have none.
       shardy_axes: the attribute of Shardy's operation that holds the axes; empty if it has no such
-        operation, or one from which they are read by what it moves.
+        operation, or if the axes are read from what the operation moves.
       resized_along: the attribute of StableHLO's operation that says which dimension it makes
         longer or shorter; empty if none.
       megascale: its transfer type in the runtime between TPU slices; empty if there is none.
@@ -36,12 +36,12 @@ class CollectiveKind:
       passes: how often the array goes round the ring, and waits for its messages.
       is_sharded_before: True if each device holds one part of the full array before, False if it
         holds an array of the full size.
-      reduces: elements of the devices become one, by a function that it calls.
-      may_count_replicas: on a channel, and saying nothing else, its groups are of replicas; those
-        of other kinds are of partitions then.
+      reduces: it combines the elements of the devices with a function that it calls.
+      may_count_replicas: with a channel and no other statement, its groups are of replicas; those
+        of other kinds are of partitions.
       is_ragged: only the first operand is sent, and the data say how much of it.
       is_in_place: the result may lie where the operand lay.
-      priced_as: the kind whose measured or published speed is taken; empty: its own.
+      priced_as: the kind whose measured or published speed is used; empty if it has its own.
     """
 
     name: CollectiveName
@@ -119,7 +119,7 @@ KINDS = (
         sends="exchange",
         is_sharded_before=True,
     ),
-    # How much of it is sent is known when it runs: the array's size is the most.
+    # How much is sent is known only when the program runs: at most the whole array.
     CollectiveKind(
         name="ragged-all-to-all",
         sends="exchange",
@@ -133,7 +133,7 @@ KINDS = (
         megascale="ONE_TO_ONE",
         sends="forward",
     ),
-    # Handed on from device to device, a part after the other: as long as a gather of the array.
+    # Passed from device to device, part by part: takes as long as an all-gather of the array.
     CollectiveKind(
         name="collective-broadcast",
         stablehlo="collective_broadcast",
@@ -141,7 +141,8 @@ KINDS = (
         is_in_place=True,
         priced_as="all-gather",
     ),
-    # What GPU compilers make of a collective-permute, and TPU compilers of all between slices.
+    # GPU compilers turn a collective-permute into these, TPU compilers all collectives between
+    # slices.
     CollectiveKind(name="send", sends="forward", priced_as="collective-permute"),
 )
 MEASURED: tuple[MeasuredName, ...] = get_args(MeasuredName)
@@ -163,7 +164,7 @@ _BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 def kind_named(name: str) -> CollectiveKind:
-    """The kind of that name.
+    """Returns the kind of that name.
 
     Raises:
       KeyError: there is none.
@@ -177,7 +178,7 @@ def is_kind(name: str) -> bool:
 
 
 def why_unpriced(operation: str) -> str:
-    """Why an operation between devices or with the host has no price; empty if it has one.
+    """Says why an operation between devices or with the host has no price; empty if it has one.
 
     A step that holds such an operation names it as uncounted.
 
@@ -189,5 +190,5 @@ def why_unpriced(operation: str) -> str:
 
 
 def priced_as(name: str) -> str:
-    """The kind whose speed a collective of the kind has."""
+    """Returns the kind whose measured or published speed is used for this kind."""
     return kind_named(name).priced_as or name

@@ -38,7 +38,7 @@ _MARKS: dict[Level, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -53,7 +53,7 @@ class Finding:
     hint: str = ""
 
 
-def examine(target: str) -> tuple[Finding, ...]:
+def examine(target: str) -> tuple[DoctorFinding, ...]:
     """Looks at this machine as a search for `target` would find it; devices are asked in a worker.
 
     Raises:
@@ -66,7 +66,7 @@ def examine(target: str) -> tuple[Finding, ...]:
     with one_worker(surroundings_of(wanted)) as pool:
         answer = pool.run(DevicesJob(), _LIMIT_S)
     findings += [
-        Finding(level="warning", about="target", detail=notice) for notice in wanted.notices
+        DoctorFinding(level="warning", about="target", detail=notice) for notice in wanted.notices
     ]
     if isinstance(answer, Attachment):
         findings += [*_devices(answer), *_known_bad(answer), *_environment(answer)]
@@ -75,7 +75,7 @@ def examine(target: str) -> tuple[Finding, ...]:
         if isinstance(answer, Failed):
             reason = answer.reason
         findings.append(
-            Finding(
+            DoctorFinding(
                 level="error",
                 about="devices",
                 detail=reason,
@@ -85,7 +85,7 @@ def examine(target: str) -> tuple[Finding, ...]:
     return (*findings, *_targets(), *_storages())
 
 
-def report_of(findings: tuple[Finding, ...]) -> Report:
+def report_of(findings: tuple[DoctorFinding, ...]) -> Report:
     """The findings, one or two lines each."""
     details = [one.detail + (f"\n{one.hint}" if one.hint else "") for one in findings]
     table = Table(
@@ -125,8 +125,8 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _python() -> Finding:
-    return Finding(
+def _python() -> DoctorFinding:
+    return DoctorFinding(
         level="ok",
         about="python",
         detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}, "
@@ -134,8 +134,8 @@ def _python() -> Finding:
     )
 
 
-def _packages() -> list[Finding]:
-    found: list[Finding] = []
+def _packages() -> list[DoctorFinding]:
+    found: list[DoctorFinding] = []
     for package, least in (("jax-automesh", "0"), ("jax", "0.10.1"), ("jaxlib", "0.10.1")):
         version = installed_version(package)
         level: Level = "error"
@@ -145,16 +145,16 @@ def _packages() -> list[Finding]:
             detail, hint = f"{version} is older than {least}", f"run `pip install -U {package}`"
         else:
             level, detail, hint = "ok", version, ""
-        found.append(Finding(level=level, about=package, detail=detail, hint=hint))
+        found.append(DoctorFinding(level=level, about=package, detail=detail, hint=hint))
     return found
 
 
-def _processes(environ: Mapping[str, str]) -> list[Finding]:
+def _processes(environ: Mapping[str, str]) -> list[DoctorFinding]:
     several = running_under_several_processes(environ)
     if not several:
         return []
     return [
-        Finding(
+        DoctorFinding(
             level="error",
             about="processes",
             detail=f"this is one of several processes ({several}); a search runs in one",
@@ -163,9 +163,9 @@ def _processes(environ: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def _memory() -> Finding:
+def _memory() -> DoctorFinding:
     memory = psutil.virtual_memory()
-    return Finding(
+    return DoctorFinding(
         level="ok" if memory.available > 2 * 2**30 else "warning",
         about="memory",
         detail=f"{format_bytes(memory.available)} of {format_bytes(memory.total)} free, "
@@ -173,7 +173,7 @@ def _memory() -> Finding:
     )
 
 
-def _devices(attachment: Attachment) -> list[Finding]:
+def _devices(attachment: Attachment) -> list[DoctorFinding]:
     first = attachment.devices[0]
     count = len(attachment.devices)
     slices = len({device.slice_index for device in attachment.devices})
@@ -181,10 +181,10 @@ def _devices(attachment: Attachment) -> list[Finding]:
     words = f"{count} x {first.kind} ({first.platform})"
     words += f", {format_bytes(memory)} each" if memory else ""
     words += f", {slices} slices" if slices > 1 else ""
-    found = [Finding(level="ok", about="devices", detail=words)]
+    found = [DoctorFinding(level="ok", about="devices", detail=words)]
     if count == 1:
         found.append(
-            Finding(
+            DoctorFinding(
                 level="note",
                 about="devices",
                 detail="a single device leaves no mesh to choose",
@@ -193,7 +193,7 @@ def _devices(attachment: Attachment) -> list[Finding]:
         )
     if first.platform != "cpu" and chip_for(first.kind, first.platform).rough:
         found.append(
-            Finding(
+            DoctorFinding(
                 level="warning",
                 about="devices",
                 detail=f"`{first.kind}` is not in the table of chips: predictions are rough",
@@ -202,12 +202,12 @@ def _devices(attachment: Attachment) -> list[Finding]:
     return found
 
 
-def _known_bad(attachment: Attachment) -> list[Finding]:
+def _known_bad(attachment: Attachment) -> list[DoctorFinding]:
     on_cpu = attachment.devices[0].platform == "cpu"
     if not on_cpu or not dict(attachment.versions).get("jax", "").startswith("0.10.2"):
         return []
     return [
-        Finding(
+        DoctorFinding(
             level="warning",
             about="jax 0.10.2",
             detail="a miscompilation on CPU is reported for it (jax issue 39103); "
@@ -217,16 +217,16 @@ def _known_bad(attachment: Attachment) -> list[Finding]:
     ]
 
 
-def _environment(attachment: Attachment) -> list[Finding]:
+def _environment(attachment: Attachment) -> list[DoctorFinding]:
     return [
-        Finding(level="note", about="environment", detail=f"{name}={value}")
+        DoctorFinding(level="note", about="environment", detail=f"{name}={value}")
         for name, value in attachment.environment
     ]
 
 
-def _targets() -> list[Finding]:
+def _targets() -> list[DoctorFinding]:
     """What compiles for devices that are not here; for attached ones it is needed as well."""
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for kind in ("tpu", "gpu"):
         compiler, wanted = compiler_for(kind), wanted_by_jax(kind)
         detail = f"{compiler.name} {compiler.version}"
@@ -241,16 +241,16 @@ def _targets() -> list[Finding]:
         else:
             detail, hint = f"{detail} compiles for them", ""
         what = f"{kind.upper()} targets"
-        found.append(Finding(level=level, about=what, detail=detail, hint=hint))
+        found.append(DoctorFinding(level=level, about=what, detail=detail, hint=hint))
     return found
 
 
-def _storages() -> list[Finding]:
+def _storages() -> list[DoctorFinding]:
     if importlib.util.find_spec("psycopg"):
         detail = f"psycopg {installed_version('psycopg')}"
-        return [Finding(level="ok", about="PostgreSQL", detail=detail)]
+        return [DoctorFinding(level="ok", about="PostgreSQL", detail=detail)]
     return [
-        Finding(
+        DoctorFinding(
             level="note",
             about="PostgreSQL",
             detail="no driver; only needed for `--storage postgresql://...`",

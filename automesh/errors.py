@@ -19,8 +19,8 @@ class AutomeshError(Exception):
       hint: one sentence: what to do about it. Empty if the message says it all.
     """
 
-    # What both quote, such as names of files or what a script raised, may be anybody's text: they
-    # hold nothing that a terminal would obey, and of a long text its beginning and its end.
+    # Both may quote foreign text, such as names of files or what a script raised: control
+    # characters are removed, and of a long text only the beginning and the end are kept.
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.message = shortened(clean_lines(message), MESSAGE_CHARS)
         lines = clean_lines(hint).split("\n")
@@ -32,7 +32,7 @@ class AutomeshError(Exception):
 
 
 class UsageError(AutomeshError, ValueError):
-    """Bad arguments, files or code of the user's: exit code 2."""
+    """A mistake in the user's arguments, files or code: exit code 2."""
 
 
 class NotInstalled(UsageError, ImportError):
@@ -41,19 +41,19 @@ class NotInstalled(UsageError, ImportError):
 
 
 class WrongType(UsageError, TypeError):
-    """An argument of a type that is not taken."""
+    """An argument of a wrong type."""
 
 
 class IllegalMapping(UsageError):
-    """Logical axes mapped so that an array cannot be split: its path, its axis and why."""
+    """A mapping with which an array cannot be split; the message has its path, its axis and why."""
 
 
 class UnknownMeshAxis(IllegalMapping, KeyError):
-    """A mesh axis that the mesh does not have; a KeyError too, which Haliax raises for it."""
+    """A mesh axis that the mesh does not have; also a KeyError, as in Haliax."""
 
 
 class NoFeasibleMesh(AutomeshError):
-    """The search ended and nothing may be exported: exit code 1."""
+    """The search ended without a plan that may be exported: exit code 1."""
 
 
 class Interrupted(AutomeshError):
@@ -98,7 +98,7 @@ _OF_LIMITS = {
 
 
 def of_system(error: OSError) -> UsageError:
-    """What the operating system refused, as a sentence."""
+    """Describes an error of the operating system in a sentence."""
     what = f"`{error.filename}`: " if error.filename else ""
     hint = _OF_LIMITS.get(error.errno or 0, "check the disk and the permissions")
     return UsageError(
@@ -108,10 +108,10 @@ def of_system(error: OSError) -> UsageError:
 
 
 def unwritable(path: object, error: OSError, *, hint: str) -> UsageError:
-    """A file that the operating system did not let us write, as a sentence.
+    """Describes in a sentence why the operating system did not let us write a file.
 
     Args:
-      path: named if the error itself names nothing; a lock or a folder may be what was refused.
+      path: used if the error itself names no file; it may name a lock or a folder instead.
       hint: what to do about it.
     """
     name = error.filename if isinstance(error.filename, str) else path

@@ -1,11 +1,9 @@
-"""Files that automesh writes: whole or not at all, and never through what somebody else has put in
-their place.
+"""Writes files whole or not at all, and never through a link that somebody else has made.
 
-What is to be written goes into a draft first: a file of its own in the same folder, under a name
-that nobody can know before, which must not exist and is no link. When the draft is on the disk it
-takes its place in one step. Whatever fails until then, the old file is whole, and the draft is
-removed; a draft that a killed process left behind is removed later, by whoever writes into its
-folder.
+The content is first written to a draft: a new file in the same folder, under a name that nobody can
+predict. When the draft is on the disk, one rename puts it in the place of the old file. If anything
+fails before, the old file stays whole, and the draft is removed. The draft of a killed process is
+removed by the next process that writes into the folder.
 """
 
 from __future__ import annotations
@@ -43,20 +41,20 @@ def write_whole(
     """Makes a file, or replaces it in one step: a reader sees the old one or the new, never a part.
 
     A file that is there keeps its permissions and, where that is allowed, its group; a new one gets
-    what the umask leaves. A link is replaced, what it points to is left alone.
+    what the umask leaves. A link is replaced; its target stays as it is.
 
     Args:
       content: text is written as UTF-8, line ends as they are.
-      lasting: on the disk when this returns, so that it also outlives a power cut.
-      alone: the caller holds a lock that everyone holds who writes this file: its other drafts were
-        left behind.
+      lasting: the file is on the disk when this returns, so that it also survives a power cut.
+      alone: the caller holds the lock that every writer of this file takes, so that all other
+        drafts of it are left over and are removed.
 
     Raises:
-      OSError: it cannot be written, or something that is no file is in its place; names `path`. The
-        old file is as it was, and nothing is left behind.
+      OSError: it cannot be written, or `path` is no regular file; names `path`. The old file is
+        unchanged, and no draft is left.
     """
-    with _naming(path):
-        draft = _drafted(path, _as_bytes(content), lasting=lasting, alone=alone)
+    with _errors_name_file(path):
+        draft = _write_draft(path, _as_bytes(content), lasting=lasting, alone=alone)
         try:
             draft.replace(path)
         except BaseException:
@@ -67,12 +65,12 @@ def write_whole(
 
 
 def move_whole(draft: Path, path: Path) -> None:
-    """Brings a file to the disk and lets it take a place in the same file system, in one step.
+    """Flushes a file to the disk and renames it to `path`, in the same file system.
 
     Raises:
       OSError: it cannot; names `path`.
     """
-    with _naming(path):
+    with _errors_name_file(path):
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
@@ -88,14 +86,14 @@ def write_new(path: Path, content: str | bytes) -> bool:
     Raises:
       OSError: as `write_whole`.
     """
-    with _naming(path):
-        draft = _drafted(path, _as_bytes(content), lasting=True, alone=True)
+    with _errors_name_file(path):
+        draft = _write_draft(path, _as_bytes(content), lasting=True, alone=True)
         try:
-            # Unlike a renaming, a second name for the draft replaces nothing.
+            # Unlike a rename, a second name (hard link) for the draft replaces nothing.
             path.hardlink_to(draft)
         except FileExistsError:
             return False
-        except OSError:  # Some file systems give no second names.
+        except OSError:  # Some file systems have no hard links.
             if os.path.lexists(path):
                 return False
             draft.replace(path)
@@ -108,28 +106,28 @@ def write_new(path: Path, content: str | bytes) -> bool:
 def replace_unchanged(path: Path, content: str | bytes, *, expected: str | bytes) -> bool:
     """Replaces a file in one step, but only one that still holds `expected`.
 
-    Also what an editor writes at this very moment is kept: where the system can exchange two files
-    in one step (Linux), the old file is looked at after it was replaced, and put back if it is not
-    what was expected. Elsewhere it is looked at right before. The caller holds the lock of the
-    file, as with `alone` of `write_whole`.
+    What an editor writes at the same moment is kept, too: where the system can exchange two files
+    in one step (Linux), the old file is compared after it was replaced, and put back if it does not
+    hold `expected`. Elsewhere it is compared just before. The caller holds the lock of the file, as
+    with `alone` of `write_whole`.
 
     Returns:
       Whether it was replaced.
 
     Raises:
-      OSError: as `write_whole`; or it is not there any more.
+      OSError: as `write_whole`; or the file does not exist any more.
     """
     ours, theirs = _as_bytes(content), _as_bytes(expected)
-    with _naming(path):
-        draft = _drafted(path, ours, lasting=True, alone=True)
+    with _errors_name_file(path):
+        draft = _write_draft(path, ours, lasting=True, alone=True)
         try:
             if not _exchange(draft, path):
-                path.lstat()  # An exchange refuses what is not there, too.
+                path.lstat()  # An exchange also fails if the file does not exist.
                 if not _holds(path, theirs):
                     return False
                 draft.replace(path)
-            elif not _stays(draft, theirs):
-                _put_back(draft, path, ours)
+            elif not _still_holds(draft, theirs):
+                _restore(draft, path, ours)
                 return False
         finally:
             _remove(draft)
@@ -138,7 +136,7 @@ def replace_unchanged(path: Path, content: str | bytes, *, expected: str | bytes
 
 
 def lock_beside(path: Path, *, timeout_s: float) -> FileLock:
-    """The lock that everyone holds who changes a file in several steps.
+    """Returns the lock that every process takes before it changes a file in several steps.
 
     The kernel releases it when its holder is killed. It is a file of its own, which stays.
 
@@ -149,26 +147,26 @@ def lock_beside(path: Path, *, timeout_s: float) -> FileLock:
 
 
 def check_place(path: Path) -> None:
-    """Finds out whether a file can be written, and its lock be had: writes a draft of it that is
-    removed at once, and takes the lock if there is one that nobody has.
+    """Checks that a file can be written and locked.
+
+    Writes a draft of it and removes it at once, and takes the lock if it exists and is free.
 
     Raises:
-      OSError: names the file, or what is in the place of its lock.
+      OSError: names the file, or its lock.
     """
-    with _naming(path):
-        _remove(_drafted(path, b"", lasting=False, alone=False))
+    with _errors_name_file(path):
+        _remove(_write_draft(path, b"", lasting=False, alone=False))
     lock = lock_beside(path, timeout_s=0)
     if os.path.lexists(lock.lock_file):  # Otherwise the draft has shown that it can be made.
-        with _naming(Path(lock.lock_file)), suppress(Timeout), lock:
+        with _errors_name_file(Path(lock.lock_file)), suppress(Timeout), lock:
             pass
 
 
 def is_foreign_link(path: Path) -> bool:
-    """Whether a link may lead to where nobody who decides here wants to write: another account than
-    ours, root or the owner of the folder has made it.
+    """Whether an untrusted account has made a link: neither ours, nor root, nor the folder's owner.
 
     Raises:
-      OSError: the folder cannot be looked at.
+      OSError: the folder cannot be read.
     """
     if not path.is_symlink():
         return False
@@ -176,13 +174,14 @@ def is_foreign_link(path: Path) -> bool:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Opens a file to write at its end, and makes it if there is none.
+    """Opens a file for appending, and creates it if it does not exist.
 
     Raises:
-      OSError: it cannot be opened, or is a link or no file, which somebody else may have put there.
+      OSError: it cannot be opened; or it is a link or no regular file, which somebody else may have
+        made.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with _naming(path):
+    with _errors_name_file(path):
         descriptor = os.open(path, flags, 0o666)
         file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
@@ -194,15 +193,17 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def drafts_in(folder: Path) -> Iterator[Path]:
-    """All drafts in a folder, those that are being written included."""
+    """Lists all drafts in a folder, including those that are being written."""
     with suppress(FileNotFoundError):
         yield from (path for path in folder.iterdir() if _DRAFT.fullmatch(path.name))
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Lets what the system refuses say which file it was about: a write does not say it, and the
-    name of a draft means nothing to anyone."""
+def _errors_name_file(path: Path) -> Generator[None]:
+    """Puts the name of the file into errors of the system.
+
+    A failed write names no file, and the name of a draft means nothing to the user.
+    """
     try:
         yield
     except OSError as error:
@@ -215,20 +216,20 @@ def _as_bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _drafted(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
-    """Writes a draft of a file, with the permissions that the file shall have."""
+def _write_draft(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
+    """Writes a draft of a file, with the permissions that the file will have."""
     there = _status(path)
     if alone:
         _remove_drafts_of(path)
     _collect_drafts(path.parent.absolute())
-    draft = path.with_name(f"{_beginning(path)}{os.urandom(8).hex()}.draft")
+    draft = path.with_name(f"{_draft_prefix(path)}{os.urandom(8).hex()}.draft")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     # The system takes the umask off: this process need not know it.
     descriptor = os.open(draft, flags, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if there is not None:
-                _be_like(descriptor, there)
+                _copy_permissions(descriptor, there)
             file.write(content)
             file.flush()
             if lasting:
@@ -239,18 +240,18 @@ def _drafted(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
     return draft
 
 
-def _beginning(path: Path) -> str:
-    """What the names of all drafts of a file begin with."""
+def _draft_prefix(path: Path) -> str:
+    """Returns the prefix of the names of all drafts of a file."""
     if len(path.name) <= _NAMED:
         return f".{path.name}."
     return f".{path.name[:_NAMED]}-{zlib.crc32(os.fsencode(path.name)):08x}."
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """The file that is there; None for a link, which is replaced, and if there is none.
+    """Returns the status of a file; None for a link, which is replaced, and if there is none.
 
     Raises:
-      OSError: what is there, or what a link points to, is no file: neither a folder nor
+      OSError: the path, or the target of a link, is no regular file: neither a folder nor
         `/dev/null` is replaced.
     """
     try:
@@ -258,7 +259,7 @@ def _status(path: Path) -> os.stat_result | None:
         there = path.lstat()
         is_link = stat.S_ISLNK(there.st_mode)
         _check_kind(path.stat().st_mode if is_link else there.st_mode)
-    except FileNotFoundError:  # Not there, or a link to what is not.
+    except FileNotFoundError:  # It does not exist, or is a link to nothing.
         return None
     return None if is_link else there
 
@@ -270,16 +271,16 @@ def _check_kind(mode: int) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file")
 
 
-def _be_like(descriptor: int, there: os.stat_result) -> None:
+def _copy_permissions(descriptor: int, there: os.stat_result) -> None:
     if os.fstat(descriptor).st_gid != there.st_gid:
-        with suppress(OSError):  # Only into a group of one's own.
+        with suppress(OSError):  # The system allows this only for groups that the user is in.
             os.fchown(descriptor, -1, there.st_gid)
     os.fchmod(descriptor, there.st_mode & 0o777)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Brings a change of names to the disk, as far as the system can."""
-    # The file is in its place: some systems cannot say whether the folder is on the disk, too.
+    """Flushes a folder's entries to the disk, as far as the system can."""
+    # The file has its name. Some systems cannot flush a folder, which is no failure.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -289,13 +290,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove(draft: Path) -> None:
-    # What has failed is told, not that the draft cannot be removed either.
+    # The error that is being raised matters more than a draft that cannot be removed.
     with suppress(OSError):
         draft.unlink()
 
 
 def _remove_drafts_of(path: Path) -> None:
-    beginning = _beginning(path)
+    beginning = _draft_prefix(path)
     for draft in drafts_in(path.parent):
         if draft.name.startswith(beginning) and _END.fullmatch(draft.name[len(beginning) :]):
             _remove(draft)
@@ -303,7 +304,7 @@ def _remove_drafts_of(path: Path) -> None:
 
 @cache
 def _collect_drafts(folder: Path) -> None:
-    """Removes what killed processes have left in a folder; once in a process: it may be large."""
+    """Removes drafts that killed processes have left; once per process, as folders may be large."""
     with suppress(OSError):
         for draft in drafts_in(folder):
             with suppress(OSError):
@@ -312,7 +313,7 @@ def _collect_drafts(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Lets two files change places in one step; False if that cannot be done here."""
+    """Exchanges two files in one step; returns False where that is not possible."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -325,23 +326,23 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _stays(path: Path, expected: bytes) -> bool:
-    """Whether a file holds what is expected, and nobody who had opened it before writes into it."""
+def _still_holds(path: Path, expected: bytes) -> bool:
+    """Whether a file still holds `expected` after the time that a writing editor needs."""
     if not _holds(path, expected):
         return False
     time.sleep(EDIT_SETTLES_S)
     return _holds(path, expected)
 
 
-def _put_back(draft: Path, path: Path, ours: bytes) -> None:
-    """Gives the place back to what was in it; who has written there since then goes before that."""
+def _restore(draft: Path, path: Path, ours: bytes) -> None:
+    """Restores the file that was replaced, unless somebody has written a newer one since then."""
     _exchange(draft, path)
     if not _holds(draft, ours):
         _exchange(draft, path)
 
 
 def _holds(path: Path, expected: bytes) -> bool:
-    """Whether there is a file with these bytes: something else may have taken its place."""
+    """Whether the file holds exactly these bytes; False if it is gone or no file any more."""
     try:
         return read_bytes(path, limit_bytes=len(expected)) == expected
     except Unreadable:

@@ -19,7 +19,7 @@ _dumps, _loads = json.dumps, json.loads
 
 
 class NotJson(AutomeshError):
-    """A text that is not JSON at all, or is nested deeper than JSON of ours can be."""
+    """A text that is not JSON, or is nested deeper than any JSON that automesh writes."""
 
 
 @cache
@@ -28,10 +28,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def dumps(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> str:
-    """JSON text that every reader takes: all ASCII, and no lone surrogates, see `as_unicode`.
+    """Returns JSON text that every reader accepts: ASCII, no lone surrogates (see `as_unicode`).
 
     Raises:
-      ValueError: a figure is not finite, and `allow_nan` is False.
+      ValueError: a number is not finite, and `allow_nan` is False.
     """
     text = _dumps(value, indent=indent, allow_nan=allow_nan)
     if "\\ud" not in text:  # Hardly any text goes further.
@@ -49,10 +49,10 @@ def to_json(value: Any, kind: Any) -> Any:
 
 
 def to_checked_json(value: Any, kind: Any) -> Any:
-    """As `to_json`, after a look whether `from_json` reads it.
+    """Does what `to_json` does, after checking that `from_json` can read the result.
 
     Raises:
-      AutomeshError: it does not.
+      AutomeshError: it cannot.
     """
     text = to_text(value, kind)
     read_json(text, kind)
@@ -60,7 +60,7 @@ def to_checked_json(value: Any, kind: Any) -> Any:
 
 
 def to_text(value: Any, kind: Any) -> str:
-    """The text of `to_json`, without the detour over plain values."""
+    """Returns the JSON text of a dataclass directly, without plain values in between."""
     return dumps(_adapter(kind).dump_python(value))
 
 
@@ -78,10 +78,10 @@ def from_json(data: Any, kind: Any) -> Any:
 
 
 def read_json(text: str | bytes, kind: Any) -> Any:
-    """Reads a JSON text, of whatever bytes, into the dataclass (or union) `kind`.
+    """Reads a JSON text, which may be any bytes, into the dataclass (or union) `kind`.
 
     Raises:
-      NotJson: it is none.
+      NotJson: it is not JSON.
       AutomeshError: naming the path of the first offending key.
     """
     try:
@@ -91,7 +91,7 @@ def read_json(text: str | bytes, kind: Any) -> Any:
         path = ".".join(str(part) for part in first["loc"])
         if first["type"] == "json_invalid":
             raise NotJson(first["msg"]) from None
-        where = f"`{path}`: " if path else ""  # Nowhere: all of it is something else.
+        where = f"`{path}`: " if path else ""  # No path: all of it is wrong.
         raise AutomeshError(f"{where}{first['msg']}, got {_shown(first.get('input'))}") from None
 
 

@@ -1,4 +1,4 @@
-"""What can become of a plan, as values: every rung returns one of these, never None or inf."""
+"""The possible outcomes of a plan: every rung returns one of these, never None or inf."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Causes = tuple[tuple[str, float], ...]
 
 
 def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
-    """(name, seconds) in order, those without seconds left out.
+    """Returns (name, seconds), the largest first, without those of zero seconds.
 
     >>> largest_first([("latency", 0.1), ("memory", 0.0), ("compute", 0.3)])
     (('compute', 0.3), ('latency', 0.1))
@@ -21,8 +21,8 @@ def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
     )
 
 
-# What `uncounted` texts say of work that may take any time: a figure without it is a part of the
-# whole. Other texts name what is small beside what is counted, or counted in a rough way.
+# Parts of `uncounted` texts that name work of unknown length: a time without it is only a part of
+# the whole. Other texts name work that is small, or is counted roughly.
 UNKNOWN_LENGTH = "of unknown length"
 NO_COST = "only its operands and results are counted"
 NO_PRICE = "has no price"
@@ -31,12 +31,12 @@ ON_THE_HOST = "work on the host"
 _OPEN = (UNKNOWN_LENGTH, NO_COST, NO_PRICE, TO_THE_HOST, ON_THE_HOST)
 _BARE_CALL = re.compile(r"custom call `[^`]*`$")
 _TIMES = re.compile(r" \(\d+ times\)$")
-# Names of instructions, which differ between the programs of a step.
+# Names of instructions differ between the programs of one step.
 _LOOP = re.compile(r"loop `[^`]*`")
 
 
 def open_ended(uncounted: Iterable[str]) -> frozenset[str]:
-    """Those of `uncounted` that may take any time, in words that plans of a step share.
+    """Returns the texts that name work of unknown length, in words that all plans of a step share.
 
     >>> sorted(open_ended(["loop `w.1` (a.py:3) of unknown length counted once (2 times)"]))
     ['loop (a.py:3) of unknown length counted once']
@@ -97,8 +97,8 @@ class Memory:
     """Bytes on one device as the compiler states them; `peak_bytes` is what must fit.
 
     Attributes:
-      first_bytes: peak of the program of the first step, where it is another one than those of all
-        later steps, of which the other figures are; 0 if it is the same. The larger of the two is
+      first_bytes: peak of the first step's program, if that differs from the program of all later
+        steps, which the other figures describe; 0 if it is the same. The larger of the two is
         `peak_bytes`.
     """
 
@@ -110,7 +110,7 @@ class Memory:
     first_bytes: int = 0
 
     def after(self, first: Memory | None) -> Memory:
-        """The memory of a loop whose first step needs `first`; None: it is the same program."""
+        """Returns the memory of a loop whose first step needs `first`; None if it is the same."""
         if first is None:
             return self
         peak_bytes = max(self.peak_bytes, first.peak_bytes)
@@ -118,13 +118,14 @@ class Memory:
 
     @property
     def total_bytes(self) -> int:
-        """All that the program has at any time, as if all of it were there at once."""
+        """Sum of all memory that the program ever has, as if it had all of it at once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledOut:
-    """Not legal: `rule` names the constraint (stable, for counting), `detail` the numbers."""
+    """The plan is illegal: `rule` is the constraint (stable, for counting), `detail` has
+    numbers."""
 
     rule: str
     detail: str
@@ -137,13 +138,14 @@ class Estimated:
 
     Attributes:
       step_s: central estimate of the time of a step, seconds.
-      bracket_s: what must take that long at the assumed speeds, and what it takes if nothing
-        overlaps.
-      bound_s: no step can be faster: the only figure that may rule a plan out; 0 if nothing sound
-        is known.
-      memory_bytes: peak on one device: to order and to rule out with a margin, never to say `fits`.
-      memory_interval: bytes between which the compiler's need is expected; a high end
-        of 0: something has an unknown size, and `memory_bytes` is a lower bound. Empty in estimates
+      bracket_s: the time if everything overlaps, at the assumed speeds, and the time if nothing
+        does.
+      bound_s: a proven lower limit of the step time, and the only figure that may rule a plan out;
+        0 if none is known.
+      memory_bytes: peak on one device; used to sort plans and to rule them out with a margin, never
+        to claim that one fits.
+      memory_interval: bytes between which the compiler's figure is expected; a high end of 0 means
+        that something has an unknown size, and `memory_bytes` is a lower bound. Empty in estimates
         of earlier versions.
       causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
         `latency`, largest first.
@@ -165,20 +167,20 @@ class Estimated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A scheduled program, played on the links of its target.
+class ReplayOutcome:
+    """Times of a compiled schedule that was replayed on the links of its target.
 
     Attributes:
       step_s: seconds of a step.
-      bracket_s: what the busiest resource needs alone; what it takes if nothing overlaps.
+      bracket_s: the time of the busiest resource alone, and the time if nothing overlaps.
       causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
-        `host`, `latency`, largest first. A second of communication stands here only if the cores
-        waited for it.
+        `host`, `latency`, largest first. Communication counts here only while the cores wait for
+        it.
       communication_s: (wires and axes, seconds) of all transfers, each as if it had its links to
-        itself: `ici tp`. What of their sum is in `causes` is exposed; of one pair alone more may
-        be, where transfers waited for each other.
-      busy_s: (resource, seconds) that it was in use; none is above `step_s`.
-      mfu: FLOPs of the program's matrix products over those of the chip's peak in `step_s`.
+        itself: `ici tp`. The part of their sum that is in `causes` is exposed; a single pair may
+        have more in `causes`, where transfers waited for each other.
+      busy_s: (resource, seconds in use), at most `step_s` each.
+      mfu: FLOPs of the program's matrix products, divided by the chip's peak FLOPs in `step_s`.
       uncounted: what has no price, in words.
       speeds: where the speeds come from, in words.
     """
@@ -212,18 +214,19 @@ class StageProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageOutcome:
     """One stage of a compiled pipeline; bytes are those on its worst device.
 
     Attributes:
       rank: the index along the pipeline's axis.
-      lasting_bytes: from step to step: parameters, the optimizer's state, sums of gradients.
+      lasting_bytes: kept from step to step: parameters, the optimizer's state, sums of gradients.
       activation_bytes: of one microbatch, from its forward pass to the end of its backward pass.
-      working_bytes: what the hungriest of its programs has beside both, by the compiler.
-      finishing_bytes: what the optimizer's update has beside `lasting_bytes`, by the compiler.
+      working_bytes: what the program that needs most has in addition to both, by the compiler.
+      finishing_bytes: what the optimizer's update has in addition to `lasting_bytes`, by the
+        compiler.
       next_bytes, previous_bytes: sent on and sent back by one device for each microbatch.
-      peak_bytes: what its devices need at the worst moment of the schedule, with what other stages
-        of the rank hold.
+      peak_bytes: what its devices need at the worst moment of the schedule, including other stages
+        of the rank.
     """
 
     rank: int
@@ -237,7 +240,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPipeline:
+class PipelineOutcome:
     """A step that was compiled stage by stage.
 
     Attributes:
@@ -245,13 +248,13 @@ class CompiledPipeline:
       schedule: by name.
       actions: of each rank its actions, as `parse_schedule` reads them.
       programs: all that are run for a microbatch, and the updates.
-      bubble: share of the ranks' time in which they do nothing, 0 to 1; 0 before it was simulated.
+      bubble: share of the ranks' time in which they are idle, 0 to 1; 0 before it was simulated.
     """
 
     axis: str
     schedule: str
     actions: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[StageOutcome, ...]
     programs: tuple[StageProgram, ...]
     bubble: float = 0.0
 
@@ -267,13 +270,13 @@ class Compiled:
       fingerprint: hash of the lowered program, equal for programs that differ in axis names alone.
       step_s: time of a step predicted from the replay, else from `counts`, seconds.
       compile_s: seconds spent lowering and compiling; 0 when the result was taken over.
-      same_as: text of the plan with the same program whose result this is; empty if compiled
-        itself.
-      effort: how hard the compiler tried: at `low` its memory is a lower estimate, and its
-        schedule is none that would run.
+      same_as: text of the plan with the same program that was compiled in place of this one; empty
+        if this plan was compiled itself.
+      effort: how hard the compiler tried: at `low` its memory is a lower estimate, and its schedule
+        is not the one that would run.
       stored: key of the scheduled program in the store of compiled modules; empty if it is not
         kept.
-      replay: None where the program's schedule was not played.
+      replay: None if the program's schedule was not replayed.
       pipeline: the stages, if the step is a pipeline; `memory` and `counts` are then those of the
         worst and of the busiest device.
     """
@@ -286,13 +289,13 @@ class Compiled:
     same_as: str = ""
     effort: Effort = "default"
     stored: str = ""
-    replay: Replayed | None = None
-    pipeline: CompiledPipeline | None = None
+    replay: ReplayOutcome | None = None
+    pipeline: PipelineOutcome | None = None
     kind: Literal["compiled"] = "compiled"
 
 
 Numerics = Literal["agree", "differ", "unverified", "other_arguments", "reference", "not_compared"]
-# What a plan that ran may not become a rule with.
+# Results of a comparison with which a plan that ran may not become a rule.
 EXCLUDED: tuple[Numerics, ...] = ("differ", "unverified", "other_arguments")
 
 
@@ -305,18 +308,18 @@ class Measured:
       interval_s: 95 % interval of `step_s` over rounds.
       rounds_s: one time per round, seconds per step, in order.
       losses: scalar outputs of the first steps, in order.
-      numerics: how `losses` and the first updates compare with the reference's; `differ`,
+      numerics: how `losses` and the first updates compare with the reference's; with `differ`,
         `unverified` and `other_arguments` (the step began with other values, so that nothing can be
-        compared) may not become a rule. `not_compared` is what a command ran that tells no losses,
-        or others in each run.
+        compared) a plan may not become a rule. `not_compared`: a command that reports no losses, or
+        different ones in each run.
       numerics_detail: which step and figures disagree; empty if they agree.
       values: `synthetic` if the arguments were made up, `user` if they came from `init` or real
         arrays.
       raced_out: True if the sequential test stopped the plan as slower before the last round.
       confirmed: True if measured again in fresh processes.
       peak_bytes: measured peak on one device where the backend reports it, else the compiler's.
-      loss_dtype: the coarsest float type that takes part in `losses`; empty where only the
-        comparison is kept.
+      loss_dtype: the coarsest float type that takes part in `losses`; empty if only the result of
+        the comparison is kept.
     """
 
     step_s: float
@@ -333,24 +336,25 @@ class Measured:
     kind: Literal["measured"] = "measured"
 
 
-WIDE_INTERVAL = 1.5  # upper over lower end: a time that is known no better says little
+WIDE_INTERVAL = 1.5  # upper end / lower end: a less precise time says little
 _UNSTEADY = 2.0
 
 
 def is_wide(measured: Measured) -> bool:
-    """Whether the step time is known to no better than a factor of 1.5."""
+    """Whether the interval of the step time spans a factor of 1.5 or more."""
     low, high = measured.interval_s
     return high > WIDE_INTERVAL * low
 
 
 def processes_disagree(rounds_s: Sequence[float], interval_s: tuple[float, float]) -> bool:
-    """Whether step times differ too much from process to process for a rule.
+    """Whether step times differ too much between processes for the plan to become a rule.
 
-    A wide interval alone may come of few processes that agree well enough: then the time is marked.
+    A wide interval alone may come from few processes that agree well enough; such a time is only
+    marked.
 
     Args:
       rounds_s: seconds per step, one per process.
-      interval_s: of their middle.
+      interval_s: 95 % interval of their median.
     """
     is_wide = interval_s[1] > WIDE_INTERVAL * interval_s[0]
     return len(rounds_s) > 1 and is_wide and max(rounds_s) > _UNSTEADY * min(rounds_s)
@@ -363,11 +367,12 @@ def is_unsteady(measured: Measured) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Needs more memory than there is: at least `needed_bytes`, seen when it was stopped.
+    """The plan needs too much memory: at least `needed_bytes`, as seen when it was stopped.
 
     Attributes:
-      reserve_bytes: of `limit_bytes`, kept free for what lives beside the program.
-      is_host: the memory is this machine's, of which a worker may take no more than `limit_bytes`.
+      reserve_bytes: part of `limit_bytes` that is kept free for other memory of the process.
+      is_host: the memory of this machine ran out, of which a worker may take no more than
+        `limit_bytes`.
       where: the rank that failed, if the worker is a gang: `rank 3 on host-b`; else empty.
     """
 
@@ -383,13 +388,13 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Raised, crashed, or returned something that is not a step.
+    """The plan's step raised an exception, crashed, or was not a step.
 
     Attributes:
       stage: what the worker was doing: start, load, build, lower, compile, materialize, run.
       reason: one sentence for the table.
       log_tail: the last lines of the worker's output or of the traceback.
-      hint: what to do about it, if the failure itself says so.
+      hint: what to do about it, if the failure itself tells.
       where: as in `OutOfMemory`; empty as well if all processes of a gang failed alike.
     """
 
@@ -403,7 +408,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """Stopped after `limit_s` seconds; `where` is as in `OutOfMemory`."""
+    """The plan was stopped after `limit_s` seconds; `where` is as in `OutOfMemory`."""
 
     stage: str
     limit_s: float

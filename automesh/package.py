@@ -1,4 +1,4 @@
-"""What is installed, and whose a file is: automesh's own, installed, or the user's."""
+"""Tells whether a file is automesh's own, installed, or the user's, and what is installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders for what is installed, wherever they are."""
+"""Names of the folders that hold installed packages, wherever they are."""
 _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in _FOLDERS)}))
-"""Folders of the standard library and of what is installed beside it."""
+"""Folders of the standard library and of the packages that are installed with it."""
 
 
 _COUNTED: list[str] = []
@@ -53,12 +53,14 @@ def our_folders() -> tuple[str, ...]:
 
 
 def count_as_users(folder: str) -> None:
-    """An installed package whose program is searched is the user's own code here."""
+    """Treats an installed package as the user's own code, since its program is searched."""
     _COUNTED.append(f"{folder.rstrip('/')}/")
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file is the user's own code: not installed, none of ours, no text that was run.
+    """Whether a file is the user's own code.
+
+    Files of installed packages, of automesh, and code without a file (`<string>`) are not.
 
     Args:
       file: as frames and tracebacks name it.
@@ -71,7 +73,7 @@ def is_users_file(file: str) -> bool:
 
 
 def installed_version(package: str) -> str:
-    """The version of an installed package, which is not imported; empty if there is none."""
+    """Returns the version of a package, without importing it; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""Reads what another process, another person or another machine may have written.
+"""Reads files that another process, another person or another machine may have written.
 
-A file is read only if it is a regular one, and only up to a bound of its own (`automesh.limits`):
-a named pipe would wait for ever, a device or a growing file never end. Whatever the bytes are, the
-functions give a value or raise an `AutomeshError` of one sentence.
+A file is read only if it is a regular one, and only up to a limit (`automesh.limits`): a named pipe
+would block for ever, and a device or a growing file would never end. Whatever the bytes are, the
+functions return a value or raise an `AutomeshError` of one sentence.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _TOO_LARGE = "a whole number of more than 64 bits"
 
 
 class Unreadable(UsageError):
-    """A file that is not there, is no regular file, may not be read, or is too large."""
+    """A file that does not exist, is no regular file, may not be read, or is too large."""
 
 
 class Malformed(UsageError):
-    """A text that is not TOML or JSON, or that holds what no file of ours needs."""
+    """A text that is not TOML or JSON, or holds values that automesh does not accept in files."""
 
 
 class OutOfBounds(Malformed):
-    """A text that is nested deeper, or holds a larger number, than anything that is read here."""
+    """A text that is nested deeper, or holds a larger number, than automesh accepts in files."""
 
 
 # Files
@@ -60,12 +60,12 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
       follow: links; False where somebody else may have put one.
 
     Raises:
-      Unreadable: it is not there, is something else than a file, or may not be read.
+      Unreadable: it does not exist, is no regular file, or may not be read.
     """
-    # Never waits, should it have become a named pipe since.
+    # Does not block if the file has been replaced by a named pipe since it was checked.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        # Asked first: to open a device may already do something.
+        # Checked first, since opening a device can already have an effect.
         _check_kind(path, path.stat().st_mode)
         descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:
@@ -79,10 +79,10 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def check_regular(path: Path) -> None:
-    """Makes sure that a name is free, or that of a regular file.
+    """Checks that a path does not exist, or is a regular file.
 
     Raises:
-      Unreadable: there is something else, or it may not be asked about.
+      Unreadable: it is something else, or the system does not tell.
     """
     try:
         _check_kind(path, path.stat().st_mode)
@@ -93,7 +93,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
-    """All bytes of a regular file.
+    """Reads all bytes of a regular file.
 
     Raises:
       Unreadable: as `open_regular`, or it holds more than `limit_bytes`.
@@ -104,7 +104,7 @@ def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
         with open_regular(path) as file:
             while chunk := file.read(limits.CHUNK_BYTES):
                 left -= len(chunk)
-                if left < 0:  # Counted while reading: a file may grow, or say that it is empty.
+                if left < 0:  # Counted while reading: a file may grow, or state a size of 0.
                     raise Unreadable(
                         f"`{path}` cannot be read: it holds more than {format_bytes(limit_bytes)}"
                     )
@@ -115,7 +115,7 @@ def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
 
 
 def read_text(path: Path, *, limit_bytes: int = limits.PEOPLE_FILE_BYTES) -> str:
-    """The text of a file in UTF-8, line ends as they are; a byte order mark is no part of it.
+    """Reads a UTF-8 file as text, with line ends unchanged and without a byte order mark.
 
     Raises:
       Unreadable: as `read_bytes`, or it is not UTF-8.
@@ -124,7 +124,7 @@ def read_text(path: Path, *, limit_bytes: int = limits.PEOPLE_FILE_BYTES) -> str
 
 
 def decoded(data: bytes, path: Path) -> str:
-    """The text that `read_text` makes of the bytes of a file.
+    """Decodes the bytes of a file as `read_text` does.
 
     Raises:
       Unreadable: it is not UTF-8; names `path`.
@@ -140,8 +140,7 @@ def decoded(data: bytes, path: Path) -> str:
 
 
 def kind_of_file(path: Path) -> str:
-    """`a folder`, `a named pipe`, ... for what is there and is no file that one can read; else
-    empty."""
+    """Says what is at a path other than a regular file: `a folder`, `a named pipe`; else empty."""
     try:
         return _kind(path.stat().st_mode)
     except (OSError, ValueError):
@@ -170,10 +169,10 @@ def _unreadable(path: Path, error: Exception) -> Unreadable:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text.
+    """Parses a TOML text.
 
     Raises:
-      Malformed: a syntax error, with its line; or half of a character.
+      Malformed: a syntax error, with its line; or half of a surrogate pair.
       OutOfBounds: nested too deep, or a number out of all bounds.
     """
     if _LONG_KEY.search(text):
@@ -189,7 +188,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Parses a JSON text.
 
     Raises:
       Malformed: as `parse_toml`.
@@ -212,7 +211,7 @@ def _malformed(error: ValueError) -> Malformed:
 
 
 def _check_values(tree: Any) -> None:
-    """Refuses values that parsers take and that nothing behind them can deal with."""
+    """Refuses values that parsers accept but that later code cannot handle."""
     level: list[Any] = [tree]
     for _ in range(limits.NESTING + 1):
         below: list[Any] = []

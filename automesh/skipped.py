@@ -1,4 +1,4 @@
-"""Records that others may have damaged: left out, and named so that anybody may be shown it."""
+"""Skips damaged records, and names them in a way that is safe to show to anybody."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
-"""What Optuna, SQLAlchemy, `json` and readers of other formats raise if a record does not say what
-was written. That a storage as a whole cannot be read is none of these."""
+"""Exceptions that Optuna, SQLAlchemy, `json` and readers of other formats raise for a damaged
+record. A storage that cannot be read as a whole raises others."""
 _SAID_CHARS = 200  # of what is wrong with one
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Records that were left out because they are damaged: one must not block the others.
+    """Records that were skipped because they are damaged, so that the others can still be read.
 
     Attributes:
       named: what each is, in a few words, with what is wrong with it.
@@ -34,7 +34,7 @@ class Skipped:
     named: dict[str, str] = field(default_factory=dict[str, str])
 
     def note(self, what: str, error: BaseException) -> None:
-        """Remembers a record once.
+        """Adds a record, once.
 
         Args:
           what: the record, such as `trial 7 of measure`.
@@ -43,7 +43,7 @@ class Skipped:
         self.named.setdefault(_shown(what), reason_of(error))
 
     def notices(self) -> tuple[str, ...]:
-        """A sentence for each of the first few, and one for the others."""
+        """Returns a sentence for each of the first few, and one for the others."""
         said = [
             f"{what} is damaged and left out: {reason}"
             for what, reason in list(self.named.items())[: limits.NAMED_DAMAGES]
@@ -56,12 +56,12 @@ class Skipped:
 
 
 def name_of_note(key: str) -> str:
-    """What a note of a study is called in `Skipped.named`, with or without our mark before it."""
+    """Names a study's note, as in `Skipped.named`; `key` may have the prefix `automesh.`."""
     return f"the note `{key.removeprefix('automesh.')}`"
 
 
 def reason_of(error: BaseException) -> str:
-    """An error as part of a sentence: one line, a short one, and safe to be shown to anybody."""
+    """Describes an error as part of a sentence: one short line that is safe to show to anybody."""
     text = _shown(error.message if isinstance(error, AutomeshError) else str(error))
     if not isinstance(error, AutomeshError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -69,5 +69,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def _shown(text: str) -> str:
-    """What a damaged record says may hold anything, a password of its writer's among it."""
+    """Masks secrets and control characters, which a damaged record may hold."""
     return clean(masked(text))

@@ -20,7 +20,7 @@ import typer
 from automesh.cost.replay.replay import replay
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.model import HardwareModel
-from automesh.hlo.schedule.nouns import Block, Branch, Loop
+from automesh.hlo.schedule.nouns import Branch, ScheduledBlock, ScheduledLoop
 from tests.support.cases.replay_golden import ALL, Recorded
 from tests.support.samples.replay_samples import layouts_of
 
@@ -70,11 +70,11 @@ def measured(one: Recorded, repeats: int) -> Timed:
     )
 
 
-def _operations(block: Block) -> tuple[int, int]:
+def _operations(block: ScheduledBlock) -> tuple[int, int]:
     """Operations as written, and as executed."""
     written = executed = 0
     for one in block.operations:
-        if isinstance(one, Loop):
+        if isinstance(one, ScheduledLoop):
             inner = _operations(one.body)
             written, executed = written + inner[0], executed + one.trips * inner[1]
         elif isinstance(one, Branch):

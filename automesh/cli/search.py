@@ -150,7 +150,9 @@ def search(script: Script = None, **given: Unpack[SearchGiven]) -> None:
         _check_remote(script)
         carried = {one.name: given[one.name] for one in SEARCH if one.has_server}
         service = find_service("`automesh search --server`")
-        service.submit_and_follow(Asked(script=script or "", args=tuple(args), options=carried))
+        service.submit_and_follow(
+            Asked(script=script or "", args=tuple(args or ()), options=carried)
+        )
         return
     options = api.SearchOptions(**{one.name: given[one.name] for one in SEARCH if one.doc})
     options["args"] = args or []

@@ -1,1 +1,1 @@
-"""Seconds from counts (no jax)."""
+"""Computes the seconds of a step from what it computes, moves and sends (no jax)."""

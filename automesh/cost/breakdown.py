@@ -1,7 +1,8 @@
-"""One mesh of a step in its pieces: what every collective and every kernel costs there (no jax).
+"""Splits the price of a step on one mesh: the cost of every collective and kernel (no jax).
 
-Pricing adds pieces up for thousands of meshes; this is one row of the same arrays, kept apart.
-Every time here is of the piece alone, as if nothing ran beside it: what overlaps is in `Estimated`.
+Pricing sums pieces for thousands of meshes; this module keeps the pieces of one mesh separate.
+Every time here is that of the piece alone, as if nothing ran at the same time; `Estimated` has the
+times with overlap.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from automesh.cost import collective_demand, kernels
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
-from automesh.cost.kernels import HostLink, KernelPieces, Kernels
+from automesh.cost.kernels import DistinctKernels, HostLink, KernelPieces
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import (
     Finding,
@@ -32,7 +33,7 @@ from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.mesh.plan_arrays import Batch, Sizes
 
-# A multiplication that keeps any known device busy: what smaller ones are compared with.
+# Sizes of a multiplication that uses any known device fully; smaller ones are compared with it.
 _LARGE = 8192.0
 
 
@@ -41,14 +42,14 @@ class CollectiveCost:
     """Equal collectives of one source line on one mesh; seconds are of all executions of a step.
 
     Attributes:
-      region: where it runs: `step`, or the loop that it stands in.
+      region: where it runs: `step`, or the loop around it.
       in_loop: True if `region` is a loop.
       count: executions per step.
       payload_bytes: of one execution: the full array of one group, see `CollectiveTerm`.
       latency_s, ici_s, dcn_s: by cause.
       exposed: part of the executions that no compute can hide.
-      granules: how many its groups span; more than 1 means that it crosses DCN.
-      is_ring: True if it is no such collective, but the ring of a windowed multiplication.
+      granules: granules that its groups span; more than 1 means that it crosses DCN.
+      is_ring: True if it is the ring of a windowed multiplication instead of a collective.
     """
 
     kind: str
@@ -72,25 +73,26 @@ class CollectiveCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelCost:
+class KernelSum:
     """One kernel on one mesh; seconds are of all executions of a step.
 
     Attributes:
       count: executions per step.
-      bytes: read and written in device memory per execution; what stays on the chip left out.
+      bytes: read and written in device memory per execution, without data that stays on the chip.
       flops: of the multiplications of one execution.
       matmul_s: the multiplications at the speed that their sizes allow.
       ideal_s: the multiplications at the speed of large ones.
-      memory_s: the bytes at the speed of device memory, with what a windowed multiplication reads
-        again while it multiplies.
-      ring_s: what a windowed multiplication adds to again, at the speed of device memory.
+      memory_s: the bytes at the speed of device memory, including those that a windowed
+        multiplication reads again while it multiplies.
+      ring_s: the accumulator traffic of a windowed multiplication, at the speed of device memory.
       overhead_s: of starting it.
       matmul: local `(batch, m, n, k)` of its largest multiplication; zeros if it has none.
       cut_axes: mesh axes that make the smallest of m, n, k smaller.
       repeated_axes: axes larger than 1 along which all devices do the same multiplications.
       repeats: product of the sizes of `repeated_axes`.
-      reread_s: of `memory_s`, what a windowed multiplication reads again.
-      reread_bytes: what it reads and writes again per execution, in device memory; not in `bytes`.
+      reread_s: the part of `memory_s` in which a windowed multiplication reads again.
+      reread_bytes: bytes that it reads and writes again per execution, in device memory; not in
+        `bytes`.
     """
 
     operation: str
@@ -114,14 +116,13 @@ class KernelCost:
 
     @property
     def window_s(self) -> float:
-        """What the ring of a windowed multiplication adds to device memory traffic, as far as the
-        multiplication does not hide it."""
+        """Seconds of extra memory traffic of a ring that its multiplication does not hide."""
         alone_s = max(self.matmul_s, self.memory_s - self.reread_s)
         return self.ring_s + max(self.matmul_s, self.memory_s) - alone_s
 
     @property
     def moved_bytes(self) -> float:
-        """Read and written in device memory per execution, what a ring repeats included."""
+        """Bytes read and written in device memory per execution, including repeats of a ring."""
         return self.bytes + self.reread_bytes
 
     @property
@@ -135,7 +136,7 @@ class KernelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCost:
-    """Copies of one source line between a device and its host; seconds as if nothing ran beside.
+    """Copies of one source line between a device and its host; seconds as if nothing else ran.
 
     Attributes:
       count: executions per step.
@@ -155,17 +156,18 @@ class MeshCost:
 
     Attributes:
       sizes: every active axis with its size, in the order of the mesh.
-      peak_temporary_bytes: temporaries at the point of the program where most of them live.
-      peak_source: where that point is, or empty.
-      argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
-      findings: what costs memory or time and was not asked for.
-      first_bytes: what the first step needs on one device, if that is another program; else 0.
+      peak_temporary_bytes: temporaries at the point of the program where they take most memory.
+      peak_source: source line of that point, or empty.
+      argument_bytes, output_bytes, alias_bytes: on one device; `alias` is the part of the arguments
+        whose memory outputs reuse.
+      findings: unexpected costs of memory or time.
+      first_bytes: memory of the first step on one device, if that is another program; else 0.
       platform: whose compiler makes the program.
     """
 
     sizes: tuple[tuple[str, int], ...]
     collectives: tuple[CollectiveCost, ...]
-    kernels: tuple[KernelCost, ...]
+    kernels: tuple[KernelSum, ...]
     peak_temporary_bytes: float
     peak_source: str
     argument_bytes: float
@@ -179,26 +181,26 @@ class MeshCost:
 
     @property
     def host_bytes(self) -> float:
-        """Copied to and from the host in a step of one device."""
+        """Bytes that one device copies to and from its host in a step."""
         return sum(copy.count * copy.bytes for copy in self.host)
 
     @property
     def ring_s(self) -> float:
-        """What windowed multiplications spend on reading and writing activations again."""
+        """Seconds in which windowed multiplications read and write activations again."""
         return sum(kernel.window_s for kernel in self.kernels)
 
     @property
     def flops(self) -> float:
-        """Of all multiplications of a step on one device."""
+        """FLOPs of all multiplications of a step on one device."""
         return sum(kernel.flops * kernel.count for kernel in self.kernels)
 
     @property
     def memory_traffic_bytes(self) -> float:
-        """Read and written in device memory in a step on one device."""
+        """Bytes read and written in device memory in a step on one device."""
         return sum(kernel.moved_bytes * kernel.count for kernel in self.kernels)
 
     def payload_bytes(self, axes: tuple[str, ...]) -> float:
-        """Moved by all collectives over `axes` in a step, arrays counted in full."""
+        """Bytes moved by all collectives over `axes` in a step, counting full arrays."""
         return sum(
             collective.payload_bytes * collective.count
             for collective in self.collectives
@@ -238,7 +240,7 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
 
 
 def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
-    """Arguments, outputs that take no argument's place, and the most temporaries, on one mesh."""
+    """Peak bytes on one mesh: arguments, outputs without reused memory, and most temporaries."""
     temporaries = max((value_of(point.bytes, sizes) for point in footprint.points), default=0.0)
     lasting = value_of(footprint.argument_bytes, sizes) + value_of(footprint.output_bytes, sizes)
     return lasting - value_of(footprint.alias_bytes, sizes) + temporaries
@@ -261,7 +263,7 @@ def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:
 
 
 def _sizes(terms: Terms, batch: Batch) -> Sizes:
-    """[1, axes]: of the active axes."""
+    """Sizes of the active axes: [1, axes]."""
     return batch.sizes[:, [batch.names.index(axis) for axis in terms.active]]
 
 
@@ -309,7 +311,7 @@ def _collectives(
 
 
 def _merged(costs: Iterable[CollectiveCost]) -> list[CollectiveCost]:
-    """One entry for collectives that differ in nothing but where the program repeats them."""
+    """Merges collectives that only differ in the place where the program repeats them."""
     kept: dict[tuple[object, ...], CollectiveCost] = {}
     for cost in costs:
         key = (
@@ -336,9 +338,9 @@ def _added(one: CollectiveCost, other: CollectiveCost) -> CollectiveCost:
 
 def _kernels(
     terms: Terms, batch: Batch, sizes: Mapping[str, int], speeds: Speeds
-) -> Iterable[KernelCost]:
+) -> Iterable[KernelSum]:
     formulas = Formulas(terms.active)
-    priced = Kernels(for_windows(terms, speeds), formulas)
+    priced = DistinctKernels(for_windows(terms, speeds), formulas)
     row = _sizes(terms, batch)
     pieces = priced.pieces(formulas.values(row), row, speeds)
     places = {work: place for place, work in enumerate(priced.works)}
@@ -357,12 +359,12 @@ def _kernel(
     sizes: Mapping[str, int],
     speeds: Speeds,
     rates: Mapping[str, float],
-) -> KernelCost:
+) -> KernelSum:
     count = value_of(kernel.count, sizes)
     streaming_s = float(pieces.streaming_s[place, 0] + pieces.read_again_s[place, 0])
     largest = max(kernel.matmuls, key=lambda matmul: flops([matmul], sizes), default=None)
     repeated = tuple(axis for axis in terms.active if _repeats(terms, kernel, axis, sizes))
-    return KernelCost(
+    return KernelSum(
         operation=kernel.operation,
         source=kernel.source,
         region=terms.regions[kernel.region].name,
@@ -404,8 +406,8 @@ def _cut_axes(one: Matmul, active: Sequence[str], sizes: Mapping[str, int]) -> t
 
 
 def _repeats(terms: Terms, kernel: Kernel, axis: str, sizes: Mapping[str, int]) -> bool:
-    """Whether more devices along an axis take none of a kernel's multiplications away."""
-    # Where sizes are baked into shapes the powers say nothing.
+    """Whether a kernel multiplies the same on every device along an axis."""
+    # If sizes are baked into shapes, the powers of the formulas do not show the dependence.
     if not kernel.matmuls or axis in terms.fixed or sizes[axis] == 1:
         return False
     alone = {**sizes, axis: 1}

@@ -1,4 +1,4 @@
-"""What a step asks of the network: how often, how much, and what of it can hide behind compute."""
+"""The network traffic of a step: how often, how much, and what can hide behind compute."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Demand:
     Attributes:
       counts: executions per step.
       payload_bytes: of one execution.
-      is_ring: True where it is the ring of a windowed multiplication, which takes as long as
-        `windowed.ring_seconds` says and runs beside such multiplications only.
+      is_ring: True for the ring of a windowed multiplication, which takes `windowed.ring_seconds`
+        and only overlaps with such multiplications.
     """
 
     counts: Floats
@@ -36,14 +36,14 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DemandGroup:
     """Collectives over the same axes whose demand depends on the same parts of the sizes.
 
     Attributes:
-      axes: that they talk over.
-      members: places in `Collectives.works`.
-      parts: products of axis sizes that decide the demand.
-      rings: members that may be windowed rings: whether they are decides it too.
+      axes: mesh axes that they run over.
+      members: indices into `Collectives.works`.
+      parts: products of axis sizes that the demand depends on.
+      rings: members that may be windowed rings, which the demand depends on as well.
     """
 
     axes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Collectives:
         merged: dict[CollectiveTerm, list[Sum]] = {}
         for term in terms.collectives:
             work = unnamed(term, formulas.axes)
-            if work.axes:  # else every group is one device, and XLA drops it
+            if work.axes:  # else every group is one device, and XLA removes the collective
                 merged.setdefault(work, []).append(term.count)
         self.works = tuple(merged)
         self._formulas = formulas
@@ -82,14 +82,14 @@ class Collectives:
         return total(self._counts.at(values))
 
     def demand(self, sizes: Sizes) -> Demand:
-        """How much of each collective there is."""
+        """Computes the demand of each collective."""
         values = self._formulas.values(sizes)
         counts = self._counts.at(values)
         rings = self._rings(values, sizes)
         return Demand(counts=counts, payload_bytes=self._payloads.at(values), is_ring=rings)
 
     def _rings(self, values: Floats, sizes: Sizes) -> NDArray[np.bool_]:
-        """Which collectives are windowed rings, [works, sizes]."""
+        """Finds the collectives that are windowed rings: [works, sizes]."""
         whole, intensities = self._whole.at(values), self._intensities.at(values)
         rings = np.zeros(whole.shape, np.bool_)
         for place, work in enumerate(self.works):
@@ -99,29 +99,29 @@ class Collectives:
         return rings
 
     def slower(self, work: CollectiveTerm) -> float:
-        """How much longer a collective takes than its kind says.
+        """Returns the factor by which a collective is slower than its kind.
 
-        A reduce-scatter that the compiler leaves an all-reduce does.
+        A reduce-scatter that the compiler leaves as an all-reduce is.
         """
         is_whole = work.kind == "reduce-scatter" and set(work.axes) == set(self._terms.active)
         return scheduling_of(self._terms.platform).whole_sum_cost if is_whole else 1.0
 
-    def distinct_demands(self, group: Group, sizes: Sizes) -> Distinct:
-        """Which sizes ask the same of the network, as far as one group is concerned."""
+    def distinct_demands(self, group: DemandGroup, sizes: Sizes) -> Distinct:
+        """Groups the sizes at which the collectives of one group have the same demand."""
         columns = [product_of(part, self._axes, sizes) for part in sorted(group.parts)]
         if group.rings:
             rings = self._rings(self._formulas.values(sizes), sizes)[list(group.rings)]
             columns += list(np.unique(rings, axis=0).astype(np.int64))
         return distinct(columns, len(sizes))
 
-    def _grouped(self, counts: list[Sum]) -> tuple[Group, ...]:
+    def _grouped(self, counts: list[Sum]) -> tuple[DemandGroup, ...]:
         found: dict[tuple[tuple[str, ...], frozenset[tuple[str, ...]], bool], list[int]] = {}
         for place, (work, count) in enumerate(zip(self.works, counts, strict=True)):
             powers = [one.powers for one in (*work.payload_bytes, *work.whole_bytes, *count)]
             key = (work.axes, _parts(powers, self._axes), work.windowed)
             found.setdefault(key, []).append(place)
         return tuple(
-            Group(
+            DemandGroup(
                 axes=axes,
                 members=tuple(members),
                 parts=parts,
@@ -132,7 +132,7 @@ class Collectives:
 
 
 def unnamed(term: CollectiveTerm, active: tuple[str, ...]) -> CollectiveTerm:
-    """What decides the time of one execution: how often it runs and what it is called do not."""
+    """Returns a copy without count and names, which do not change the time of one execution."""
     return CollectiveTerm(
         region=term.region,
         count=(),
@@ -148,7 +148,7 @@ def unnamed(term: CollectiveTerm, active: tuple[str, ...]) -> CollectiveTerm:
 
 
 def _parts(powers: list[Powers], axes: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    """Products of axis sizes that decide products of powers.
+    """Finds the products of axis sizes on which products of powers depend.
 
     Axes that always occur together, with the same power, matter by the product of their sizes.
     """

@@ -1,4 +1,4 @@
-"""Time of communication: each distinct pair of a route and a demand is priced once."""
+"""Prices communication: each distinct pair of a route and a demand once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from automesh.collectives import priced_as
-from automesh.cost.collective_demand import Collectives, Demand, Flags, Group
+from automesh.cost.collective_demand import Collectives, Demand, DemandGroup, Flags
 from automesh.cost.route_table import AxisRoutes, RouteTable
 from automesh.cost.terms import CollectiveTerm
 from automesh.cost.unique_rows import Codes, distinct, joined
@@ -17,16 +17,16 @@ from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 
-_SMALL = 1024  # pairs of route and demand that are priced without asking which of them occur
+_SMALL = 1024  # up to so many pairs of route and demand are all priced, whether they occur or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRoutes:
-    """Where plans of one set of active axes stand; every field is [plans].
+    """Indices of the plans of one set of active axes; every field is [plans].
 
     Attributes:
-      ici, dcn: places in `RouteTable.ici` and `RouteTable.dcn`.
-      size: place in the distinct sizes.
+      ici, dcn: indices into `RouteTable.ici` and `RouteTable.dcn`.
+      size: index into the distinct sizes.
     """
 
     ici: Codes
@@ -39,18 +39,18 @@ class PlanRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Pairs of route and demand of one group: all that its time depends on.
+    """Pairs of route and demand of one group, which decide its time.
 
     Attributes:
       axis_routes: of the group's axes.
-      demand: [sizes] which demand sizes make.
-      demands: how many there are.
-      route, size: [pairs] place in `axis_routes.routes`, and in the distinct sizes.
-      key: [plans] which pair a plan is, where only pairs that occur are kept; None where a pair's
-        place is its route times `demands` plus its demand.
+      demand: [sizes] number of the demand at these sizes.
+      demands: how many demands there are.
+      route, size: [pairs] index into `axis_routes.routes`, and into the distinct sizes.
+      key: [plans] index of a plan's pair, if only pairs that occur are kept; None if a pair's index
+        is its route times `demands` plus its demand.
     """
 
-    group: Group
+    group: DemandGroup
     axis_routes: AxisRoutes
     demand: Codes
     demands: int
@@ -59,7 +59,7 @@ class Pairs:
     key: Codes | None
 
     def of(self, plan_routes: PlanRoutes, plans: slice) -> Codes:
-        """Which pair some of the plans are."""
+        """Returns the indices of the pairs of some plans."""
         if self.key is not None:
             return self.key[plans]
         return _numbers(self.axis_routes, self.demand, self.demands, plan_routes, plans)
@@ -75,7 +75,7 @@ class Piece:
       payload_bytes: [pairs] of one.
       is_ring: [pairs] see `Demand.is_ring`.
       seconds: [3, pairs] latency, ICI and DCN seconds of one.
-      alone_s: [pairs] of one that takes no longer than its kind says.
+      alone_s: [pairs] seconds of one without the factor of `slower`.
     """
 
     work: CollectiveTerm
@@ -92,8 +92,8 @@ class Priced:
 
     Attributes:
       table: [columns, pairs]: latency, ICI and DCN seconds that are exposed, the seconds of all
-        members if none takes longer than its kind says, then latency, ICI and DCN seconds that may
-        hide, for each of `regions`.
+        members without the factor of `slower`, then latency, ICI and DCN seconds that may hide, for
+        each of `regions`.
       regions: indices into `KernelSeconds.regions_s`.
       is_exposed: False if none of it is exposed on any pair.
     """
@@ -136,7 +136,7 @@ def pieces_of_groups(
     ]
     if not pairs:
         return
-    # Demands are worked out only for sizes that stand for others.
+    # Demands are computed once for all sizes that share one.
     every = np.concatenate([pair.size for pair in pairs])
     asked = distinct([every], len(every))
     demand = collectives.demand(sizes[every[asked.first]])
@@ -162,7 +162,7 @@ def _numbers(
 
 def _pairs(
     collectives: Collectives,
-    group: Group,
+    group: DemandGroup,
     sizes: Sizes,
     plan_routes: PlanRoutes,
     route_table: RouteTable,
@@ -258,7 +258,8 @@ def _tabulated(pairs: Pairs, members: Sequence[Piece], *, regions: int) -> Price
     for member in members:
         as_kind = np.where(member.is_ring, 0.0, member.counts)
         runs = [(regions + member.work.behind, np.where(member.is_ring, member.counts, 0.0))]
-        # What is no ring hides behind all of its region, a ring behind windowed multiplications.
+        # A ring hides behind windowed multiplications, any other collective behind its whole
+        # region.
         if member.work.hides:
             runs.insert(0, (member.work.region, as_kind))
         else:

@@ -1,8 +1,8 @@
-"""Why a mesh takes the time that it takes, and why one mesh beats another (no jax).
+"""Explains the time of a mesh, and why one mesh is faster than another (no jax).
 
 The seconds of a step are first split by reason: causes as pricing knows them (compute, memory,
-latency, ICI and DCN by axes), compute again into what every device does over and over (`repeated`),
-what small shards lose (`small`), and the rest.
+latency, ICI and DCN by axes), compute is further split into work that several devices repeat
+(`repeated`), time that small shards lose (`small`), and the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from automesh.cost.breakdown import CollectiveCost, HostCost, KernelCost, MeshCost
+from automesh.cost.breakdown import CollectiveCost, HostCost, KernelSum, MeshCost
 from automesh.outcomes import Estimated
 
 Reason = Literal[
@@ -19,7 +19,7 @@ Reason = Literal[
 ]
 Change = Literal["appears", "vanishes", "grows", "shrinks", "same"]
 
-# Changes of a collective that are smaller than this part of the larger one are none.
+# A collective whose seconds change by less than this part of the larger value is unchanged.
 _SAME = 0.01
 
 
@@ -28,19 +28,20 @@ class Share:
     """The part of a step's time that has one reason.
 
     Attributes:
-      axes: of the mesh: of the collectives, or those that multiplications are repeated along.
-      seconds: of the estimated step; what other work hides is not in it.
-      collective, kernel, copy: the most expensive piece of the source line that costs most for
-        this reason.
+      axes: mesh axes of the collectives, or along which multiplications are repeated.
+      seconds: of the estimated step, without time that other work hides.
+      collective, kernel, copy: the most expensive piece of the source line that costs most for this
+        reason.
       piece_s: seconds of all such pieces of that line.
-      piece_bytes: that they read and write in device memory, or that collectives or copies move.
+      piece_bytes: bytes that they read and write in device memory, or that collectives or copies
+        move.
     """
 
     reason: Reason
     axes: tuple[str, ...]
     seconds: float
     collective: CollectiveCost | None = None
-    kernel: KernelCost | None = None
+    kernel: KernelSum | None = None
     copy: HostCost | None = None
     piece_s: float = 0.0
     piece_bytes: float = 0.0
@@ -60,8 +61,8 @@ class CollectiveChange:
     """Collectives of one kind, axes, source line and place in the program on two meshes.
 
     Attributes:
-      first, second: the most expensive one on each mesh; None where there is none.
-      first_s, second_s: of all of them, as if nothing ran beside them.
+      first, second: the most expensive one on each mesh; None if a mesh has none.
+      first_s, second_s: seconds of all of them, as if nothing else ran.
     """
 
     change: Change
@@ -72,7 +73,7 @@ class CollectiveChange:
 
     @property
     def shown(self) -> CollectiveCost:
-        """The one on the mesh where it costs more."""
+        """Returns the collective on the mesh where it costs more."""
         one = self.first if self.first_s >= self.second_s else self.second
         if one is None:
             raise ValueError("a change of a collective that neither mesh has")
@@ -85,9 +86,9 @@ class WhyFaster:
 
     Attributes:
       winner: 0 or 1; the faster one by the estimate.
-      speedup: the loser's step over the winner's.
-      main: the reason that costs the loser most against the winner, with the loser's pieces.
-      main_s: what it costs the loser more.
+      speedup: the loser's step time divided by the winner's.
+      main: the reason with the largest extra cost for the loser, with the loser's pieces.
+      main_s: that extra cost in seconds.
       winner_has_it: False if the piece that `main` shows does not exist on the winner.
       against_s, against: the largest saving that the loser has in return; 0 and None without one.
     """
@@ -102,8 +103,8 @@ class WhyFaster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Seconds of one piece under one reason, as if nothing ran beside it.
+class _Piece:
+    """Seconds of one piece for one reason, as if nothing else ran.
 
     `exposed` is the part of them that no other work can hide.
     """
@@ -114,21 +115,21 @@ class _Part:
     seconds: float
     exposed: float = 1.0
     collective: CollectiveCost | None = None
-    kernel: KernelCost | None = None
+    kernel: KernelSum | None = None
     copy: HostCost | None = None
 
 
 def shares_of(cost: MeshCost, estimated: Estimated) -> tuple[Share, ...]:
     """Splits the estimated step by reason, the largest first; the seconds sum to the step's.
 
-    What overlaps is taken off the pieces that can hide, and off all of them alike.
+    The overlapped time is subtracted from the pieces that can hide, from all in proportion.
     """
     groups = _by_key(_exposed(cost, estimated)).values()
     shares = [_share(group, _most_grown(group, ())) for group in groups]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 
 
-def _share(group: Sequence[_Part], shown: _Part) -> Share:
+def _share(group: Sequence[_Piece], shown: _Piece) -> Share:
     alike = [part for part in group if _identity(part) == _identity(shown)]
     return Share(
         reason=shown.reason,
@@ -142,22 +143,22 @@ def _share(group: Sequence[_Part], shown: _Part) -> Share:
     )
 
 
-def _exposed(cost: MeshCost, estimated: Estimated) -> list[_Part]:
-    """The parts of a step, their seconds cut down to what the estimate leaves of their cause."""
+def _exposed(cost: MeshCost, estimated: Estimated) -> list[_Piece]:
+    """Lists the pieces of a step, their seconds reduced to the estimate of their cause."""
     parts = [part for part in _parts(cost) if part.seconds > 0]
-    exposed: list[_Part] = []
+    exposed: list[_Piece] = []
     for cause, seconds in estimated.causes:
         mine = [part for part in parts if part.cause == cause]
         if not mine:
             reason, axes = _reason_of(cause), _axes_of(cause)
-            exposed.append(_Part(cause=cause, reason=reason, axes=axes, seconds=seconds))
+            exposed.append(_Piece(cause=cause, reason=reason, axes=axes, seconds=seconds))
             continue
         exposed += _cut_down(mine, seconds)
     return exposed
 
 
-def _cut_down(parts: Sequence[_Part], seconds: float) -> list[_Part]:
-    """Takes what is more than `seconds` off the parts that can hide, then off the others."""
+def _cut_down(parts: Sequence[_Piece], seconds: float) -> list[_Piece]:
+    """Reduces pieces to a sum of `seconds`: first those that can hide, then the others."""
     firm = [part.exposed * part.seconds for part in parts]
     soft = [part.seconds - one for part, one in zip(parts, firm, strict=True)]
     firm_s, soft_s = sum(firm), sum(soft)
@@ -174,18 +175,18 @@ def _cut_down(parts: Sequence[_Part], seconds: float) -> list[_Part]:
 _PartKey = tuple[Reason, tuple[str, ...]]
 
 
-def _by_key(parts: Iterable[_Part]) -> dict[_PartKey, list[_Part]]:
-    groups: dict[_PartKey, list[_Part]] = {}
+def _by_key(parts: Iterable[_Piece]) -> dict[_PartKey, list[_Piece]]:
+    groups: dict[_PartKey, list[_Piece]] = {}
     for part in parts:
         groups.setdefault((part.reason, part.axes), []).append(part)
     return groups
 
 
-def _part_s(part: _Part) -> float:
+def _part_s(part: _Piece) -> float:
     return part.seconds
 
 
-def _parts(cost: MeshCost) -> Iterable[_Part]:
+def _parts(cost: MeshCost) -> Iterable[_Piece]:
     for one in cost.collectives:
         axes = "+".join(one.axes)
         split: tuple[tuple[str, Reason, tuple[str, ...], float], ...] = (
@@ -194,7 +195,7 @@ def _parts(cost: MeshCost) -> Iterable[_Part]:
             (f"dcn {axes}", "dcn", one.axes, one.dcn_s),
         )
         for cause, reason, over, seconds in split:
-            yield _Part(
+            yield _Piece(
                 cause=cause,
                 reason=reason,
                 axes=over,
@@ -203,19 +204,19 @@ def _parts(cost: MeshCost) -> Iterable[_Part]:
                 collective=one,
             )
     for copy in cost.host:
-        yield _Part(
+        yield _Piece(
             cause="host", reason="host", axes=(), seconds=copy.seconds, exposed=0.0, copy=copy
         )
     for one in cost.kernels:
-        yield _Part(cause="latency", reason="latency", axes=(), seconds=one.overhead_s, kernel=one)
+        yield _Piece(cause="latency", reason="latency", axes=(), seconds=one.overhead_s, kernel=one)
         traffic_s = one.ring_s + (one.memory_s if one.is_memory_bound else 0.0)
-        yield _Part(cause="memory", reason="memory", axes=(), seconds=traffic_s, kernel=one)
+        yield _Piece(cause="memory", reason="memory", axes=(), seconds=traffic_s, kernel=one)
         if not one.is_memory_bound:
             yield from _compute_parts(one)
 
 
-def _compute_parts(one: KernelCost) -> Iterable[_Part]:
-    """Compute split into what is repeated, what small shards lose, and the rest."""
+def _compute_parts(one: KernelSum) -> Iterable[_Piece]:
+    """Splits compute into repeated work, time that small shards lose, and the rest."""
     repeated_s = one.matmul_s * (1 - 1 / one.repeats)
     own_s = one.matmul_s - repeated_s
     small_s = max(own_s - one.ideal_s / one.repeats, 0.0)
@@ -225,7 +226,7 @@ def _compute_parts(one: KernelCost) -> Iterable[_Part]:
         ("compute", (), own_s - small_s),
     )
     for reason, axes, seconds in split:
-        yield _Part(cause="compute", reason=reason, axes=axes, seconds=seconds, kernel=one)
+        yield _Piece(cause="compute", reason=reason, axes=axes, seconds=seconds, kernel=one)
 
 
 def _reason_of(cause: str) -> Reason:
@@ -331,12 +332,12 @@ def judge(
     )
 
 
-def _total_s(parts: Iterable[_Part]) -> float:
+def _total_s(parts: Iterable[_Piece]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def _most_grown(parts: Sequence[_Part], others: Iterable[_Part]) -> _Part:
-    """Of the source line that costs most more than among the others, the most expensive part."""
+def _most_grown(parts: Sequence[_Piece], others: Iterable[_Piece]) -> _Piece:
+    """Returns the most expensive piece of the source line that grows most against `others`."""
     grown: dict[object, float] = {}
     for part in parts:
         grown[_identity(part)] = grown.get(_identity(part), 0.0) + part.seconds
@@ -347,7 +348,7 @@ def _most_grown(parts: Sequence[_Part], others: Iterable[_Part]) -> _Part:
     return max((part for part in parts if _identity(part) == worst), key=_part_s)
 
 
-def _bytes(part: _Part) -> float:
+def _bytes(part: _Piece) -> float:
     if part.collective is not None:
         return part.collective.count * part.collective.payload_bytes
     if part.copy is not None:
@@ -355,7 +356,7 @@ def _bytes(part: _Part) -> float:
     return part.kernel.count * part.kernel.moved_bytes if part.kernel is not None else 0.0
 
 
-def _identity(part: _Part) -> object:
+def _identity(part: _Piece) -> object:
     one, kernel = part.collective, part.kernel
     if one is not None:
         return one.kind, one.axes, one.source, one.region

@@ -1,9 +1,9 @@
-"""How measured trials correct the estimates of the others: a small Bayesian linear model (no jax).
+"""Corrects the estimates of plans by those that were measured: a Bayesian linear model (no jax).
 
-The logarithm of measured over predicted time is explained by what a plan's time is made of (shares
-of its causes) and by its settings. Weights have a Gaussian prior around 0, so that few measurements
-correct little; how wide, and how noisy the times are, is averaged over a grid by its evidence
-(MacKay, Neural Computation 4 (1992), 415-447).
+The model explains the logarithm of measured over predicted time by the shares of the causes in a
+plan's time, and by its settings. Weights have a Gaussian prior around 0, so that few measurements
+correct little; the width of the prior and the noise of the times are averaged over a grid, weighted
+by evidence (MacKay, Neural Computation 4 (1992), 415-447).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from automesh.mesh.axes import Scalar
 
 Floats = NDArray[np.float64]
 
-# Before anything is measured: an estimate may be wrong by a factor of e**3 for all plans alike.
+# Prior: an estimate may be wrong by a factor of up to e**3 that all plans share.
 _COMMON_STD = 3.0
 _WEIGHT_STDS = (0.03, 0.1, 0.3, 1.0)
 _NOISE_STDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-_MIN_SAMPLE = 3  # below this a leave-one-out error says nothing
+_MIN_SAMPLE = 3  # with fewer measurements, a leave-one-out error means nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class PredictedPlan:
     """A plan as the model sees it.
 
     Attributes:
       predicted_s: time of a step, estimated, or predicted from the compiled program.
       causes: (cause, seconds) that sum to `predicted_s`.
       settings: knobs and compiler options.
-      evidence: what `predicted_s` rests on: the two kinds are off by different factors.
+      evidence: source of `predicted_s`: the two kinds have different systematic errors.
     """
 
     predicted_s: float
@@ -47,13 +47,13 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refinement:
-    """The model's view of all plans.
+    """The model's prediction for all plans.
 
     Attributes:
       step_s: [plans] median of the refined time of a step.
-      loo_error: median over the measured plans of the relative error with which each is predicted
-        from the others; None below three of them.
-      sample: how many measured plans the model has seen.
+      loo_error: median, over the measured plans, of the relative error if each is predicted from
+        the others; None for fewer than three.
+      sample: number of measured plans.
     """
 
     step_s: Floats
@@ -64,12 +64,12 @@ class Refinement:
     _weight: Floats  # [grid]
 
     def chance_below(self, seconds: float) -> Floats:
-        """[plans]: the chance that a step takes less than `seconds`."""
+        """Returns the probability that a step takes less than `seconds`: [plans]."""
         score = (math.log(seconds) - self._mean) / self._std
         return np.asarray(self._weight @ ndtr(score), np.float64)
 
     def interval_s(self, row: int, chance: float = 0.95) -> tuple[float, float]:
-        """The interval that holds one plan's time with `chance`."""
+        """Returns the interval that contains one plan's time with probability `chance`."""
         low, high = (1 - chance) / 2, (1 + chance) / 2
         return self._quantile(row, low), self._quantile(row, high)
 
@@ -85,8 +85,8 @@ class Refinement:
         return math.exp((below + above) / 2)
 
 
-def refine(subjects: Sequence[Subject], measured_s: Mapping[int, float]) -> Refinement:
-    """Fits the model to what was measured and predicts every plan.
+def refine(subjects: Sequence[PredictedPlan], measured_s: Mapping[int, float]) -> Refinement:
+    """Fits the model to the measured times and predicts every plan.
 
     Args:
       subjects: all plans, the measured ones among them.
@@ -167,7 +167,7 @@ def _leave_one_out(features: Floats, residual: Floats, prior: Floats) -> float |
     return float(np.median(errors))
 
 
-def _features(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
+def _features(subjects: Sequence[PredictedPlan]) -> tuple[Floats, Floats]:
     """[plans, features], and per feature the width of its prior; 0: to be found.
 
     The columns: 1, the kind of evidence, the share of each kind of cause, each value of a setting
@@ -194,5 +194,5 @@ def _features(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
 
 
 def _kind(cause: str) -> str:
-    """`ici tp` and `ici dp` are one kind: few measurements cannot tell every axis apart."""
+    """Returns the kind of a cause, without axes: few measurements cannot separate every axis."""
     return cause.split(" ")[0]

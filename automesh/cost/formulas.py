@@ -30,7 +30,7 @@ class Formulas:
         self._met: dict[Powers, int] = {}
 
     def number(self, powers: Powers) -> int:
-        """The number of `powers`, a new one if they are new."""
+        """Returns the number of `powers`; adds them if they are new."""
         found = self._met.get(powers)
         if found is None:
             kept = tuple(sorted((axis, power) for axis, power in powers if axis in self.axes))
@@ -62,7 +62,7 @@ class Formulas:
         columns = {axis: sizes[:, place].astype(float) for place, axis in enumerate(self.axes)}
         values = np.empty((len(self.powers), len(sizes)))
         for row, powers in enumerate(self.powers):
-            # Whole numbers multiply exactly: one division makes the only rounding.
+            # Products of whole numbers are exact, so that one division is the only rounding.
             above = _product(columns, [(axis, power) for axis, power in powers if power > 0])
             below = _product(columns, [(axis, -power) for axis, power in powers if power < 0])
             values[row] = above / below
@@ -80,8 +80,8 @@ def _product(columns: dict[str, Floats], powers: Iterable[tuple[str, int]]) -> F
 class Sums:
     """Sums of one step, to be evaluated together.
 
-    Terms are added one by one rather than as a matrix product, whose rounding depends on how many
-    meshes there are: a mesh priced alone must cost what it costs among others.
+    Terms are added one by one instead of by a matrix product, whose rounding depends on the number
+    of meshes: a mesh must have the same price alone and among others.
     """
 
     def __init__(self, formulas: Formulas, sums: Sequence[Sum]) -> None:
@@ -94,7 +94,7 @@ class Sums:
                 self._coefficients[term, place] = one.coefficient
 
     def at(self, values: Floats) -> Floats:
-        """The sums, [sums, meshes], from `Formulas.values`."""
+        """Evaluates the sums, [sums, meshes], from `Formulas.values`."""
         total = np.zeros((self._columns.shape[1], values.shape[1]))
         for columns, coefficients in zip(self._columns, self._coefficients, strict=True):
             total += coefficients[:, None] * values[columns]
@@ -102,7 +102,7 @@ class Sums:
 
 
 def added(*sums: Sum) -> Sum:
-    """One sum of all, with one monomial for each distinct product of powers."""
+    """Adds several sums, with one monomial for each distinct product of powers."""
     total: dict[Powers, float] = {}
     for one in sums:
         for term in one:

@@ -1,4 +1,4 @@
-"""Time of everything but collectives, for many sizes of one set of active axes."""
+"""Prices everything but collectives, for many sizes of one set of active axes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class KernelSeconds:
     Attributes:
       regions_s: [2 * regions, sizes]; `compute_s + memory_s + overhead_s + host_s` by region, then
         the part of windowed multiplications in it.
-      compute_s: of kernels that the multiplications hold up.
-      memory_s: of kernels that device memory holds up, and of windowed multiplications what they
-        add to their results step by step.
+      compute_s: of kernels that are bound by multiplications.
+      memory_s: of kernels that are bound by device memory, and the accumulator traffic of windowed
+        multiplications.
       overhead_s: of starting kernels.
       host_s: of waiting for copies to and from the host.
       least_s: if no multiplication is windowed.
       serial_s: if no kernel computes while it reads or writes.
       bytes: read and written in device memory, without what windowed multiplications repeat.
-      peak_s: of the multiplications at the bound of the device's speed; types without a known
-        bound take no time, nor does what can be had with fewer FLOPs (`Matmul.is_least`).
+      peak_s: of the multiplications at the bound of the device's speed; number types without a
+        known bound take no time, and neither do products that an algorithm with fewer FLOPs can
+        compute (`Matmul.is_least`).
     """
 
     regions_s: Floats
@@ -48,17 +49,17 @@ class KernelSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPieces:
-    """What one execution of each kernel takes; every field is [kernels, sizes].
+    """Seconds and bytes of one execution of each kernel; every field is [kernels, sizes].
 
     Attributes:
       counts: executions per step.
-      bytes: read and written, what stays on the chip included.
+      bytes: read and written, including data that stays on the chip.
       far_bytes: read and written in device memory.
       multiplying_s: of the multiplications, at the speed that their sizes allow.
       bound_s: of the multiplications, see `KernelSeconds.peak_s`.
       streaming_s: of reading and writing device memory once.
-      added_again_s, read_again_s: of what a windowed multiplication repeats: what it adds to again,
-        after it was multiplied, and what it reads again meanwhile.
+      added_again_s, read_again_s: extra traffic of a windowed multiplication: its accumulator,
+        after each product, and operands that it reads again during the product.
       is_ring: True where it is windowed.
     """
 
@@ -73,7 +74,7 @@ class KernelPieces:
     is_ring: NDArray[np.bool_]
 
 
-class Kernels:
+class DistinctKernels:
     """The kernels of one step; equal ones are merged.
 
     Attributes:
@@ -148,7 +149,7 @@ class Kernels:
         )
 
     def pieces(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelPieces:
-        """What each of `works` takes.
+        """Computes the pieces of each of `works`.
 
         Args:
           values, sizes: as in `seconds`; one row is enough.
@@ -187,7 +188,7 @@ class Kernels:
 
 def unnamed(kernel: Kernel) -> Kernel:
     """What decides the time of one execution: how often it runs and what it is called do not."""
-    # Not `replace`, which takes as long as all else that is done with a kernel here.
+    # Not `replace`, which would take as long as everything else here.
     return Kernel(
         region=kernel.region,
         count=(),
@@ -277,7 +278,7 @@ class _Factors:
 
 
 def stays(buffer_bytes: Floats, speeds: Speeds) -> NDArray[np.bool_]:
-    """Where buffers of these sizes stay on the chip between the kernels that use them."""
+    """Whether buffers of these sizes stay on the chip between the kernels that use them."""
     return buffer_bytes <= speeds.near_bytes
 
 
@@ -299,17 +300,17 @@ def total(rows: Floats) -> Floats:
 
 
 # Copies between a device and its host. One link carries both directions, and copy engines drive it:
-# a copy runs beside all kernels of the block that it stands in, as it does between `copy-start` and
-# `copy-done` of compiled programs.
+# a copy overlaps with all kernels of its block, as it does between `copy-start` and `copy-done` of
+# compiled programs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSeconds:
-    """What a step waits for the host's memory.
+    """Time that a step waits for copies to and from the host.
 
     Attributes:
-      exposed_s: [regions, sizes]: beyond the kernels of the regions that copies run beside; of
-        several such regions it stands in the last one.
+      exposed_s: [regions, sizes]: the part that the kernels of its regions do not hide; of several
+        regions, the last one has it.
       total_s: [sizes]: of all copies, one after the other.
     """
 
@@ -333,7 +334,7 @@ class HostLink:
         return bool(self.copies)
 
     def each_s(self, values: Floats, speeds: Speeds) -> Floats:
-        """Of all executions of each copy in a step: [copies, sizes].
+        """Seconds of all executions of each copy in a step: [copies, sizes].
 
         Args:
           values: from `Formulas.values`.
@@ -345,7 +346,7 @@ class HostLink:
 
         Args:
           values: from `Formulas.values`.
-          kernels_s: [regions, sizes]: what copies may run beside.
+          kernels_s: [regions, sizes]: kernels that may hide copies.
         """
         each = self.each_s(values, speeds)
         exposed = np.zeros_like(kernels_s)

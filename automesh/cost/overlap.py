@@ -1,4 +1,4 @@
-"""From pieces to a step: what hides behind what, region by region, and what causes the seconds."""
+"""Adds pieces up to a step: decides what overlaps and what causes the seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automesh.cost.collective_prices import PlanRoutes, Priced
 from automesh.cost.kernels import KernelSeconds
 from automesh.hardware.fabric.fabric import Floats
 
-_CHUNK = 16384  # plans at a time: all that is computed for them stays in the processor's cache
+_CHUNK = 16384  # plans at a time, so that all arrays for them stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +32,17 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """How the pieces of a step lie beside each other on many plans.
+    """How the pieces of a step overlap on many plans.
 
     Central: a region takes the larger of its compute and of the communication that hides (of copies
     to and from the host first, then of collectives), plus what is exposed; rings of windowed
-    multiplications hide behind these alone. The step takes no less than lower. Lower: everything
-    runs beside everything, but for kernels beside each other and collectives over the same axes
-    beside each other. Upper: the sum of all.
+    multiplications hide behind these alone. The step takes at least lower. Lower: everything
+    overlaps, except kernels with kernels and collectives with others over the same axes. Upper: the
+    sum of all.
 
     Attributes:
       sets: of axes, that collectives run over.
-      causes: names of what the seconds are spent on.
+      causes: names of the causes of seconds.
     """
 
     kernels: KernelSeconds
@@ -53,7 +53,7 @@ class Overlap:
 
     @staticmethod
     def of(kernels: KernelSeconds, groups: Sequence[Priced], plan_routes: PlanRoutes) -> Overlap:
-        """Of the plans in `plan_routes`."""
+        """Makes the overlap of the plans in `plan_routes`."""
         sets = tuple(dict.fromkeys(group.pairs.group.axes for group in groups))
         names = ["+".join(axes) for axes in sets]
         host = ("host",) if kernels.host_s.any() else ()
@@ -66,7 +66,7 @@ class Overlap:
         )
 
     def seconds(self) -> StepSeconds:
-        """Of all plans."""
+        """Computes the seconds of all plans."""
         plans = len(self.plan_routes)
         step_s, lower_s, upper_s = np.empty(plans), np.empty(plans), np.empty(plans)
         first = np.empty((len(self.causes), 0))
@@ -95,7 +95,7 @@ class Overlap:
         return [slice(start, min(start + _CHUNK, plans)) for start in range(0, plans, _CHUNK)]
 
     def _spent(self, chunk: slice) -> _Spent:
-        """Of one chunk of the plans."""
+        """Computes the seconds of one chunk of the plans."""
         kernels, sets = self.kernels, self.sets
         size = self.plan_routes.size[chunk]
         causes = np.zeros((len(self.causes), len(size)))
@@ -139,7 +139,7 @@ class Overlap:
                 missing = np.maximum(longest - step, 0.0)
                 _lengthen(causes, missing, alone.argmax(axis=0), hiding, sets=len(sets))
                 _sum(causes, step)
-        # The same seconds added up in another order may differ in the last digit.
+        # Sums in another order may differ in the last digit.
         return _Spent(
             cause_s=causes,
             step_s=step,
@@ -150,7 +150,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spent:
-    """As `StepSeconds`, and all causes, [causes, plans]; of some plans."""
+    """The fields of `StepSeconds` and all causes, [causes, plans], for some plans."""
 
     cause_s: Floats
     step_s: Floats
@@ -172,15 +172,15 @@ def _lengthen(
     *,
     sets: int,
 ) -> None:
-    """Adds what the busiest axes take longer than the step to what seemed to hide on them.
+    """Lengthens steps that are shorter than the communication over their busiest axes.
 
     A ring and another collective over the same axes may each hide behind the same multiplication,
-    and yet wait for each other.
+    but they also wait for each other.
 
     Args:
-      missing, busiest: seconds, and the place of the set of axes, [plans].
-      hiding: by region, places and their latency, ICI and DCN seconds.
-      sets: how many sets of axes there are.
+      missing, busiest: seconds, and the index of the set of axes, [plans].
+      hiding: by region, indices and their latency, ICI and DCN seconds.
+      sets: number of sets of axes.
     """
     parts = [one for region in hiding for one in region]
     for place in np.unique(busiest[missing > 0.0]):

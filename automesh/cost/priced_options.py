@@ -1,7 +1,7 @@
-"""Compiler options that estimates know: which they are, and what each does to the terms of a step.
+"""The compiler options that estimates know, and what each changes in the terms of a step.
 
-Any compiler option can be searched along with the mesh. One that has no row here leaves every
-estimate as it is, and the output says so.
+Any compiler option can be searched along with the mesh. An option without a row here changes no
+estimate, and the output says so.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PricedOption:
 
     Attributes:
       name: as XLA has it.
-      apply: gives the terms as the compiler makes the program under a value of the option. A value
-        of the wrong type changes nothing: the compiler refuses it.
+      apply: returns the terms of the program that the compiler makes with a value of the option. A
+        value of the wrong type changes nothing: the compiler refuses it.
     """
 
     platform: PlatformName
@@ -38,18 +38,18 @@ PRICED_OPTIONS = tuple(
 
 
 def is_priced(name: str, platform: str) -> bool:
-    """Whether estimates for a platform know what an option does."""
+    """Whether estimates for a platform know the effect of an option."""
     return any(option.name == name and option.platform == platform for option in PRICED_OPTIONS)
 
 
 def priced_among(options: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
-    """Those options of a plan that an estimate depends on."""
+    """Selects the options of a plan that an estimate depends on."""
     names = {option.name for option in PRICED_OPTIONS}
     return tuple((name, value) for name, value in options if name in names)
 
 
 def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
-    """The terms as the compiler makes the program with a plan's compiler options."""
+    """Returns the terms of the program that the compiler makes with a plan's options."""
     values = dict(options)
     for option in PRICED_OPTIONS:
         if option.platform == terms.platform and option.name in values:
@@ -60,7 +60,7 @@ def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
 def pipeline_under_options(
     pipeline: PipelineTerms, options: Iterable[tuple[str, Scalar]]
 ) -> PipelineTerms:
-    """A pipeline with the terms of all its programs under a plan's compiler options."""
+    """Applies a plan's compiler options to the terms of all programs of a pipeline."""
     values = tuple(options)
     kinds = tuple(
         replace(

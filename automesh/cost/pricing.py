@@ -1,8 +1,8 @@
-"""Time, its causes and memory of many plans at once.
+"""Prices many plans at once: time, its causes, and memory.
 
-What depends on a part of a plan is computed once per distinct part: kernels and memory depend on
-the total sizes of the axes, a collective on where its own axes lie and on the sizes that divide its
-payload. Only the overlap of the two is computed plan by plan.
+Whatever depends on a part of a plan only is computed once per distinct part: kernels and memory
+depend on the total sizes of the axes, a collective depends on the links of its own axes and on the
+sizes that divide its payload. Only the overlap of the two is computed plan by plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, priced_groups
 from automesh.cost.formulas import Formulas
-from automesh.cost.kernels import Kernels, KernelSeconds, product_of
+from automesh.cost.kernels import DistinctKernels, KernelSeconds, product_of
 from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Footprint, Terms, Uncounted
@@ -30,11 +30,11 @@ from automesh.outcomes import Estimated, largest_first, open_ended
 
 # Memory of one device, for many sizes of one set of active axes.
 
-_MOST_COMPARED = 512  # memory points: more are not searched for those that never count
+_MOST_COMPARED = 512  # with more memory points, those that never are the peak are not removed
 
 
 class Peak:
-    """Arguments and outputs of one step, and the temporaries at every point of it."""
+    """Formulas of a step's memory: arguments, outputs, and the temporaries at every point."""
 
     def __init__(self, terms: Terms | Footprint, formulas: Formulas) -> None:
         lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes)
@@ -47,42 +47,43 @@ class Peak:
         return np.rint(self._lasting[0] @ values[: self._lasting.shape[1]])
 
     def lasting_bytes(self, values: Floats) -> Floats:
-        """Arguments and outputs alone, which the compiler needs as they are: [sizes]."""
+        """Bytes of arguments and outputs alone, which no compiler can reduce: [sizes]."""
         arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
         return np.rint(arguments + outputs - alias)
 
     def bytes(self, values: Floats) -> NDArray[np.int64]:
-        """Arguments, outputs that take no argument's place, and the most temporaries: [sizes]."""
+        """Peak bytes: arguments, outputs without reused memory, and most temporaries: [sizes]."""
         arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
         temporaries = np.zeros(values.shape[1])
         if len(self._points):
             temporaries = (self._points @ values[: self._points.shape[1]]).max(axis=0)
-        # Whole bytes: the last digit of a matrix product depends on how many meshes there are.
+        # Rounded to bytes, since the last digit of a matrix product depends on the number of
+        # meshes.
         return np.rint(arguments + temporaries + outputs - alias).astype(np.int64)
 
 
 def _undominated(points: Floats) -> Floats:
-    """Leaves out points that another point exceeds on every mesh, coefficient by coefficient."""
+    """Removes points that another point exceeds on every mesh, coefficient by coefficient."""
     points = np.unique(points, axis=0)
     if len(points) > _MOST_COMPARED:
         return points
     exceeds = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    return points[exceeds.sum(axis=0) == 1]  # each but exceeds itself, being unlike all others
+    return points[exceeds.sum(axis=0) == 1]  # itself alone: no two are equal
 
 
-# What a batch of plans costs: seconds by cause, a bracket, a bound and bytes.
+# The prices of a batch of plans: seconds by cause, a bracket, a bound and bytes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """The causes of the plans of one set of active axes.
+class CostBlock:
+    """The causes of seconds of the plans with one set of active axes.
 
     Attributes:
       active: axes larger than 1.
       plans: [plans] their rows in the batch, ascending.
-      overlap: what the plans' seconds are spent on.
-      first_cause_s: [causes, plans] of the first plans; of others it is computed again when it is
-        asked for, since the causes of a million plans take longer to write down than to compute.
+      overlap: how the pieces of these plans overlap.
+      first_cause_s: [causes, plans] for the first plans; for others it is computed again on demand,
+        since storing the causes of a million plans takes longer than computing them.
       uncounted: what has no price, in words.
       own: True if the terms were made for one mesh alone.
       memory_spread: see `Terms`.
@@ -97,28 +98,28 @@ class Block:
     memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
 
     def cause_s(self, column: int) -> Floats:
-        """Seconds of each of `overlap.causes` on one plan, by its place in `plans`."""
+        """Seconds of each of `overlap.causes` on one plan, by its index in `plans`."""
         if column < self.first_cause_s.shape[1]:
             return self.first_cause_s[:, column]
         return self.overlap.cause_s(slice(column, column + 1))[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """What a batch of plans costs; every array is [plans].
+class PlanPrices:
+    """The prices of a batch of plans; every array is [plans].
 
     Attributes:
       needs_own: True where the terms do not hold: the mesh needs a propagation of its own. All
         seconds are NaN there, and counts 0.
       step_s: central estimate.
-      lower_s, upper_s: what must take that long at the assumed speeds when everything that may
-        overlap does, and what it takes if nothing overlaps.
-      bound_s: no step can be faster; see `automesh.cost.pricing`.
+      lower_s, upper_s: the time at the assumed speeds if everything overlaps that may, and the time
+        if nothing does.
+      bound_s: a proven lower limit; see `automesh.cost.pricing`.
       memory_bytes: peak on one device.
       lasting_bytes: of these, arguments and outputs.
       collectives: executed per step.
-      blocks: causes, by set of active axes.
-      block, column: where in `blocks` a plan's causes are.
+      blocks: causes, one block per set of active axes.
+      block, column: index into `blocks`, and of the plan in its block.
     """
 
     needs_own: NDArray[np.bool_]
@@ -129,7 +130,7 @@ class Prices:
     memory_bytes: NDArray[np.int64]
     lasting_bytes: Floats
     collectives: Floats
-    blocks: tuple[Block, ...]
+    blocks: tuple[CostBlock, ...]
     block: NDArray[np.int32]
     column: NDArray[np.int32]
 
@@ -137,7 +138,7 @@ class Prices:
         return len(self.step_s)
 
     def estimated(self, row: int) -> Estimated:
-        """The estimate of one plan.
+        """Returns the estimate of one plan.
 
         Raises:
           ValueError: the plan needs a propagation of its own.
@@ -150,7 +151,7 @@ class Prices:
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
-            # A loop that the data end may run no time at all.
+            # A loop whose length depends on the data may not run at all.
             bound_s=0.0 if open_ended(block.uncounted) else float(self.bound_s[row]),
             memory_bytes=int(self.memory_bytes[row]),
             causes=largest_first(seconds),
@@ -160,12 +161,12 @@ class Prices:
         )
 
     def _interval(self, row: int, spread: tuple[float, float]) -> tuple[int, int]:
-        """The memory of one plan at least and at most; see `Estimated`."""
+        """Returns the interval of one plan's memory; see `Estimated`."""
         least, most = (round(part * int(self.memory_bytes[row])) for part in spread)
         return max(least, int(self.lasting_bytes[row])), most
 
     def cause_s(self, cause: str) -> Floats:
-        """Seconds of one cause: [plans], 0 where a plan has none of it."""
+        """Seconds of one cause: [plans], 0 for plans without it."""
         seconds = np.where(self.needs_own, np.nan, 0.0)
         for block in self.blocks:
             if cause in block.overlap.causes:
@@ -190,7 +191,7 @@ class Prices:
 
 
 def bound_s(peak_s: Floats, argument_bytes: Floats, kernel_bytes: Floats, speeds: Speeds) -> Floats:
-    """Seconds that a step takes at least; 0 where the speeds know no bound.
+    """Returns the least seconds of a step; 0 if the speeds have no bound.
 
     Args:
       peak_s: all multiplications of the step at `Speeds.bound_flops_per_s`.
@@ -203,7 +204,7 @@ def bound_s(peak_s: Floats, argument_bytes: Floats, kernel_bytes: Floats, speeds
     return np.maximum(peak_s, through_memory / speeds.bound_memory_bytes_per_s)
 
 
-_CHUNK = 512  # sizes at a time: 100 kernels on them stay in the processor's cache
+_CHUNK = 512  # sizes at a time, so that 100 kernels on them stay in the processor's cache
 
 
 def price_on(
@@ -212,13 +213,13 @@ def price_on(
     *,
     routes_of: RoutesOf,
     speeds: Speeds,
-) -> Prices:
-    """Prices plans whose axes lie on the wires as `routes_of` says; see `pricing.price`."""
+) -> PlanPrices:
+    """Prices plans whose axes use the links that `routes_of` returns; see `pricing.price`."""
     route_table = RouteTable(batch, routes_of)
     shapes = route_table.sizes
     held = batch.ici[shapes.first] * batch.dcn[shapes.first]
     prices = _unpriced(len(batch))
-    blocks: list[Block] = []
+    blocks: list[CostBlock] = []
     for active, own, of_set, plans in _sets(terms, batch, held, shapes.inverse):
         columns = [batch.names.index(axis) for axis in active]
         place = np.zeros(len(held), np.intp)
@@ -228,7 +229,7 @@ def price_on(
             dcn=route_table.dcn.inverse[plans],
             size=place[shapes.inverse[plans]],
         )
-        step = _Step(for_windows(own, speeds), active)
+        step = _StepFormulas(for_windows(own, speeds), active)
         prices.block[plans] = len(blocks)
         prices.column[plans] = np.arange(len(plans))
         blocks.append(
@@ -240,11 +241,11 @@ def price_on(
 def _sets(
     terms: Mapping[tuple[str, ...], Terms], batch: Batch, held: Sizes, shape: Codes
 ) -> Iterator[tuple[tuple[str, ...], Terms, Codes, Codes]]:
-    """Splits a batch by the terms that hold.
+    """Groups the plans of a batch by the terms that hold for them.
 
     Args:
       held: [shapes, axes] distinct sizes.
-      shape: [plans] which of them a plan has.
+      shape: [plans] index of the plan's sizes.
 
     Yields:
       the active axes, their terms, rows of `held` and rows of the batch, both ascending.
@@ -290,13 +291,13 @@ def holds(terms: Terms, active: tuple[str, ...], sizes: Sizes) -> NDArray[np.boo
     return fits | is_same.all(axis=1)
 
 
-class _Step:
+class _StepFormulas:
     """The formulas of one set of active axes, ready to be evaluated."""
 
     def __init__(self, terms: Terms, active: tuple[str, ...]) -> None:
         self._terms = terms
         self._formulas = Formulas(active)
-        self._kernels = Kernels(terms, self._formulas)
+        self._kernels = DistinctKernels(terms, self._formulas)
         self._collectives = Collectives(terms, self._formulas)
         self._peak = Peak(terms, self._formulas)
         self._first_peak = Peak(terms.first, self._formulas) if terms.first else None
@@ -308,13 +309,13 @@ class _Step:
         plan_routes: PlanRoutes,
         route_table: RouteTable,
         speeds: Speeds,
-        prices: Prices,
-    ) -> Block:
+        prices: PlanPrices,
+    ) -> CostBlock:
         """Fills the rows `plans` of `prices`.
 
         Args:
           sizes: [sizes, axes] distinct sizes of the active axes.
-          plan_routes: where each of the plans stands in them.
+          plan_routes: the indices of each plan in them.
         """
         of_sizes = self._of_sizes(sizes, speeds)
         regions = len(self._terms.regions)
@@ -331,7 +332,7 @@ class _Step:
         prices.memory_bytes[plans] = of_sizes.memory_bytes[plan_routes.size]
         prices.lasting_bytes[plans] = of_sizes.lasting_bytes[plan_routes.size]
         prices.collectives[plans] = of_sizes.collectives[plan_routes.size]
-        return Block(
+        return CostBlock(
             active=self._formulas.axes,
             plans=plans,
             overlap=overlap,
@@ -342,7 +343,7 @@ class _Step:
         )
 
     def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
-        """Prices all that depends on the sizes alone, a part of them at a time."""
+        """Prices whatever depends on the sizes alone, chunk by chunk."""
         starts = range(0, len(sizes), _CHUNK)
         return joined(
             [self._of_some_sizes(sizes[start : start + _CHUNK], speeds) for start in starts]
@@ -368,7 +369,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfSizes:
-    """What depends on the sizes of the axes alone; every array is [sizes]."""
+    """Prices that depend on the sizes of the axes alone; every array is [sizes]."""
 
     kernels: KernelSeconds
     bound_s: Floats
@@ -382,8 +383,8 @@ def _said(one: Uncounted) -> str:
     return f"{one.what}{where}: {one.why}"
 
 
-def _unpriced(plans: int) -> Prices:
-    return Prices(
+def _unpriced(plans: int) -> PlanPrices:
+    return PlanPrices(
         needs_own=np.ones(plans, np.bool_),
         step_s=np.full(plans, np.nan),
         lower_s=np.full(plans, np.nan),
@@ -406,13 +407,13 @@ def price(
     batch: Batch,
     *,
     hardware: HardwareModel,
-) -> Prices:
+) -> PlanPrices:
     """Prices plans.
 
     Args:
       terms: by set of active axes, in the order of the mesh.
       batch: meshes of the fabric; those whose set has no terms, or where its terms do not hold, are
-        marked in `Prices.needs_own`.
+        marked in `PlanPrices.needs_own`.
       hardware: with the layouts of every ICI shape in the batch.
     """
     return price_on(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)

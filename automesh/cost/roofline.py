@@ -1,8 +1,7 @@
 """A first prediction of a step's time from what its compiled program does.
 
-Rank by it, do not believe it: compute and memory overlap perfectly, collectives overlap with
-  nothing, and every
-mesh axis has one link of the chip's speed.
+Good for ranking, not as a time: compute and memory overlap perfectly, collectives overlap with
+nothing, and every mesh axis has one link of the chip's speed.
 """
 
 from __future__ import annotations

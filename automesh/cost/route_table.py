@@ -1,4 +1,4 @@
-"""Routes of a batch of plans: asked for once per distinct way in which axes lie on the wires."""
+"""Routes of a batch of plans, computed once per distinct layout of axes on the links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from automesh.cost.unique_rows import Codes, distinct, products, ranked
 from automesh.hardware.fabric.fabric import Route
 from automesh.mesh.plan_arrays import Batch
 
-# How a set of axes lies on the wires for each mesh of a batch.
+# The routes of a set of axes for each mesh of a batch.
 RoutesOf = Callable[[Batch, tuple[str, ...]], Route]
 
 
@@ -21,9 +21,9 @@ class AxisRoutes:
 
     Attributes:
       routes: the distinct routes.
-      place: [ICI shapes * granule counts] which route it is.
+      place: [ICI shapes * granule counts] index into `routes`.
       granules: [DCN shapes] rank of the number of granules that the axes span.
-      granule_counts: how many such ranks there are.
+      granule_counts: number of such ranks.
     """
 
     routes: Route
@@ -35,15 +35,15 @@ class AxisRoutes:
         return len(self.routes.ici_size)
 
     def taken(self, ici: Codes, dcn: Codes) -> Codes:
-        """Which of `routes` plans take, [plans]: from places in `RouteTable.ici` and `.dcn`."""
+        """Indexes each plan's route, [plans], by indices into `RouteTable.ici` and `.dcn`."""
         return self.place[ici * self.granule_counts + self.granules[dcn]]
 
 
 class RouteTable:
     """Routes of a batch by set of axes.
 
-    A route depends on the ICI sizes of all axes (they decide where each lies) and on the number of
-    granules that its own axes span, on nothing else.
+    A route only depends on the ICI sizes of all axes, which decide the layout, and on the number of
+    granules that its own axes span.
 
     Attributes:
       ici, dcn: the distinct shapes inside and between granules.
@@ -62,7 +62,7 @@ class RouteTable:
         self._known: dict[tuple[str, ...], AxisRoutes] = {}
 
     def of(self, axes: tuple[str, ...]) -> AxisRoutes:
-        """The routes of one set of axes."""
+        """Returns the routes of one set of axes."""
         if axes not in self._known:
             self._known[axes] = self._found(axes)
         return self._known[axes]
@@ -71,7 +71,7 @@ class RouteTable:
         columns = [place for place, name in enumerate(self._batch.names) if name in axes]
         spanned = np.prod(self._batch.dcn[self.dcn.first][:, columns], axis=1, dtype=np.int64)
         granules = distinct([spanned], len(spanned))
-        # One DCN shape stands for all that span as many granules.
+        # One DCN shape represents all that span the same number of granules.
         dcn_rows = self.dcn.first[granules.first]
         shapes = Batch(
             names=self._batch.names,
@@ -88,7 +88,7 @@ class RouteTable:
 
 
 def _deduplicated(routes: Route) -> tuple[Route, Codes]:
-    """The distinct routes, and which of them each mesh takes."""
+    """Returns the distinct routes, and the index of each mesh's route."""
     values = [getattr(routes, field.name) for field in fields(Route)]
     ranks = [
         np.unique(value, return_inverse=True)[1] for value in values if (value != value[0]).any()

@@ -1,4 +1,4 @@
-"""What a step does on one device, as formulas in the sizes of the mesh axes (no jax).
+"""The work of a step on one device, as formulas in the sizes of the mesh axes (no jax).
 
 One propagation of shardings per set of active axes gives one `Terms`; pricing evaluates it for
 every mesh with that set. A size is a coefficient times powers of axis sizes: `4096 * fsdp**-1`.
@@ -21,19 +21,19 @@ class Monomial:
     powers: tuple[tuple[str, int], ...] = ()
 
     def at(self, sizes: Mapping[str, int]) -> float:
-        """The value on one mesh; axes that `sizes` leaves out have size 1."""
+        """Returns the value on one mesh; axes that are not in `sizes` have size 1."""
         value = self.coefficient
         for axis, power in self.powers:
             value *= float(sizes.get(axis, 1)) ** power
         return value
 
 
-# A sum; the empty one is 0.
+# A sum of monomials; the empty one is 0.
 Sum = tuple[Monomial, ...]
 
 
 def value_of(total: Sum, sizes: Mapping[str, int]) -> float:
-    """The sum on one mesh."""
+    """Returns the sum on one mesh."""
     return sum(one.at(sizes) for one in total)
 
 
@@ -43,8 +43,9 @@ class Matmul:
 
     Attributes:
       dtype: the coarser of the operands' number types: bf16, f32, f8E4M3FN ...
-      is_least: False if the same can be had with fewer FLOPs, as a convolution by Winograd's
-        algorithm or by a Fourier transform, or if a custom call only says that it needs so many.
+      is_least: False if the same result is possible with fewer FLOPs, as for a convolution by
+        Winograd's algorithm or by a Fourier transform, or if the FLOPs are only a statement of a
+        custom call.
     """
 
     batch: Monomial
@@ -65,11 +66,11 @@ def flops(matmuls: Iterable[Matmul], sizes: Mapping[str, int]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """Traffic of one buffer, which stays on the chip where the buffer is small enough for that.
+    """Traffic of one buffer, which stays on the chip if the buffer is small enough.
 
     Attributes:
       buffer_bytes: of the whole buffer.
-      bytes: read from it and written to it; a part of those of its kernel.
+      bytes: read from it and written to it; a part of the bytes of its kernel.
     """
 
     buffer_bytes: Monomial
@@ -82,9 +83,9 @@ class Windowed:
 
     Attributes:
       axes: mesh axes of the ring.
-      bytes: what every step but one reads or writes again.
+      bytes: read or written again in every step but one.
       whole_bytes: of the operand that would be gathered instead, or of the result that would be
-        scattered: what the compiler's threshold is compared with.
+        scattered; the compiler compares them with its threshold.
       intensity: FLOPs of the multiplication on one device, for each of `whole_bytes`.
       adds: True if every step adds to the whole result; False if it reads the other operand again,
         which it does while it multiplies.
@@ -107,9 +108,10 @@ class Kernel:
       region: index into `Terms.regions`.
       count: executions per step, loops multiplied in.
       bytes: read and written per execution, in device memory unless `near` says more.
-      near: what may stay on the chip instead, by buffer.
-      epilogue: of a product, the part of `bytes` that it writes, or reads beside its operands.
-      matmuls: what it multiplies; more than one only if nothing lies between them.
+      near: traffic that may stay on the chip instead, by buffer.
+      epilogue: for a product, the part of `bytes` that it writes, or reads in addition to its
+        operands.
+      matmuls: what it multiplies; more than one only if no operation is between them.
       operation: what it is, in words of StableHLO: dot_general, reduce, fusion, custom_call NAME.
       source: `file.py:12`, or empty.
     """
@@ -132,14 +134,14 @@ class CollectiveTerm:
     Attributes:
       region: index into `Terms.regions`: where it may hide.
       count: executions per step, loops multiplied in.
-      axes: that it talks over, in the order of the mesh.
+      axes: mesh axes that it runs over, in the order of the mesh.
       payload_bytes: of one execution: the full (gathered or unreduced) array of one group; for
         collective-permute what one device sends.
-      hides: True if the compiler can run it beside compute of its region (see `Terms.platform`).
-      windowed: True if it becomes the ring of a windowed multiplication, where the compiler does
-        that.
+      hides: True if the compiler can overlap it with compute of its region (see `Terms.platform`).
+      windowed: True if it becomes the ring of a windowed multiplication under the compiler's
+        conditions.
       whole_bytes, intensity: of the ring's `Windowed`.
-      ring_region: index into `Terms.regions`: where the ring's multiplication stands; None: in
+      ring_region: index into `Terms.regions`: where the ring's multiplication is; None: in
         `region`.
       source: `file.py:12`, or empty.
       operand: what is moved, in words: `f32[4096,1024]`.
@@ -160,7 +162,7 @@ class CollectiveTerm:
 
     @property
     def behind(self) -> int:
-        """Index of the region whose windowed multiplications a ring runs beside."""
+        """Index of the region whose windowed multiplications overlap with a ring."""
         return self.region if self.ring_region is None else self.ring_region
 
 
@@ -169,7 +171,7 @@ class HostTransfer:
     """A copy between the memory of a device and that of its host.
 
     Attributes:
-      regions: indices into `Terms.regions`: what it can run beside.
+      regions: indices into `Terms.regions`: what it can overlap with.
       count: executions per step, loops multiplied in.
       bytes: of one execution.
       is_to_host: True towards the host.
@@ -185,11 +187,13 @@ class HostTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A loop body or the top of the program, or a slot of one, which is what a collective that the
-    compiler starts early runs beside: compute hides communication inside one region only.
+    """A part of the program inside which compute can hide communication.
+
+    It is a loop body, the top of the program, or a slot of one: the part between the early start of
+    a collective and its end.
 
     Attributes:
-      name: `step`, or where the loop stands: `loop at file.py:12`.
+      name: `step`, or the place of the loop: `loop at file.py:12`.
       trips: how often it runs per step.
     """
 
@@ -198,7 +202,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class DivisibilityGuard:
     """The terms hold only where the product of `axes` divides `size`, a dimension of some array."""
 
     size: int
@@ -206,7 +210,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPoint:
+class LivenessPoint:
     """Bytes of all temporaries that live at one point of the program; `source` says where."""
 
     bytes: Sum
@@ -215,7 +219,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncounted:
-    """Something in the program that has no price: it is named, never taken as free.
+    """Something in the program without a price, which is reported instead of counted as free.
 
     Attributes:
       what: `custom call NAME`, `loop of unknown length` ...
@@ -233,12 +237,11 @@ class Cure:
 
     Attributes:
       kind: what is changed, a key of `sharding.cures.CURES`.
-      arguments: positions of the arguments that it is about.
-      results: for each of them the position of the result that replaces it; -1: none does.
-      shape: of the array that it is about, where that is no argument.
-      splits: per array, the mesh axes of each dimension: those that are wanted, or before and
-        after.
-      source: line of the operation that it is about: `file.py:12`, or empty.
+      arguments: positions of the affected arguments.
+      results: for each of them the position of the result that replaces it; -1 for none.
+      shape: of the affected array, if that is no argument.
+      splits: per array, the mesh axes of each dimension: the wanted ones, or before and after.
+      source: line of the affected operation: `file.py:12`, or empty.
     """
 
     kind: str
@@ -251,17 +254,17 @@ class Cure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fact about the propagated program that costs memory or time and that nobody asked for.
+    """An unexpected fact about the propagated program that costs memory or time.
 
     Attributes:
-      rule: what it is, a name that does not change: a key of `report.findings.RULES`.
+      rule: a stable name: a key of `report.findings.RULES`.
       array: `f32[64,256,512]`, or the name of an argument.
-      bytes: on one device: of what is gathered, or of what is kept twice.
-      axes: mesh axes that it happens over, in the order of the mesh.
+      bytes: on one device: gathered, or kept twice.
+      axes: mesh axes that it concerns, in the order of the mesh.
       count: how often in a step.
       source: `file.py:12`, or empty.
-      detail: what else the words of the rule name, such as another array.
-      cure: what can be tried in a lowered copy; None: there is only advice.
+      detail: further text for the rule's message, such as another array.
+      cure: a change that can be tried in a lowered copy; None: there is only advice.
     """
 
     rule: str
@@ -274,16 +277,18 @@ class Finding:
     cure: Cure | None = None
 
     def is_on(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is the case on a mesh of these axes: bytes may be what is too much, and more
-        than none on some of the meshes alone."""
+        """Whether the finding applies to a mesh with these axes.
+
+        Its bytes may be an excess that is above 0 on some meshes only.
+        """
         return not self.bytes or value_of(self.bytes, sizes) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a program keeps in the memory of one device; the attributes are those of `Terms`."""
+    """The memory of a program on one device; the attributes are those of `Terms`."""
 
-    points: tuple[MemoryPoint, ...]
+    points: tuple[LivenessPoint, ...]
     argument_bytes: Sum
     output_bytes: Sum
     alias_bytes: Sum
@@ -295,18 +300,19 @@ class Terms:
 
     Attributes:
       active: axes larger than 1, in the order of the mesh.
-      sampled: the axis sizes that it was propagated with.
+      sampled: axis sizes of the propagation.
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu; `none` for the module as
         partitioned.
       points: candidates for the peak: the largest one counts.
-      argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
+      argument_bytes, output_bytes, alias_bytes: on one device; `alias` is the part of the arguments
+        whose memory outputs reuse.
       host_transfers: copies to and from the memory of the host.
-      first: what the first step keeps, where it is another program: its state comes back split
-        otherwise than it went in, and all that is said here is of the second step. None: the same.
-      findings: what costs memory or time and was not asked for.
-      memory_spread: what the compiler needs at least and at most, as parts of the estimate, see
-        `automesh.ir.memory.spread`; a most of 0: nobody knows.
-      guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
+      first: memory of the first step, if it is another program because the state comes back with
+        other shardings; everything else here describes the second step. None: the same program.
+      findings: unexpected costs of memory or time.
+      memory_spread: the least and the most that the compiler may need, as factors of the estimate,
+        see `automesh.ir.memory.spread`; a most of 0: unknown.
+      guards: conditions under which the terms hold; any other mesh needs its own propagation.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
       limits: axes for which the terms hold up to some size only, and that size.
       window_threshold_bytes: multiplications around anything smaller are not windowed; see
@@ -320,7 +326,7 @@ class Terms:
     regions: tuple[Region, ...]
     kernels: tuple[Kernel, ...]
     collectives: tuple[CollectiveTerm, ...]
-    points: tuple[MemoryPoint, ...]
+    points: tuple[LivenessPoint, ...]
     argument_bytes: Sum
     output_bytes: Sum
     alias_bytes: Sum
@@ -328,7 +334,7 @@ class Terms:
     first: Footprint | None = None
     findings: tuple[Finding, ...] = ()
     memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[DivisibilityGuard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()

@@ -1,4 +1,4 @@
-"""Plans that share a part of their mesh: work on the part once, then look it up for each plan."""
+"""Finds plans that share a part of their mesh, so that the part is priced once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Codes = NDArray[np.intp]
 T = TypeVar("T")
 
-_SMALL_TABLE = 1 << 14  # entries that are cheap whatever there is to look up
+_SMALL_TABLE = 1 << 14  # a table of so many entries is always cheap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Distinct:
 
     Attributes:
       first: [distinct] a row that has each of them.
-      inverse: [rows] which of them a row has.
+      inverse: [rows] index of each row's distinct row.
     """
 
     first: Codes
@@ -93,7 +93,7 @@ def ranked(column: NDArray[np.integer], limit: int = 0) -> Ranks:
 
 
 def joined(parts: Sequence[T]) -> T:
-    """Dataclasses of arrays, one after another along the last dimension of every array.
+    """Concatenates dataclasses of arrays along the last dimension of every array.
 
     Args:
       parts: of one class, whose fields are arrays or such dataclasses; at least one.
@@ -112,12 +112,12 @@ def joined(parts: Sequence[T]) -> T:
 
 
 def products(one: Ranks, other: Ranks) -> Ranks:
-    """The products of two columns, row by row: only products of distinct values are computed."""
+    """Multiplies two columns row by row; computes only products of distinct values."""
     every = np.multiply.outer(one.found, other.found).reshape(-1)
     found, codes = np.unique(every, return_inverse=True)
     return Ranks(codes=codes[one.codes * len(other) + other.codes], found=found)
 
 
 def _widest_table(rows: int) -> int:
-    """Entries of the largest look-up table that is cheaper than a sort of all rows."""
+    """Returns the largest size of a look-up table that is cheaper than sorting all rows."""
     return max(_SMALL_TABLE, 4 * rows)

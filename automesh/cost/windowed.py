@@ -3,8 +3,8 @@
 XLA's SPMD partitioner replaces `all-gather; dot` and `dot; reduce-scatter` by loops that multiply
 one shard while the next ones travel (`spmd/dot_handler.cc`). On TPU that hides the transfer but
 reads or accumulates a whole activation in every step of the ring. Shards travel both ways, and a
-step multiplies one of each direction: a ring of n devices takes n/2 steps. A compiler option says
-from which size on: the whole operand that would be gathered, or the whole result that would be
+step multiplies one of each direction: a ring of n devices takes n/2 steps. A compiler option sets
+the minimum size of the whole operand that would be gathered, or of the whole result that would be
 scattered.
 
 The partitioner leaves the gather where a ring would not pay: where the longer of multiplication and
@@ -38,7 +38,7 @@ THRESHOLDS: dict[PlatformName, str] = {
     for platform in PLATFORMS
     if platform.scheduling.window_option
 }
-"""The option that says from which size on, by platform; its unit is MiB."""
+"""The option with the minimum size in MiB, by platform."""
 
 
 def windows(
@@ -47,12 +47,12 @@ def windows(
     whole_bytes: Floats,
     intensity: Floats,
 ) -> NDArray[np.bool_]:
-    """Where a multiplication that may be windowed is: [meshes].
+    """Whether a multiplication that may be windowed is: [meshes].
 
     Args:
-      terms: say whose compiler makes the program, and its threshold.
+      terms: have the compiler's platform and its threshold.
       ring: devices of the ring, [meshes].
-      whole_bytes: of the operand or the result that is not gathered or scattered then, [meshes].
+      whole_bytes: of the operand or the result that a ring does not gather or scatter, [meshes].
       intensity: FLOPs of the multiplication for each of these bytes, [meshes].
     """
     if not scheduling_of(terms.platform).window_option:
@@ -63,7 +63,7 @@ def windows(
 
 
 def repeats(ring: NDArray[np.integer] | Floats) -> Floats:
-    """Steps of a ring that read or write an activation again: all but one.
+    """Counts the steps of a ring that read or write an activation again: all but one.
 
     Programs of libtpu 0.0.42 for 16 chips of v5e: 8 accumulations in a ring of 16 devices, 4 in one
     of 8, 2 in one of 4.
@@ -72,7 +72,7 @@ def repeats(ring: NDArray[np.integer] | Floats) -> Floats:
 
 
 def ring_seconds(payload_bytes: Floats, route: Route, speeds: Speeds) -> Floats:
-    """How long the permutes of one ring take, one after another.
+    """Computes the time of the permutes of one ring, one after another.
 
     Every shard goes round, half of them each way, and one more before the first step: 17 permutes
     of two directions for 16 devices, in programs of libtpu 0.0.42 for v5e.
@@ -92,12 +92,12 @@ def ring_seconds(payload_bytes: Floats, route: Route, speeds: Speeds) -> Floats:
 
 
 def for_windows(terms: Terms, speeds: Speeds) -> Terms:
-    """The terms with what decides on a chip whether a ring pays."""
+    """Adds to the terms the figure of a chip that decides whether a ring pays."""
     return replace(terms, window_flops_per_byte=speeds.window_flops_per_byte)
 
 
 def with_threshold(terms: Terms, value: Scalar) -> Terms:
-    """The terms under a value of the option of `THRESHOLDS`, in MiB; see `PricedOption.apply`."""
+    """Applies the option of `THRESHOLDS`, in MiB, to the terms; see `PricedOption.apply`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return terms
     return replace(terms, window_threshold_bytes=float(value) * 2**20)

@@ -1,1 +1,1 @@
-"""Whether a file may hold what another account has written, and how such databases are opened."""
+"""Recognizes files that another account may have written, and opens such databases safely."""

@@ -1,9 +1,9 @@
-"""Which folders and files nobody but this account can have written into.
+"""Recognizes folders and files that only this account can have written.
 
-Whoever may write into a folder, or into one that it lies in, can put another file, a journal of
-SQLite or a link in the place of what was looked at a moment before. So a file is one's own only if
-this holds for its folder and for everything above it. Root is trusted, and so is a folder such as
-`/tmp`, in which only the owner of an entry can rename it.
+An account that may write into a folder, or into one above it, can replace a file that was checked a
+moment before by another file, a journal of SQLite or a link. So a file is safe only if its folder
+and all folders above it are. Root is trusted, and so is a folder such as `/tmp`, in which only the
+owner of an entry can rename it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 
 
 def why_others_may_write(folder: Path) -> str:
-    """Why another account may put files into a folder, in words; empty if none may.
+    """Says why another account may put files into a folder; empty if none may.
 
-    Looks at the folder, at all that it lies in, and at where links among these lead: who may write
-    into one of them may put another folder in the place of this one.
+    Checks the folder, all folders above it, and the targets of links among them: an account that
+    may write into one of these may replace this folder by another one.
     """
     real = Path(os.path.realpath(folder))
     try:
         for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
-            reason = _exposed(place, is_last=place in (folder, real))
+            reason = _why_exposed(place, is_last=place in (folder, real))
             if reason:
                 return reason
     except OSError as error:
@@ -36,16 +36,15 @@ def why_others_may_write(folder: Path) -> str:
 
 
 def why_others_may_replace(folder: Path) -> str:
-    """Why another account may move away what this one makes in a folder and make another entry of
-    the same name, in words; empty if none may. Unlike `why_others_may_write`, others may make
-    entries of their own in a folder like `/tmp`, and a folder of who has no number here, in a
-    container or a sandbox, counts as the system's.
+    """Says why another account may replace this account's entries in a folder; empty if none may.
 
+    Unlike in `why_others_may_write`, others may make their own entries in a folder like `/tmp`, and
+    a folder of an owner without a number here, in a container or a sandbox, counts as the system's.
     Raises:
-      OSError: the folder, or one that it lies in, cannot be looked at.
+      OSError: the status of the folder, or of one above it, cannot be read.
     """
     real = Path(os.path.realpath(folder))
-    trusted = frozenset({os.geteuid(), 0, *_unmapped()})
+    trusted = frozenset({os.geteuid(), 0, *_unmapped_account()})
     for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
         status = place.stat()
         if status.st_uid not in trusted:
@@ -55,9 +54,8 @@ def why_others_may_replace(folder: Path) -> str:
     return ""
 
 
-def _unmapped() -> frozenset[int]:
-    """The number that stands for all accounts that have none in this user namespace of Linux; none
-    where all have one."""
+def _unmapped_account() -> frozenset[int]:
+    """Returns the number of all accounts that have none in this Linux user namespace; else none."""
     try:
         every = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
         return frozenset() if every else frozenset({int(_OVERFLOW.read_text())})
@@ -66,11 +64,12 @@ def _unmapped() -> frozenset[int]:
 
 
 def why_file_is_foreign(path: Path) -> str:
-    """Why a file may hold what another account has written, in words; empty if it cannot, or if
-    there is none. Nothing is said of its folder, see `why_others_may_write`.
+    """Says why another account may have written a file; empty if none can have, or without a file.
+
+    This does not check its folder, see `why_others_may_write`.
 
     Raises:
-      OSError: it cannot be looked at.
+      OSError: its status cannot be read.
     """
     try:
         status = path.lstat()
@@ -86,21 +85,22 @@ def why_file_is_foreign(path: Path) -> str:
 
 
 def is_only_open(path: Path) -> bool:
-    """Whether a file is a regular one of this account: if it is foreign all the same, others may
-    only change what is in it.
+    """Whether a file is a regular one of this account.
+
+    If it is foreign nevertheless, others may only change its content.
 
     Raises:
-      OSError: it cannot be looked at.
+      OSError: its status cannot be read.
     """
     status = path.lstat()
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _exposed(place: Path, *, is_last: bool) -> str:
+def _why_exposed(place: Path, *, is_last: bool) -> str:
     status, me = place.stat(), os.geteuid()
     if status.st_uid != me and (is_last or status.st_uid != 0):
         return f"`{place}` belongs to another account"
-    # In a folder like /tmp others can neither remove nor rename what is not theirs.
+    # In a folder like /tmp others can neither remove nor rename entries of other owners.
     is_sticky = bool(status.st_mode & stat.S_ISVTX) and not is_last
     if not is_sticky and _is_open(status):
         return f"other accounts may write into `{place}`"

@@ -1,8 +1,8 @@
-"""Files of a folder that is this account's alone: what is unpickled or appended to without asking.
+"""Reads and appends to files in a private folder of this account, which may be unpickled.
 
-The path of such a folder goes from one process to another, also to one on another host. There, or
-where the folder was moved away, somebody else may have made one of the same name. So the folder is
-opened first, and what is asked about and read is in that one, whatever its name means by then.
+Processes pass the path of such a folder to others, also to another host. There, or if the folder
+was moved, somebody else may have made one of the same name. So the folder is opened first, and all
+checks and reads use the open folder, whatever its name means by then.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_own(path: Path, *, limit_bytes: int) -> bytes:
-    """All bytes of a file that nobody else can have written.
+    """Reads all bytes of a file that nobody else can have written.
 
     Raises:
-      Unreadable: it is not there, it or its folder is a link, belongs to another account or may be
-        written by others, or it holds more than `limit_bytes`.
+      Unreadable: it does not exist, it or its folder is a link, belongs to another account or may
+        be written by others, or it holds more than `limit_bytes`.
     """
     chunks: list[bytes] = []
     left = limit_bytes
@@ -40,7 +40,7 @@ def read_own(path: Path, *, limit_bytes: int) -> bytes:
 
 
 def append_own(path: Path, data: bytes) -> None:
-    """Appends to a file in a folder in which nobody else can write; makes it if there is none.
+    """Appends to a file in a folder in which nobody else can write; creates it if needed.
 
     Raises:
       Unreadable: as `read_own`.
@@ -50,7 +50,7 @@ def append_own(path: Path, data: bytes) -> None:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Whether a folder is there, is this account's, and nobody else may write into it."""
+    """Whether a folder exists, belongs to this account, and nobody else may write into it."""
     try:
         place = os.open(folder, _FOLDER)
     except OSError:

@@ -1,17 +1,16 @@
 """A SQLite database that others may have written: copied, and only the copy is opened.
 
-To open a database is to run what lies beside it and in it. A journal beside it is played back into
-it, and the file that the journal names as its super-journal is deleted, whatever it is; CHECKs,
-views, triggers and expressions in its schema are run by statements that only seem to read. So
-nothing of it is opened where it lies:
+Opening a database runs what is in it and in files next to it. A journal next to it is played back
+into it, and the file that the journal names as its super-journal is deleted, whatever it is;
+CHECKs, views, triggers and expressions in its schema are run by statements that only seem to read.
+So it is never opened in its own folder:
 
-* `copied` copies the file into a folder of ours that nobody else can enter, without a journal and
-  without the shared memory beside it, up to a bound, and again if it changed meanwhile. The
-  write-ahead log may go with it: it holds pages with checksums and names no file;
-* `connect` opens the copy read-only and immutable, so that SQLite looks for nothing beside it, with
-  the switches that keep a schema from calling functions, and with a bound in seconds for all
-  statements together. Ctrl-C ends a statement;
-* whoever reads must compare the schema with the one that is expected before any other statement.
+* `copied` copies the file into a private folder, without its journal and shared memory, up to a
+limit, and again if it changed meanwhile. The write-ahead log may be copied, too: it contains pages
+with checksums and names no file; * `connect` opens the copy read-only and immutable, so that SQLite
+reads no other file, with the switches that keep a schema from calling functions, and with a limit
+in seconds for all statements together. Ctrl-C ends a statement; * the caller must compare the
+schema with the expected one before any other statement.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _T = TypeVar("_T")
 
 HEADER = b"SQLite format 3\x00"
 HEADER_BYTES = 100
-"""What stands before the first page's content: https://sqlite.org/fileformat2.html."""
+"""Size of the header before the first page's content: https://sqlite.org/fileformat2.html."""
 _VERSIONS = slice(18, 20)  # of the format for who writes and who reads: 2 is a write-ahead log
 _LOG_HEADER_BYTES = 32  # has numbers (salts) that change whenever the log begins anew
 _TICK = 20_000  # instructions of SQLite's machine between two looks at the clock: under 1 ms
@@ -41,57 +40,59 @@ _ATTEMPTS = 20
 _PAUSE_S = 0.05
 
 
-class TooSlow(sqlite3.OperationalError):
-    """Statements have taken longer than reading a database of others may take."""
+class StatementsTooSlow(sqlite3.OperationalError):
+    """The statements on a foreign database have taken longer than allowed."""
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether SQLite has waited in vain for another process."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Of an extended code the plain one.
+    """Whether SQLite has given up waiting for another process."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # The primary code of an extended one.
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def log_of(path: Path) -> Path:
-    """The write-ahead log of a database."""
+    """Returns the path of the write-ahead log of a database."""
     return path.with_name(f"{path.name}-wal")
 
 
 def journal_of(path: Path) -> Path:
-    """The rollback journal of a database, which a study never has: it has a log instead."""
+    """Returns the path of the rollback journal of a database; a study never has one."""
     return path.with_name(f"{path.name}-journal")
 
 
 def is_wal(header: bytes) -> bool:
-    """Whether a database says in its first 100 bytes that it has a write-ahead log."""
+    """Whether the first 100 bytes of a database say that it has a write-ahead log."""
     return header[_VERSIONS] == b"\x02\x02"
 
 
 def as_wal(data: bytes) -> bytes:
-    """The bytes of a database, which then says that it has a write-ahead log: whoever opens it for
-    writing needs no journal to make that so."""
+    """Marks a database's bytes as having a write-ahead log.
+
+    A process that opens it for writing then needs no journal to change the mode.
+    """
     return data[: _VERSIONS.start] + b"\x02\x02" + data[_VERSIONS.stop :]
 
 
-# A copy of the file
+# Copying the file
 
 
 def copied(
     path: Path, folder: Path, *, limit_bytes: int, with_log: bool = False, follow: bool = True
 ) -> Path:
-    """Copies a database, as it was at one moment.
+    """Copies a database in its state at one moment.
 
     Args:
-      folder: of ours, which nobody else can enter; the copy gets the name of the file.
+      folder: a private folder; the copy gets the name of the file.
       limit_bytes: of the file, and of its log.
-      with_log: copy also the changes that are only in the write-ahead log so far. Only for a
-        file of this account: the log of another one is left alone.
+      with_log: copy also the changes that are only in the write-ahead log so far. Only for a file
+        of this account; another account's log is not read.
       follow: links.
 
     Returns:
       The copy: a single file.
 
     Raises:
-      Unreadable: it is no regular file, is larger than the bound, or changes all the time.
+      Unreadable: it is no regular file, is larger than the limit, or changes all the time.
     """
     place = folder / path.name
     for _ in range(_ATTEMPTS):
@@ -108,8 +109,8 @@ def _copied_once(
 ) -> bool:
     """Copies a database; False if it may have changed meanwhile in a way that matters.
 
-    The file comes first: as long as the log has not begun anew, all that somebody writes from the
-    log into the file meanwhile is in the log, too, and counts again from there.
+    The file is copied first: unless the log starts again meanwhile, all pages that move from the
+    log to the file are still in the log as well.
     """
     with open_regular(path, follow=follow) as file:
         before = os.fstat(file.fileno())
@@ -133,7 +134,7 @@ def _copied_once(
 
 
 def _is_own(log: Path) -> bool:
-    """Whether a log is this account's; also if there is none."""
+    """Whether a log belongs to this account, or does not exist."""
     try:
         return log.lstat().st_uid == os.geteuid()
     except FileNotFoundError:
@@ -141,7 +142,7 @@ def _is_own(log: Path) -> bool:
 
 
 def _log_header(path: Path) -> bytes:
-    """The header of a log; empty if there is no log, or an empty one."""
+    """Reads the header of a log; empty if there is no log, or an empty one."""
     if not os.path.lexists(path):
         return b""
     try:
@@ -150,7 +151,7 @@ def _log_header(path: Path) -> bytes:
     except Unreadable:
         if os.path.lexists(path):
             raise
-        return b""  # It went away with the last who had the database open.
+        return b""  # The last process that had the database open has removed it.
 
 
 def _copy(read: Callable[[int], bytes], source: Path, place: Path, limit_bytes: int) -> None:
@@ -167,7 +168,7 @@ def _copy(read: Callable[[int], bytes], source: Path, place: Path, limit_bytes: 
 
 
 def _settle(copy: Path) -> None:
-    """Writes what is in the log of a copy into the copy; no statement looks at its schema."""
+    """Writes the log of a copy into the copy, without reading its schema."""
     try:
         with closing(sqlite3.connect(copy, factory=Bounded)) as connection:
             harden(connection)
@@ -177,11 +178,11 @@ def _settle(copy: Path) -> None:
             name.unlink(missing_ok=True)
 
 
-# A connection to it
+# Connecting to the copy
 
 
 class _Cursor(sqlite3.Cursor):
-    """A cursor whose statements end at the bound of their connection."""
+    """A cursor whose statements end at the time limit of their connection."""
 
     def _bounded(self, act: Callable[[], _T]) -> _T:
         if not isinstance(self.connection, Bounded):
@@ -208,10 +209,10 @@ class _Cursor(sqlite3.Cursor):
 
 
 class Bounded(sqlite3.Connection):
-    """A connection whose statements together may take `limits.FOREIGN_SQL_S`.
+    """A connection with a limit for all of its statements together, `limits.FOREIGN_SQL_S`.
 
-    SQLite is deaf to signals while it works; the look at the clock is also where Python hears
-    Ctrl-C, which Python's driver then makes an error of the database. Here it is Ctrl-C again.
+    SQLite ignores signals while it works. Python handles Ctrl-C when the clock is read, and its
+    driver turns that into a database error; this class raises KeyboardInterrupt again.
     """
 
     _left_s: float = limits.FOREIGN_SQL_S
@@ -225,31 +226,33 @@ class Bounded(sqlite3.Connection):
         return super().cursor(_Cursor if factory is None else factory)
 
     def execute(self, *arguments: Any) -> Any:
-        # The driver's own shortcut makes a cursor that knows no bound.
+        # The driver's own shortcut makes a cursor without the limit.
         return self.cursor().execute(*arguments)
 
     def bounded(self, act: Callable[[], _T]) -> _T:
         """Runs a part of a statement.
 
         Raises:
-          TooSlow: all statements together take too long.
+          StatementsTooSlow: all statements together take too long.
           KeyboardInterrupt: Ctrl-C was pressed while SQLite worked.
         """
-        if self._begun_s is not None:  # One is within another.
+        if self._begun_s is not None:  # Nested calls.
             return act()
         self._begun_s = time.monotonic()
         try:
             return act()
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_READONLY:  # What a reader wants to make is not there.
+            if code == sqlite3.SQLITE_READONLY:  # The reader tries to create a missing object.
                 said = "it lacks what a search writes first, and it is only read here"
                 raise sqlite3.OperationalError(said) from None
             if code != sqlite3.SQLITE_INTERRUPT:
                 raise
             if not self._is_over():
                 raise KeyboardInterrupt from None
-            raise TooSlow(f"to read it takes longer than {limits.FOREIGN_SQL_S:.0f} s") from None
+            raise StatementsTooSlow(
+                f"to read it takes longer than {limits.FOREIGN_SQL_S:.0f} s"
+            ) from None
         finally:
             self._left_s -= time.monotonic() - self._begun_s
             self._begun_s = None
@@ -259,11 +262,11 @@ class Bounded(sqlite3.Connection):
 
 
 def harden(connection: sqlite3.Connection) -> None:
-    """Keeps what stands in a database from running anything: before its first other statement."""
+    """Keeps a database's schema from running code; call it before any other statement."""
     connection.execute("PRAGMA trusted_schema=OFF").close()
     connection.execute("PRAGMA cell_size_check=ON").close()
     connection.execute("PRAGMA mmap_size=0").close()
-    # From Python 3.12 on; before it, nothing that is run here writes into a schema either.
+    # From Python 3.12 on; no statement here writes into a schema anyway.
     if set_config := getattr(connection, "setconfig", None):
         set_config(getattr(sqlite3, "SQLITE_DBCONFIG_DEFENSIVE"), True)  # noqa: B009
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -272,10 +275,10 @@ def harden(connection: sqlite3.Connection) -> None:
 
 
 def connect(copy: Path, *, text: Callable[[bytes], str] = bytes.decode) -> Bounded:
-    """Opens a copy that `copied` has made: read-only, without looking for anything beside it.
+    """Opens a copy that `copied` has made: read-only, without reading other files.
 
     Args:
-      text: reads the bytes of a text.
+      text: decodes the bytes of a text.
 
     Raises:
       sqlite3.Error: it is no database.
@@ -296,7 +299,7 @@ def connect(copy: Path, *, text: Callable[[bytes], str] = bytes.decode) -> Bound
 
 
 def check_header(path: Path, *, follow: bool = True) -> bytes:
-    """The first bytes of a database; nothing if the file is empty.
+    """Reads the first bytes of a database; empty if the file is empty.
 
     Raises:
       UsageError: it is no database.

@@ -1,4 +1,4 @@
-"""What the devices can do, and what a search may be aimed at (no jax)."""
+"""Targets of a search, and what their devices can do (no jax)."""
 
 from automesh.hardware.absent import Absent as Absent
 from automesh.hardware.absent import AbsentDevices as AbsentDevices

@@ -1,4 +1,4 @@
-"""All devices on record that a search may be aimed at without having them, with their sources."""
+"""Lists all targets on record that a search can use without having the devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from automesh.errors import UsageError
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_sources, known_chips, sources_of
-from automesh.hardware.clusters import Cluster, Clusters
+from automesh.hardware.clusters import Clusters, UserCluster
 from automesh.hardware.machines import Machine, machine_sources, machines
 from automesh.hardware.slices import (
     Generation,
@@ -30,12 +30,13 @@ class Listed:
 
     Attributes:
       name: of the target, and of its rules.
-      kind: `tpu-v5p-N`: what names of this kind have in common; a cluster's own name.
+      kind: the common form of such names, as `tpu-v5p-N`; for a cluster its own name.
       counts: what N counts; empty if the name has none.
-      is_usual: False for a machine of the many that the same chip is sold in.
-      dcn_bytes_per_s: of one device, one way, to other granules, whether it has any or not.
-      also: other words that a pattern may find it by.
-      sources: what a figure is of -> names of sources (see `citations`), or words.
+      is_usual: False for one of several machines that the same chip is sold in.
+      dcn_bytes_per_s: of one device, one way, to other granules, even if the target has only one
+        granule.
+      also: other words that a pattern may match.
+      sources: figure -> names of its sources (see `citations`), or words.
     """
 
     name: str
@@ -49,19 +50,19 @@ class Listed:
 
 
 def list_targets(clusters: Clusters | None = None) -> tuple[Listed, ...]:
-    """The user's clusters, all TPU slices, and one full machine of each kind of GPU machine."""
-    return tuple(_all(clusters))
+    """Lists the user's clusters, all TPU slices, and one full GPU machine of each kind."""
+    return tuple(_all_targets(clusters))
 
 
 def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed, ...]:
-    """The targets that a pattern means.
+    """Finds the targets that match a pattern.
 
     Args:
-      pattern: the name of a target, whether listed or not; else a part of names, or all of one with
-        `*` and `?` for what may be anything; empty: all.
+      pattern: the name of a target, listed or not; else a part of a name, or a whole name with the
+        wildcards `*` and `?`; empty: all.
 
     Raises:
-      UsageError: nothing is meant by it.
+      UsageError: it matches nothing.
     """
     small = pattern.strip().lower()
     if not small:
@@ -71,7 +72,7 @@ def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed
             f"`{pattern}` is longer than the name of any target",
             hint="`automesh targets` lists what there is",
         )
-    if exact := _one(small, clusters):
+    if exact := _named_target(small, clusters):
         return (exact,)
     wild = any(char in small for char in "*?[")
     found = tuple(
@@ -91,11 +92,11 @@ def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed
 
 
 def citations() -> dict[str, str]:
-    """What the names of sources stand for."""
+    """Returns the full text of each source, by its name."""
     return {**chip_sources(), **slice_sources(), **machine_sources()}
 
 
-def _all(clusters: Clusters | None) -> Iterator[Listed]:
+def _all_targets(clusters: Clusters | None) -> Iterator[Listed]:
     for cluster in clusters.all if clusters else ():
         if absent := cluster.devices(cluster.name):
             yield _of_cluster(cluster, absent)
@@ -108,8 +109,8 @@ def _all(clusters: Clusters | None) -> Iterator[Listed]:
             yield _of_machine(machine, absent)
 
 
-def _one(text: str, clusters: Clusters | None) -> Listed | None:
-    """The target of this name; None if there is none."""
+def _named_target(text: str, clusters: Clusters | None) -> Listed | None:
+    """Returns the target of this name; None if there is none."""
     try:
         own = clusters.find(text) if clusters else None
         if own:
@@ -163,7 +164,7 @@ def _of_machine(machine: Machine, absent: Absent) -> Listed:
     )
 
 
-def _of_cluster(cluster: Cluster, absent: Absent) -> Listed:
+def _of_cluster(cluster: UserCluster, absent: Absent) -> Listed:
     chip = absent.fabric.chip
     known = known_chips().get(chip.slug)
     is_own = known is None or known.name != chip.name

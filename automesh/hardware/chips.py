@@ -30,8 +30,9 @@ class Chip:
       link_bytes_per_s: one way over one ICI link, or over all of a GPU's NVLink.
       link_latency_s: of one hop.
       dcn_bytes_per_s: one way, the device's share of its host's network cards.
-      counted_per_device: what the number in a target name counts per device (v4, v5p: two cores).
-      rough: True for a stand-in that is good for ordering plans and nothing else.
+      counted_per_device: by how much the number in a target name grows per device (v4, v5p: 2, for
+        two cores).
+      rough: True for a stand-in that is only good for ordering plans.
       source: where the figures come from.
     """
 
@@ -52,12 +53,12 @@ class Chip:
 
     @property
     def flops_per_s(self) -> float:
-        """Dense bfloat16 FLOP/s, the number that MFU is counted against."""
+        """Dense bfloat16 FLOP/s, the denominator of MFU."""
         return dict(self.peak_flops_per_s)["bf16"]
 
 
 def chip_for(device_kind: str, platform: str) -> Chip:
-    """The chip that jax calls `device_kind`; for an unlisted one a stand-in, see `Chip.rough`.
+    """Returns the chip that jax calls `device_kind`, or a stand-in (see `Chip.rough`).
 
     Raises:
       UsageError: a platform other than cpu, gpu and tpu.
@@ -85,26 +86,26 @@ def chip_called(slug: str) -> Chip:
 
 @cache
 def known_chips() -> dict[str, Chip]:
-    """The TPUs and GPUs on record by slug, stand-ins left out."""
+    """Returns the TPUs and GPUs on record by slug, without stand-ins."""
     return {chip.slug: chip for _, chip in _table() if not chip.rough}
 
 
 def sources_of(slug: str) -> dict[str, str]:
-    """What a figure of a chip on record is of -> names of sources."""
+    """Returns, for each figure of a chip on record, the names of its sources."""
     return next(row.sources for row in _file().chips if row.slug == slug)
 
 
 def chip_sources() -> dict[str, str]:
-    """What the names of sources in the table of chips stand for."""
+    """Returns the full text of each source of the table of chips, by its name."""
     return _file().sources
 
 
 def row_of(table: Path, chip: Chip, kind: type[T]) -> T:
-    """The row of a chip in a table beside the table of chips.
+    """Reads the row of a chip in another table than that of the chips.
 
     Args:
-      table: file with `platforms`, and `chips` that differ from those.
-      kind: a dataclass, for the row.
+      table: file with a row for each of `platforms`, and for `chips` that differ from it.
+      kind: the dataclass of a row.
     """
     return _row_of(table, chip.platform, "" if chip.rough else chip.slug, kind)
 
@@ -118,7 +119,7 @@ def _row_of(table: Path, platform: str, slug: str, kind: type[T]) -> T:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _ChipRow:
     name: str
     slug: str
     counted_per_device: int
@@ -137,15 +138,15 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _ChipTable:
     meta: dict[str, str | dict[str, str]]
     sources: dict[str, str]
-    chips: list[_Row]
+    chips: list[_ChipRow]
 
 
 @cache
-def _file() -> _Table:
-    return read_table(_TABLE, _Table)
+def _file() -> _ChipTable:
+    return read_table(_TABLE, _ChipTable)
 
 
 @cache
@@ -153,7 +154,7 @@ def _table() -> tuple[tuple[tuple[str, ...], Chip], ...]:
     return tuple((tuple(row.device_kinds), _chip(row)) for row in _file().chips)
 
 
-def _chip(row: _Row) -> Chip:
+def _chip(row: _ChipRow) -> Chip:
     share = row.devices_per_chip
     return Chip(
         name=row.name,

@@ -1,4 +1,4 @@
-"""Clusters of the user's own, as targets; `clusters_file` reads them."""
+"""Clusters that the user describes, as targets; `clusters_file` reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Slices:
     """Slices of TPUs that are linked in a torus.
 
     Attributes:
-      generation: that the compiler knows the chips as; None if it knows them not.
+      generation: the generation as which the compiler knows the chips; None if it does not know
+        them.
       torus, wraps, host: see `Absent`.
     """
 
@@ -47,16 +48,17 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """One cluster of the user's.
+class UserCluster:
+    """One cluster that the user describes.
 
     Attributes:
       name: of the target, and of its rules.
-      chip: its slug is that of the chip on record that it is compiled as; empty if it is like none.
-      memory_bytes: that programs can have on one device.
-      is_memory_stated: the file says so; otherwise that is of the chip that it is like.
+      chip: its slug names the chip on record as which programs are compiled; empty if it is like
+        none.
+      memory_bytes: memory of one device that programs can have.
+      is_memory_stated: the file states `memory_bytes`; otherwise it is that of the chip on record.
       source: where its figures come from, in the user's words.
-      figures: a digest of all that the file says about it.
+      figures: a hash of all that the file says about it.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Cluster:
     is_memory_stated: bool = False
 
     def devices(self, text: str) -> Absent | None:
-        """The devices that a target's name means; None if it is not one of this cluster's.
+        """Returns the devices that a target name means; None if it does not name this cluster.
 
         Raises:
           UsageError: more than there are, or nodes that are not filled.
@@ -76,7 +78,7 @@ class Cluster:
         part = _PART.fullmatch(text)
         if text != self.name and (part is None or part["name"] != self.name):
             return None
-        most, what = self._most()
+        most, what = self._largest_number()
         count = most if text == self.name or part is None else int(part["count"])
         if not 1 <= count <= most:
             raise UsageError(
@@ -87,8 +89,8 @@ class Cluster:
             return self._slices(self.parts, count, text)
         return self._nodes(self.parts.machine, count, text)
 
-    def _most(self) -> tuple[int, str]:
-        """What the number after the name may be at most, and what it counts."""
+    def _largest_number(self) -> tuple[int, str]:
+        """Returns the largest number that may follow the name, and what it counts."""
         if isinstance(self.parts, Slices):
             return self.parts.count, "slices"
         return self.parts.count * self.parts.machine.devices, "devices"
@@ -124,19 +126,19 @@ class Clusters:
     """The clusters of one file."""
 
     path: Path
-    all: tuple[Cluster, ...]
+    all: tuple[UserCluster, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(cluster.name for cluster in self.all)
 
-    def find(self, text: str) -> tuple[Absent, Cluster] | None:
-        """The devices that a target's name means, and the cluster that they are of.
+    def find(self, text: str) -> tuple[Absent, UserCluster] | None:
+        """Returns the devices that a target name means, and their cluster.
 
         Raises:
           UsageError: more than the cluster has, or nodes that are not filled.
         """
-        # The whole name first: `lab-2` may be a cluster beside `lab`.
+        # The whole name first: `lab-2` may be the name of a cluster, although `lab` is one, too.
         for cluster in sorted(self.all, key=lambda one: one.name != text):
             if absent := cluster.devices(text):
                 return absent, cluster

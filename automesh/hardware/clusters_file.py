@@ -1,4 +1,4 @@
-"""Reads clusters of the user's own, for `--hardware FILE`.
+"""Reads clusters that the user describes, for `--hardware FILE`.
 
 The file is TOML. A cluster is a target by its name, and the name is what its rules are written for:
 
@@ -28,7 +28,7 @@ The file is TOML. A cluster is a target by its name, and the name is what its ru
     flops_per_s = { bf16 = 835e12, fp8 = 1671e12 }
     device_kind = "NVIDIA H100 NVL"      # as jax calls it
 
-A chip that is like none needs `platform` ("gpu" or "tpu") and all figures but the latency; it can
+A chip without `like` needs `platform` ("gpu" or "tpu") and all figures but the latency; it can
 be estimated for, not compiled for. `lab-64` is 64 devices of `lab`, `pod-1` is one slice of `pod`.
 """
 
@@ -47,7 +47,7 @@ from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.chips import Chip, known_chips
-from automesh.hardware.clusters import Cluster, Clusters, Nodes, Slices
+from automesh.hardware.clusters import Clusters, Nodes, Slices, UserCluster
 from automesh.hardware.gpu_configurations import usable_bytes_of
 from automesh.hardware.machines import MAX_GPUS, Machine
 from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, wraps_of
@@ -56,7 +56,7 @@ from automesh.mesh.strict_files import read_table
 from automesh.platforms import PLATFORMS, platform_named
 from automesh.texts.user_text import user_path
 
-# Chips in files of the user's own; `clusters_file` says how to write them.
+# Chips in files of users; the docstring of this module shows how to write them.
 
 
 Figure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -77,8 +77,8 @@ class OwnChip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A table of the file, for errors."""
+class TableName:
+    """The name of a table in the file, for error messages."""
 
     path: Path
     table: str
@@ -88,22 +88,22 @@ class Place:
 
 
 def chip_on_record(name: str) -> Chip | None:
-    """The chip of this name, or alias (`v5e`); None if there is none."""
+    """Returns the chip of this name or alias (`v5e`); None if there is none."""
     generation = generation_called(name)
     return known_chips().get(generation.slug if generation else name)
 
 
-def read_chip(place: Place, name: str, own: OwnChip) -> Chip:
-    """The chip that a table describes.
+def read_chip(place: TableName, name: str, own: OwnChip) -> Chip:
+    """Makes the chip that a table describes.
 
     Raises:
-      UsageError: it is like none on record and leaves figures out.
+      UsageError: it has no `like`, and some figures are missing.
     """
-    base = _base(place, own)
+    base = _base_row(place, own)
     peaks = base.peak_flops_per_s if own.flops_per_s is None else tuple(own.flops_per_s.items())
     if "bf16" not in dict(peaks):
         raise UsageError(
-            f"{place('flops_per_s')} has no `bf16`, which utilisation is counted against",
+            f"{place('flops_per_s')} has no `bf16`, which MFU is computed with",
             hint="give the dense FLOP/s of one device by number type: bf16, fp8, int8",
         )
     link = own.link_bytes_per_s
@@ -121,8 +121,8 @@ def read_chip(place: Place, name: str, own: OwnChip) -> Chip:
     )
 
 
-def _base(place: Place, own: OwnChip) -> Chip:
-    """The chip that this one is like; of one that is like none, a row to be filled in."""
+def _base_row(place: TableName, own: OwnChip) -> Chip:
+    """Returns the chip in `like`; without it, an empty row to be filled in."""
     if own.like:
         base = chip_on_record(own.like)
         if base is None:
@@ -195,7 +195,7 @@ def read_clusters(path: Path) -> Clusters:
     """Reads a file of clusters; the module says what is in it.
 
     Raises:
-      UsageError: it cannot be read, or says what cannot be.
+      UsageError: it cannot be read, or describes an impossible cluster.
     """
     try:
         file = read_table(path, _File)
@@ -207,7 +207,7 @@ def read_clusters(path: Path) -> Clusters:
             f"`{path}`: `clusters` must not be empty", hint="write a table `[clusters.NAME]`"
         )
     chips = {
-        name: read_chip(Place(path=path, table=f"chips.{name}"), name, own)
+        name: read_chip(TableName(path=path, table=f"chips.{name}"), name, own)
         for name, own in file.chips.items()
     }
     return Clusters(
@@ -217,12 +217,12 @@ def read_clusters(path: Path) -> Clusters:
 
 
 def clusters_in(file: str) -> Clusters | None:
-    """As `read_clusters`; None if no file is named."""
+    """Reads the clusters of a file as `read_clusters` does; None if no file is named."""
     return read_clusters(user_path(file)) if file else None
 
 
-def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> Cluster:
-    place, table = Place(path=path, table=f"clusters.{name}"), file.clusters[name]
+def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> UserCluster:
+    place, table = TableName(path=path, table=f"clusters.{name}"), file.clusters[name]
     _check_name(place, name)
     chip = chips.get(table.chip) or chip_on_record(table.chip)
     if chip is None:
@@ -240,9 +240,9 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> C
         parts = _nodes(place, name, table)
     else:
         parts = _slices(place, table, generation)
-        chip = _networked(place, table, chip, parts)
+        chip = _with_network(place, table, chip, parts)
     said = json.dumps([asdict(table), asdict(own) if own else {}], sort_keys=True)
-    return Cluster(
+    return UserCluster(
         name=name,
         chip=chip,
         parts=parts,
@@ -253,7 +253,7 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> C
     )
 
 
-def _check_name(place: Place, name: str) -> None:
+def _check_name(place: TableName, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{place()} is not a name for targets",
@@ -262,16 +262,16 @@ def _check_name(place: Place, name: str) -> None:
     try:
         parse_target(name, {})
     except UsageError:
-        if not name.startswith("cpu"):  # `cpu:N` alone is one, but a slip in it must be told.
+        if not name.startswith("cpu"):  # It has its own message.
             return
     raise UsageError(
-        f"{place()} has the name of a target that there is without the file",
+        f"{place()} has the name of a target that exists without the file",
         hint="give it another name",
     )
 
 
-def _check_keys(place: Place, table: OwnCluster, chip: Chip) -> None:
-    """Makes sure that a cluster is either nodes of GPUs or slices of TPUs."""
+def _check_keys(place: TableName, table: OwnCluster, chip: Chip) -> None:
+    """Checks that a cluster is either nodes of GPUs or slices of TPUs."""
     needed = platform_named(chip.platform).needed_cluster_keys
     advice = " and ".join(f"`{one}`" for one in needed)
     others = [platform for platform in PLATFORMS if platform.name != chip.platform]
@@ -290,7 +290,7 @@ def _check_keys(place: Place, table: OwnCluster, chip: Chip) -> None:
             )
 
 
-def _nodes(place: Place, name: str, table: OwnCluster) -> Nodes:
+def _nodes(place: TableName, name: str, table: OwnCluster) -> Nodes:
     nodes, each = table.nodes or 1, table.devices_per_node or 1
     joined = table.joined_devices or each
     if nodes * each > MAX_GPUS:
@@ -321,7 +321,7 @@ def _nodes(place: Place, name: str, table: OwnCluster) -> Nodes:
     return Nodes(machine=machine, count=nodes)
 
 
-def _slices(place: Place, table: OwnCluster, generation: Generation | None) -> Slices:
+def _slices(place: TableName, table: OwnCluster, generation: Generation | None) -> Slices:
     torus, slices = table.torus or (), table.slices or 1
     if len(torus) not in (2, 3):
         raise UsageError(
@@ -364,8 +364,8 @@ def _slices(place: Place, table: OwnCluster, generation: Generation | None) -> S
     )
 
 
-def _networked(place: Place, table: OwnCluster, chip: Chip, parts: Slices) -> Chip:
-    """The chip with its share of its host's network."""
+def _with_network(place: TableName, table: OwnCluster, chip: Chip, parts: Slices) -> Chip:
+    """Returns the chip with its share of its host's network."""
     if table.network_bytes_per_s is not None:
         each = math.prod(parts.host) * chip.devices_per_chip
         return replace(chip, dcn_bytes_per_s=table.network_bytes_per_s / each)

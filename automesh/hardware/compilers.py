@@ -1,4 +1,4 @@
-"""Which compilers for devices that are not here this machine has (no jax)."""
+"""Finds the compilers for absent devices that are installed here (no jax)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from automesh.platforms import platform_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """What compiles for one platform without its devices.
+    """A compiler for one platform that needs no devices.
 
     Attributes:
       platform: tpu or gpu.
-      name: as people know it.
-      version: of the one that is installed, or where it is; empty if none is.
-      install: what to do where it is not, a sentence without its end.
+      name: the common name.
+      version: the installed version, or its path; empty if none is installed.
+      install: how to install it, the beginning of a sentence.
     """
 
     platform: str
@@ -41,7 +41,7 @@ class Compiler:
 
 
 def compiler_for(platform: str) -> Compiler:
-    """The compiler for a platform, installed or not.
+    """Returns the compiler for a platform, installed or not.
 
     Args:
       platform: tpu or gpu.
@@ -60,10 +60,10 @@ def compiler_for(platform: str) -> Compiler:
 
 
 def check_compilable(target: Target) -> None:
-    """Makes sure that absent devices can be compiled for, as far as can be told without jax.
+    """Checks, as far as that is possible without jax, that programs can be compiled for a target.
 
     Raises:
-      UsageError: there is no compiler for them, or none here.
+      UsageError: there is no compiler for its devices, or it is not installed here.
     """
     absent = target.absent
     if absent is None:
@@ -84,21 +84,22 @@ def check_compilable(target: Target) -> None:
 
 
 def has_compiler(absent: Absent) -> bool:
-    """Whether devices are of a kind that can be compiled for, here or anywhere."""
+    """Whether any compiler knows these devices, installed here or not."""
     return bool(absent.topology or absent.gpu)
 
 
 def _of_environment(platform: str) -> str:
-    # A libtpu that is no package; of one that is, jax sets this variable itself.
+    # A libtpu that is not an installed package; for an installed one, jax sets this variable
+    # itself.
     path = os.environ.get(platform_named(platform).library_variable, "")
     return f"at {path}" if path else ""
 
 
-# Which versions of a compiler fit the installed jax, by jax's own word.
+# Versions of a compiler that fit the installed jax, as jax's own metadata states them.
 
 
 def wanted_by_jax(platform: str) -> SpecifierSet:
-    """The versions that the installed jax asks for in its own extra; any, if it names none.
+    """Returns the versions that the installed jax requires in its extra; any, if it names none.
 
     Args:
       platform: tpu or gpu.
@@ -122,12 +123,12 @@ def wanted_by_jax(platform: str) -> SpecifierSet:
 
 
 def fits(version: str, wanted: SpecifierSet) -> bool:
-    """Whether a version is one of those that are asked for."""
+    """Whether a version is one of the required ones."""
     return wanted.contains(version, prereleases=True)
 
 
 def is_too_old(version: str, wanted: SpecifierSet) -> bool:
-    """Whether a version is older than all that are asked for: such compilers may crash.
+    """Whether a version is older than all required ones: such compilers may crash.
 
     >>> wanted = SpecifierSet("==0.0.42.*")
     >>> is_too_old("0.0.41", wanted), is_too_old("0.0.42.1", wanted), is_too_old("0.0.43", wanted)
@@ -141,18 +142,18 @@ def is_too_old(version: str, wanted: SpecifierSet) -> bool:
     return bool(least) and Version(version) < max(least)
 
 
-# What a compile-only client of jax is told about hardware that is not here.
+# Descriptions of absent hardware for a compile-only client of jax.
 
 
 def absent_devices_of(absent: Absent) -> AbsentDevices:
-    """What a compile-only client is told about the devices that a target names.
+    """Describes the devices of a target for a compile-only client.
 
     The granules of GPUs are their hosts, one jax process each, as for attached ones. Their compiler
-    is told which hosts NVLink joins, as so many domains of so many hosts of so many devices: inside
-    a domain it makes kernels of its own of small collectives, and schedules others by its speed.
+    needs the NVLink domains, as numbers of domains, of hosts in each, and of devices of a host:
+    inside a domain it turns small collectives into kernels, and schedules others by NVLink's speed.
     """
     fabric, hosts = absent.fabric, absent.num_hosts
-    # It knows domains of one size only: where they would not be filled, it is told of smaller ones.
+    # It knows domains of one size only: if the hosts do not fill them, smaller ones are stated.
     joined = math.gcd(hosts, absent.joined_hosts)
     one = AbsentDevices(
         platform="gpu",
@@ -185,7 +186,7 @@ def attached_devices_of(
     memory_bytes: int,
     says: tuple[tuple[str, int | str], ...],
 ) -> AbsentDevices:
-    """What a process that has none of the attached accelerators is told about them.
+    """Describes attached accelerators for a process that has none of them.
 
     Args:
       fabric: of all of them, which one jax process drives.
@@ -213,5 +214,5 @@ def attached_devices_of(
         torus=fabric.torus,
         wraps=fabric.wraps,
         devices_per_chip=fabric.devices_per_chip,
-        host=(*fabric.torus, 1, 1)[:3],  # All of them are one process's.
+        host=(*fabric.torus, 1, 1)[:3],  # One process has all of them.
     )

@@ -1,4 +1,4 @@
-"""The target configurations that GPU programs are compiled with where no GPU is."""
+"""The target configurations with which GPU programs are compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _CAPABILITY = re.compile(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d
 
 
 def configuration_of(chip: Chip) -> str:
-    """Name of the configuration of a kind of GPU; empty if none is shipped."""
+    """Returns the name of the configuration of a kind of GPU; empty if automesh has none."""
     return chip.slug if chip.slug in known_configurations() else ""
 
 
 @cache
 def read_configuration(name: str) -> str:
-    """The text of a `GpuTargetConfigProto`, as the compile-only client takes it.
+    """Reads the text of a `GpuTargetConfigProto`, as the compile-only client takes it.
 
     Args:
       name: as `configuration_of` gives it.
 
     Raises:
-      UsageError: there is none of this name.
+      UsageError: no configuration has this name.
     """
     return read_text(_FOLDER / f"{name}.txtpb")
 
 
 def configured_memory_bytes(name: str) -> int:
-    """Memory of one GPU, as a configuration says it.
+    """Reads the memory of one GPU from a configuration.
 
     Args:
       name: as `configuration_of` gives it.
@@ -45,7 +45,7 @@ def configured_memory_bytes(name: str) -> int:
 
 
 def compute_capability(name: str) -> str:
-    """Compute capability of a GPU, such as `9.0`; empty if no configuration says it.
+    """Reads the compute capability of a GPU, such as `9.0`; empty if no configuration has it.
 
     Args:
       name: as `configuration_of` gives it.
@@ -57,12 +57,12 @@ def compute_capability(name: str) -> str:
 
 
 def usable_bytes_of(chip: Chip) -> int:
-    """What programs can have of a GPU's memory: less than its data sheet says."""
+    """Returns how much memory of a GPU programs can have: less than its data sheet says."""
     name = configuration_of(chip)
     return configured_memory_bytes(name) if name else chip.hbm_bytes
 
 
 @cache
 def known_configurations() -> tuple[str, ...]:
-    """The names of all of them."""
+    """Lists the names of all configurations."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.txtpb")))

@@ -40,35 +40,35 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _MachineTable:
     meta: dict[str, dict[str, str]]
     sources: dict[str, str]
     machines: tuple[Machine, ...]
 
 
 @cache
-def _table() -> _Table:
-    return read_table(_TABLE, _Table)
+def _table() -> _MachineTable:
+    return read_table(_TABLE, _MachineTable)
 
 
 def machines() -> dict[str, Machine]:
-    """All machines on record by name."""
+    """Returns all machines on record, by name."""
     return {machine.name: machine for machine in _table().machines}
 
 
 def machine_sources() -> dict[str, str]:
-    """What the names of sources in the table of machines stand for."""
+    """Returns the full text of each source of the table of machines, by its name."""
     return _table().sources
 
 
 def read_cluster(text: str) -> Absent | None:
-    """The cluster that a name means; None if the name is not of the form of a GPU's.
+    """Reads the name of a GPU cluster; None if the name does not have that form.
 
     Args:
       text: in small letters; its last number counts all GPUs.
 
     Raises:
-      UsageError: an unknown machine, or a number of GPUs that does not fill machines.
+      UsageError: an unknown machine, or a number of GPUs that leaves a machine partly unused.
     """
     bare = text.removeprefix("gpu-")
     if bare in machines():
@@ -104,14 +104,14 @@ def read_cluster(text: str) -> Absent | None:
 
 
 def check_filled(machine: Machine, count: int, text: str, *, prefix: str = "") -> None:
-    """Makes sure that a number of GPUs is part of one machine, or fills several.
+    """Checks that a number of GPUs is a part of one machine, or fills several.
 
     Args:
       text: the target's name as written.
-      prefix: what stands before the machine's name in targets.
+      prefix: prefix of the machine's name in targets.
 
     Raises:
-      UsageError: it does not.
+      UsageError: it is neither.
     """
     each = machine.devices
     if 0 < count <= each or (count > each and count % each == 0):
@@ -142,7 +142,7 @@ def _unknown(text: str, name: str, similar: list[str]) -> UsageError:
 def cluster_of(
     machine: Machine, chip: Chip, count: int, *, selector: str, gpu: str, memory_bytes: int
 ) -> Absent:
-    """The cluster that a number of GPUs makes.
+    """Describes the cluster that a number of GPUs makes.
 
     Args:
       gpu: name of the target configuration; see `Absent`.
@@ -153,7 +153,7 @@ def cluster_of(
         selector=selector,
         fabric=Fabric(
             kind="switch",
-            chip=replace(chip, dcn_bytes_per_s=_between_machines(machine, chip, count)),
+            chip=replace(chip, dcn_bytes_per_s=_network_bytes_per_s(machine, chip, count)),
             num_granules=count // each,
             granule_devices=each,
         ),
@@ -165,8 +165,8 @@ def cluster_of(
     )
 
 
-def _between_machines(machine: Machine, chip: Chip, count: int) -> float:
-    """One GPU's share of what joins machines: NVLink inside its domain, network cards beyond."""
+def _network_bytes_per_s(machine: Machine, chip: Chip, count: int) -> float:
+    """Returns one GPU's bandwidth between machines: by NVLink, or by network cards."""
     if count <= machine.domain:
         return chip.link_bytes_per_s
     return machine.network_bytes_per_s / machine.devices

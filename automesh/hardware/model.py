@@ -1,4 +1,4 @@
-"""The hardware that a plan is priced on: how devices are linked, where axes lie, and how fast."""
+"""The hardware model that plans are priced with: links, layouts of mesh axes, speeds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from automesh.mesh.plan_arrays import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareModel:
-    """Everything about devices that seconds depend on.
+    """All properties of devices that times depend on.
 
     Attributes:
-      layouts: where the axes of meshes lie on the fabric: of every ICI shape that is asked about;
-        not looked at unless the fabric is a torus.
-      speeds: of a data sheet, or measured.
+      layouts: where the axes of meshes are on the fabric, for every ICI shape in use; only used if
+        the fabric is a torus.
+      speeds: from a data sheet, or measured.
     """
 
     fabric: Fabric
@@ -27,7 +27,7 @@ class HardwareModel:
     speeds: Speeds
 
     def routes(self, meshes: Batch, axes: tuple[str, ...]) -> Route:
-        """How a set of axes lies on the wires; see `automesh.hardware.fabric.routes.routes`."""
+        """Returns the links of a set of axes; see `automesh.hardware.fabric.routes.routes`."""
         return routes(self.fabric, self.layouts, meshes, axes)
 
 
@@ -39,7 +39,7 @@ def hardware_model(
     device_kind: str,
     environ: Mapping[str, str],
 ) -> HardwareModel:
-    """The model of devices, with the speeds that a calibration has found for them, if there is one.
+    """Makes the model of devices, with the measured speeds of a calibration if there is one.
 
     Raises:
       UsageError: a profile cannot be read.

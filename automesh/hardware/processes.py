@@ -1,11 +1,11 @@
-"""This process: the cores that it may use, and whether a launcher started several like it."""
+"""Facts about this process: the cores that it may use, and whether it is one of several."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# Variable that counts the processes, and variable that says which one this is.
+# (variable with the number of processes, variable with the number of this one)
 _LAUNCHERS = (
     ("SLURM_NTASKS", "SLURM_PROCID"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -14,13 +14,13 @@ _LAUNCHERS = (
 
 
 def usable_cores() -> int:
-    """Cores of this machine that this process may use."""
+    """Counts the cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def running_under_several_processes(environ: Mapping[str, str]) -> str:
-    """Why this process seems to be one of several, for example `SLURM_NTASKS=8`; empty if alone."""
+    """Says why this process seems to be one of several, e.g. `SLURM_NTASKS=8`; empty if alone."""
     for count, index in _LAUNCHERS:
         number = environ.get(count, "")
         # As text: it may have thousands of digits, of which Python makes no integer.

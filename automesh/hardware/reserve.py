@@ -1,4 +1,4 @@
-"""Memory of a device that no plan may use: one program is not the process."""
+"""Memory of a device that plans leave free for everything else in the process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What is kept free of each device: a size, and a share of what a program could use."""
+    """Memory that is kept free on each device: a size plus a share of what a program could use."""
 
     size_bytes: int = 0
     share: float = 0.0
 
     def of(self, limit_bytes: int) -> int:
-        """Bytes of a device on which a program could use `limit_bytes`."""
+        """Returns the reserved bytes of a device on which a program could use `limit_bytes`."""
         return self.size_bytes + round(self.share * limit_bytes)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ def parse_reserve(text: str) -> Reserve:
     """Reads `1GiB`, `5%` or `0`.
 
     Raises:
-      UsageError: neither a size nor a share of less than the whole.
+      UsageError: neither a size nor a share below 100 %.
     """
     stripped = text.strip()
     match = _PERCENT.fullmatch(stripped)
@@ -55,24 +55,24 @@ def parse_reserve(text: str) -> Reserve:
 
 
 def default_reserve(platform: str, environ: Mapping[str, str]) -> Reserve:
-    """What is kept free where nobody says.
+    """Returns the default reserve.
 
     Args:
       platform: cpu, gpu or tpu.
-      environ: may say which part of a GPU jax takes.
+      environ: may set the part of a GPU that jax takes.
 
     Raises:
-      UsageError: what it says is no part of a whole.
+      UsageError: the set part is not between 0 and 1.
     """
     known = platform_named(platform)
     for name in known.share_variables:
         if text := environ.get(name, "").strip():
-            return Reserve(share=_left_alone(name, text))
+            return Reserve(share=_share_left_by_jax(name, text))
     return Reserve(size_bytes=known.reserve_bytes, share=known.reserve_share)
 
 
-def _left_alone(name: str, text: str) -> float:
-    """The part of a GPU that jax leaves alone, by the name and the value of a variable."""
+def _share_left_by_jax(name: str, text: str) -> float:
+    """Returns the part of a GPU that jax does not take, from a variable's name and value."""
     try:
         taken = float(text)
     except ValueError:

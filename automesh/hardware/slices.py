@@ -31,8 +31,8 @@ class Generation:
 
     Attributes:
       slug: the name that selectors use.
-      aliases: other names; the first one stands before a shape.
-      shape_aliases: names that may stand before a shape, but not before a number.
+      aliases: other names; the first one is used in front of a shape.
+      shape_aliases: names that may be used in front of a shape, but not of a number.
       machine_types: names of the machines that slices are made of.
       gke_accelerator: how GKE labels the nodes of slices.
       device_kind: as jax reports it.
@@ -74,11 +74,11 @@ class Generation:
         return (*(torus if torus in self.whole_hosts else self.host), 1)[:3]
 
     def topology(self, torus: Dims) -> str:
-        """What a compile-only client calls a slice."""
+        """Returns the name of a slice for a compile-only client."""
         return f"{self.compiler_name}:{_text(torus)}"
 
     def why_not(self, torus: Dims) -> str:
-        """Why no slice can have this shape; empty for those on record, and for joined cubes."""
+        """Says why no slice has this shape; empty for shapes on record and joined cubes."""
         known = list(self.shapes().values())
         cubes = (
             self.dimensions == len(torus) == 3
@@ -95,19 +95,19 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _SliceTable:
     meta: dict[str, dict[str, str]]
     sources: dict[str, str]
     generations: tuple[Generation, ...]
 
 
 def generations() -> tuple[Generation, ...]:
-    """All generations whose slices are on record."""
+    """Returns all generations whose slices are on record."""
     return _table().generations
 
 
 def generation_called(name: str) -> Generation | None:
-    """The generation of this slug or alias; None if there is none on record."""
+    """Returns the generation with this slug or alias; None if none is on record."""
     return next(
         (
             generation
@@ -119,22 +119,22 @@ def generation_called(name: str) -> Generation | None:
 
 
 def slice_sources() -> dict[str, str]:
-    """What the names of sources in the table of slices stand for."""
+    """Returns the full text of each source of the table of slices, by its name."""
     return _table().sources
 
 
 def slices_of(generation: Generation) -> Iterator[str]:
-    """The selectors of the single slices of a generation."""
+    """Lists the selectors of the single slices of a generation."""
     return (f"tpu-{generation.slug}-{count}" for count in generation.slices)
 
 
 @cache
-def _table() -> _Table:
-    return read_table(_TABLE, _Table)
+def _table() -> _SliceTable:
+    return read_table(_TABLE, _SliceTable)
 
 
 def read_slice(text: str) -> Absent | None:
-    """The slices that a name means; None if the name is not of the form of a TPU's.
+    """Reads the name of TPU slices; None if the name does not have that form.
 
     Args:
       text: in small letters.
@@ -164,7 +164,7 @@ def read_slice(text: str) -> Absent | None:
             hint=f"leave out `_twisted`: `{text.replace('_twisted', '')}` is the plain one",
         )
     if shaped:
-        dims = _possible(generation, _dims(match["dims"]), text)
+        dims = _checked_dims(generation, _dims(match["dims"]), text)
         name = f"{generation.aliases[0]}-{match['dims']}"
     else:
         dims = _named(generation, int(match["count"]), text)
@@ -173,11 +173,11 @@ def read_slice(text: str) -> Absent | None:
 
 
 def wraps_of(device_kind: str, torus: Dims) -> tuple[bool, ...]:
-    """Which dimensions of a slice have their ends linked.
+    """Says which dimensions of a slice have their ends linked.
 
     Args:
-      device_kind: as jax reports it; of v2 and v3 only whole pods (16x16, 32x32) wrap, of other
-        kinds that are not on record nothing does.
+      device_kind: as jax reports it. Of v2 and v3 only whole pods (16x16, 32x32) wrap; other kinds
+        that are not on record do not wrap.
     """
     for generation in generations():
         if generation.device_kind == device_kind or device_kind in _kinds(generation):
@@ -255,15 +255,15 @@ def _named(generation: Generation, count: int, text: str) -> Dims:
 
 
 def counted(generation: Generation) -> str:
-    """What the number in a name counts, in words."""
+    """Says in words what the number in a name counts."""
     chip = chip_for(generation.device_kind, "tpu")
     if chip.counted_per_device == 2:
         return "TensorCores, two per chip"
     return "chips" if chip.devices_per_chip == 1 else "devices, two per chip"
 
 
-def _possible(generation: Generation, dims: Dims, text: str) -> Dims:
-    """The dimensions, if a slice can have them."""
+def _checked_dims(generation: Generation, dims: Dims, text: str) -> Dims:
+    """Returns the dimensions if a slice can have them, else raises an error."""
     if reason := generation.why_not(dims):
         near = _nearest(list(generation.shapes().values()), math.prod(dims))
         raise UsageError(
@@ -275,7 +275,7 @@ def _possible(generation: Generation, dims: Dims, text: str) -> Dims:
 
 
 def _nearest(known: list[Dims], chips: int) -> list[Dims]:
-    """The two shapes whose number of chips is nearest, the smaller one first."""
+    """Finds the two shapes whose number of chips is nearest, the smaller one first."""
     near = sorted(known, key=lambda one: abs(math.log(math.prod(one) / max(chips, 1))))
     return sorted(near[:2], key=math.prod)
 

@@ -1,4 +1,4 @@
-"""What a search is aimed at: the attached devices, virtual ones, or devices that are not here."""
+"""Targets of a search: the attached devices, virtual ones, or absent devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNDERSTOOD = (
 
 
 class Described(Protocol):
-    """What names a device; `automesh.program.nouns.Device` fits."""
+    """A device that names its kind; `automesh.program.nouns.Device` fits."""
 
     @property
     def platform(self) -> str: ...
@@ -51,12 +51,12 @@ class Target:
         (see `local_selector`).
       platforms: value of JAX_PLATFORMS for the workers, never empty.
       cpu_devices: virtual CPU devices of a process; 0 leaves jax's own number.
-      processes: of one jax program, that have the devices together: more than 1 are a gang, see
-        `automesh.launch`.
-      absent: the devices that the name means, if they are not here: the workers run on as many
-        virtual CPU devices in their place, but on no more than MAX_CPU_DEVICES.
-      notices: what the user should know, one sentence each.
-      figures: a digest of what a file of the user's says about the devices; empty where none does.
+      processes: processes of one jax program, which share the devices; more than 1 are a gang (see
+        `automesh.launch`).
+      absent: the devices that the name means, if they are absent: the workers use as many virtual
+        CPU devices instead, but at most MAX_CPU_DEVICES.
+      notices: messages for the user, one sentence each.
+      figures: a hash of what the user's file says about the devices; empty without one.
     """
 
     name: str
@@ -73,7 +73,7 @@ def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | Non
     """Reads the name of a target.
 
     Args:
-      environ: environment variables; JAX_PLATFORMS decides what `local` is, if it is set.
+      environ: environment variables; if JAX_PLATFORMS is set, it decides what `local` is.
       clusters: the user's own, if there are any.
 
     Raises:
@@ -145,10 +145,10 @@ def _unknown(name: str, clusters: Clusters | None) -> UsageError:
 
 
 def check_present(target: Target) -> None:
-    """Refuses what needs the devices themselves, as to look at them.
+    """Checks that the devices are attached, for a command that needs them.
 
     Raises:
-      UsageError: the devices are not here.
+      UsageError: the devices are absent.
     """
     if target.absent is not None:
         raise UsageError(
@@ -159,7 +159,7 @@ def check_present(target: Target) -> None:
 
 
 def local_selector(platform: str, device_kind: str, count: int, num_slices: int = 1) -> str:
-    """The name that people use for attached devices.
+    """Returns the usual name of attached devices.
 
     Args:
       device_kind: as jax reports it.
@@ -182,10 +182,10 @@ def local_selector(platform: str, device_kind: str, count: int, num_slices: int 
 
 
 def selector_of(devices: Sequence[Described]) -> str:
-    """The name that people use for all devices of a job, as jax describes them.
+    """Returns the usual name of all devices of a job, as jax describes them.
 
     Args:
-      devices: of all its processes; slices are told apart by their indices.
+      devices: of all its processes; slices differ in their indices.
     """
     of_cpus = devices[0].platform == "cpu"
     slices = len({one.process_index if of_cpus else one.slice_index for one in devices})
@@ -204,7 +204,7 @@ def _local(environ: Mapping[str, str]) -> Target:
 
 
 def _attached() -> tuple[str, tuple[str, ...]]:
-    """Value of JAX_PLATFORMS for what is plugged in here, without importing jax."""
+    """Guesses the value of JAX_PLATFORMS for the attached devices, without importing jax."""
     chips = [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]
     present = (
         ("tpu", "TPU", bool(chips), ("libtpu",), "jax[tpu]"),
@@ -226,7 +226,7 @@ def _attached() -> tuple[str, tuple[str, ...]]:
     notices: list[str] = []
     for platform, device, is_there, plugins, package in present:
         if is_there and any(importlib.util.find_spec(plugin) for plugin in plugins):
-            # The CPU beside it, second so that it is not the default: scripts build arrays there.
+            # The CPU as well, second so that it is not the default: scripts build arrays there.
             return f"{platform},cpu", tuple(notices)
         # A /dev/vfio group alone may belong to any passed-through device.
         if is_there and (platform != "tpu" or any(Path("/dev").glob("accel*"))):

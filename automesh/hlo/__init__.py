@@ -1,4 +1,4 @@
-"""Compiled XLA programs as values: read, counted, told apart. No jax."""
+"""Compiled XLA programs as values: reads, counts and compares them. No jax."""
 
 from automesh.hlo.count import count as count
 from automesh.hlo.fingerprint import module_fingerprint as module_fingerprint

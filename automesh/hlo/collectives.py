@@ -1,4 +1,4 @@
-"""What one collective moves: its kind, the array of a group, the bytes that a device sends."""
+"""Finds what a collective moves: its kind, the array of a group, the bytes of a device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from automesh.collectives import kind_named
 from automesh.hlo.kinds import kind_of
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module, Shape
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule.nouns import Transfer
+from automesh.hlo.schedule.nouns import DeviceTransfer
 from automesh.hlo.spans import Axes, span_of_groups, span_of_pairs
-from automesh.hlo.trace import Place, origin
+from automesh.hlo.trace import CalledInstruction, origin
 from automesh.hlo.work.fusion_traffic import users_of
 from automesh.platforms import platform_named
 from automesh.platforms.platform import PlatformName
@@ -29,13 +29,14 @@ def transfer_of(
     kind: str = "",
     hbm_bytes: int = 0,
     synchronous: bool = False,
-) -> Transfer:
-    """Says what one execution of a collective moves.
+) -> DeviceTransfer:
+    """Describes what one execution of a collective moves.
 
     Args:
       platform: whose compiler wrote the module.
-      by: what stands for it in the schedule: itself, or a fusion or start that holds it.
-      kind: what it amounts to there, if that is not what its opcode says.
+      by: the instruction that runs it in the schedule: itself, or a fusion or start that contains
+        it.
+      kind: its kind there, if it differs from its opcode.
 
     Raises:
       ValueError: a device id is outside the mesh.
@@ -43,8 +44,8 @@ def transfer_of(
     kind = kind or kind_of(instruction)
     pairs = partitions.pairs(instruction.pairs)
     in_pairs = bool(pairs) or kind == "collective-permute"
-    held, unproven = _held_bytes(module, computation, instruction, kind, platform)
-    moved = Transfer(
+    held, unproven = _operand_bytes(module, computation, instruction, kind, platform)
+    moved = DeviceTransfer(
         name=by.name,
         kind=kind,
         medium="fabric",
@@ -61,11 +62,11 @@ def transfer_of(
     return spread(moved, partitions.axes)
 
 
-def spread(moved: Transfer, axes: Axes) -> Transfer:
-    """A collective with the axes, the sizes and the bytes that its kind and its groups make.
+def spread(moved: DeviceTransfer, axes: Axes) -> DeviceTransfer:
+    """Completes a collective with the axes, sizes and bytes that follow from its kind and groups.
 
     Args:
-      moved: with what one device gives to it as payload.
+      moved: with the bytes that one device gives to it as payload.
 
     Raises:
       ValueError: a device id is outside the mesh.
@@ -83,20 +84,20 @@ def spread(moved: Transfer, axes: Axes) -> Transfer:
 
 
 def source_of(instruction: Instruction) -> str:
-    """`step.py:123`; empty if unknown."""
+    """Returns the source line, as `step.py:123`; empty if unknown."""
     if not instruction.source_file:
         return ""
     return f"{PurePath(instruction.source_file).name}:{instruction.source_line}"
 
 
-def _held_bytes(
+def _operand_bytes(
     module: Module,
     computation: Computation,
     instruction: Instruction,
     kind: str,
     platform: PlatformName,
 ) -> tuple[int, str]:
-    """Bytes that one device gives to the collective."""
+    """Counts the bytes that one device gives to the collective."""
     operands = computation.operands(instruction)
     if kind_named(kind).is_ragged:  # Input, output, offsets and sizes.
         return operands[0].shape.bytes, f"how much `{instruction.name}` sends depends on the data"
@@ -111,9 +112,9 @@ def _held_bytes(
 
 
 def _listed_groups(instruction: Instruction) -> Groups:
-    """Groups of partitions; empty for one group of all.
+    """Returns groups of partitions; empty for one group of all.
 
-    Without global ids, those on a channel count replicas, of which there is one.
+    Without global ids, groups on a channel count replicas, of which there is one.
     """
     groups, kind = instruction.groups or (), kind_of(instruction)
     counts_replicas = (
@@ -127,12 +128,12 @@ def _listed_groups(instruction: Instruction) -> Groups:
 
 # Undoes the widening of collectives: XLA's CPU compiler runs 16-bit ones in 32 bits.
 #
-# What other compilers leave in 32 bits does move in 32. Two marks prove that something was widened.
-# An all-reduce or reduce-scatter that XLA's AllReducePromotion pass widened calls a reduction whose
-# name ends in `_promoted`, but not in `_reassoc_promoted`: with those AllReduceReassociate replaces
-# several 16-bit reductions by one of their sum, in 32 bits. Float normalization puts a conversion
-# on both sides of any other: if every value comes from a narrower type and goes to that type again,
-# nothing wider was ever meant to move.
+# Other compilers do move in 32 bits what they leave in 32 bits. Two marks prove that something was
+# widened. An all-reduce or reduce-scatter that XLA's AllReducePromotion pass widened calls a
+# reduction whose name ends in `_promoted`, but not in `_reassoc_promoted`: with those
+# AllReduceReassociate replaces several 16-bit reductions by one of their sum, in 32 bits. Float
+# normalization puts a conversion on both sides of any other: if every value comes from a narrower
+# type and goes to that type again, the program meant the narrower type.
 
 
 _MOVES = frozenset(
@@ -158,7 +159,7 @@ class Narrow:
 
     Attributes:
       bits: per element; 0 if it was not promoted.
-      unproven: in words, if it may have been.
+      unproven: in words, if it may have been, but there is no proof.
     """
 
     bits: int = 0
@@ -172,7 +173,7 @@ def narrowed_bits(
     index: int,
     platform: PlatformName,
 ) -> Narrow:
-    """Says how wide operand `index` of `collective` was before promotion.
+    """Finds how wide operand `index` of `collective` was before promotion.
 
     Args:
       platform: whose compiler wrote the module.
@@ -185,11 +186,11 @@ def narrowed_bits(
         reducer = module.computations[collective.called[0]].name
         is_widened = reducer.endswith(_PROMOTED) and not reducer.endswith(_SUMMED)
         return Narrow(bits=_PROMOTABLE_BITS) if is_widened else Narrow()
-    before = _widened_from(module, Place(computation=computation, instruction=operand))
+    before = _widened_from(module, CalledInstruction(computation=computation, instruction=operand))
     if before is None:
         return Narrow()
     after = {
-        _narrowed_to(module, computation, user) for user in _takers(computation, collective, index)
+        _narrowed_to(module, computation, user) for user in _readers(computation, collective, index)
     }
     if after == {before.element_type}:
         return Narrow(bits=before.element_bits)
@@ -199,8 +200,8 @@ def narrowed_bits(
     )
 
 
-def _widened_from(module: Module, place: Place) -> Shape | None:
-    """The narrower float type that all values at `place` come from, moved about at most."""
+def _widened_from(module: Module, place: CalledInstruction) -> Shape | None:
+    """Finds the narrower float type that all values at `place` come from, unchanged."""
     place = origin(module, place)
     opcode = place.instruction.opcode
     if opcode == "convert":
@@ -215,10 +216,10 @@ def _widened_from(module: Module, place: Place) -> Shape | None:
     return _widened_from(module, place.operand(0)) if opcode in _MOVES else None
 
 
-def _takers(
+def _readers(
     computation: Computation, collective: Instruction, index: int
 ) -> list[tuple[Instruction, Instruction]]:
-    """Pairs of result `index` of `collective` and an instruction that takes it."""
+    """Yields result `index` of `collective` with each instruction that reads it."""
     users = users_of(computation)
     results = [collective]
     if collective.opcode.endswith("-start"):
@@ -239,7 +240,7 @@ def _takers(
 def _narrowed_to(
     module: Module, computation: Computation, taken: tuple[Instruction, Instruction]
 ) -> str:
-    """The type that the instruction converts the value to before any arithmetic, or empty."""
+    """Returns the type to which the instruction at once converts the value, or empty."""
     value, user = taken
     if user.opcode == "convert":
         narrower = user.shape.element_bits < value.shape.element_bits and _is_float(user.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.hlo.nouns import Module
-from automesh.hlo.schedule.nouns import Schedule
+from automesh.hlo.schedule.nouns import ScheduledProgram
 from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.schedule.totals import tally_of
 from automesh.outcomes import Collective, Counts
@@ -14,14 +14,14 @@ from automesh.outcomes import Collective, Counts
 def count(module: Module, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()) -> Counts:
     """Counts FLOPs, memory traffic and collectives, with loops multiplied by their trips.
 
-    Of a conditional the costliest branch counts. FLOPs are those of matrix multiplications and
+    For a conditional, the costliest branch counts. FLOPs are those of matrix multiplications and
     convolutions, and those that the author of a kernel states.
 
     Args:
       module: as one device runs it.
       axes: names and sizes of the mesh's axes, in order: device i of the program is element i of
         the flat mesh.
-      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+      dcn: number of granules that each axis spans; needed if the program spans several TPU slices.
 
     Raises:
       ValueError: as `read_schedule`.
@@ -29,7 +29,7 @@ def count(module: Module, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = 
     return count_schedule(read_schedule(module, axes, dcn))
 
 
-def count_schedule(schedule: Schedule) -> Counts:
+def count_schedule(schedule: ScheduledProgram) -> Counts:
     """Counts what a schedule does, as `count` does for its module."""
     tally = tally_of(schedule.body)
     order = {name: position for position, (name, _) in enumerate(schedule.axes)}

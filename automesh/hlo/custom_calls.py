@@ -1,4 +1,4 @@
-"""What custom calls tell their backend, changed in a serialized module that stays as it is else."""
+"""Changes what custom calls tell their backend, in a serialized module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from automesh.hlo import hlo_pb2
 
 
 def with_texts(module: bytes, target: str, change: Callable[[str], str]) -> bytes:
-    """A serialized module in which the texts of some custom calls are changed.
+    """Returns a serialized module with changed texts of some custom calls; all else is as before.
 
     Args:
       target: of the custom calls.

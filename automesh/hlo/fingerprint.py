@@ -1,4 +1,4 @@
-"""Says whether two compiled programs are the same but for names."""
+"""Hashes compiled programs so that those which only differ in names are equal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from automesh.hlo.nouns import Computation, Instruction, Module
 
 # Shardings that were annotated before partitioning; they spell the names of mesh axes.
 _ANNOTATIONS = "xla.sdy."
-# What is compared on its own, or must not tell two equal programs apart; the rest is what an
-# instruction does.
+# Attributes that are compared in another way, or that may differ between equal programs. All others
+# are compared as they are.
 _CLEARED = (
     "name",
     "id",
@@ -33,7 +33,7 @@ _CLEARED = (
 
 
 def module_fingerprint(module: Module) -> str:
-    """Hashes what a program does, whatever its names, ids, channel numbers and metadata.
+    """Hashes what a program does, without its names, ids, channel numbers and metadata.
 
     Device groups are compared decoded, so their encoding does not matter either. The order of
     instructions does: it is the schedule.

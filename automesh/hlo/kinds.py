@@ -1,4 +1,4 @@
-"""Collectives among the instructions of a compiled module."""
+"""Recognizes collectives among the instructions of a compiled module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def kind_of(instruction: Instruction) -> str:
-    """The kind of a collective or of the start of an asynchronous one; empty for anything else."""
+    """Returns the kind of a collective, or of the start of an asynchronous one; else empty."""
     kind = instruction.opcode.removesuffix("-start")
     return kind if is_kind(kind) and kind != "send" else ""

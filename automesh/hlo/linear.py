@@ -1,7 +1,7 @@
-"""Sums of values that a program does not know beforehand, and how often a loop over them runs.
+"""Linear sums of unknown values, and how often a loop over such bounds runs.
 
-`fori_loop(n, n + 20)` runs 20 times whatever `n` is: its counter starts at `n`, its limit is
-`n + 20`, and the difference of the two has no `n` any more.
+`fori_loop(n, n + 20)` runs 20 times whatever `n` is: its counter starts at `n`, its limit is `n +
+20`, and the difference of the two has no `n` any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Linear:
 
     @staticmethod
     def of(value: Hashable) -> Linear:
-        """One unknown value."""
+        """Makes the sum of one unknown value."""
         return Linear(factors={value: 1})
 
     @property
@@ -47,7 +47,7 @@ class Linear:
 
 
 def executions(distance: int, step: int, direction: str) -> int | None:
-    """How often a loop runs that goes on while `distance` is in `direction` to 0.
+    """Counts the executions of a loop that runs while `distance` compares to 0 as `direction` says.
 
     Args:
       distance: the left side of the comparison minus the right one, before the first execution.
@@ -55,7 +55,7 @@ def executions(distance: int, step: int, direction: str) -> int | None:
       direction: LT, LE, GT, GE, NE or EQ.
 
     Returns:
-      None: for ever, or for the comparison EQ.
+      None: it runs for ever, or the comparison is EQ.
 
     >>> executions(-20, 1, "LT"), executions(-20, 3, "LE"), executions(-20, 3, "NE")
     (20, 7, None)

@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Bytes without padding; a tuple's are those of its members."""
+        """Bytes without padding; for a tuple those of its members."""
         if self.elements:
             return sum(element.bytes for element in self.elements)
         return (self.size * self.element_bits + 7) // 8
@@ -80,7 +80,7 @@ class WindowDimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionDimensions:
-    """Which dimension of a convolution's operands and result is what, computed forward."""
+    """The meaning of each dimension of a forward convolution's operands and result."""
 
     input_batch: int
     input_feature: int
@@ -98,7 +98,7 @@ class ConvolutionDimensions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction; what its opcode does not have is empty.
+    """One instruction; attributes that its opcode does not have are empty.
 
     Attributes:
       id: unique in the module.
@@ -124,7 +124,7 @@ class Instruction:
       source_file: of the metadata, with `source_line`; empty and 0 if unknown.
       frontend: frontend attributes.
       thread: execution thread of an async instruction, empty for the main one.
-      wire: the serialized message, which has every attribute that is not listed here.
+      wire: the serialized message, with all attributes, also those that are not listed here.
     """
 
     id: int
@@ -166,7 +166,7 @@ class Instruction:
         except (
             ValueError,
             RecursionError,
-        ):  # A Triton kernel's MLIR attributes begin with a brace too.
+        ):  # The MLIR attributes of a Triton kernel begin with a brace, too.
             return {}
 
 
@@ -195,7 +195,7 @@ class Computation:
         return self.instructions[self.root]
 
     def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions that compute `instruction`'s operands."""
+        """Returns the instructions that compute the operands of `instruction`."""
         return tuple(self.instructions[operand] for operand in instruction.operands)
 
     def parameters(self) -> dict[int, Instruction]:
@@ -211,8 +211,8 @@ class Module:
       computations: by id.
       entry: id of the computation that runs first.
       aliases: which results share memory with which parameters, in wire format.
-      device_ids: the device that runs each partition; empty if the module does not say. A program
-        for several TPU slices holds those of one slice.
+      device_ids: the device that runs each partition; empty if the module does not say. For several
+        TPU slices, those of one slice.
     """
 
     name: str
@@ -226,9 +226,9 @@ class Module:
         return self.computations[self.entry]
 
     def called(self, instruction: Instruction) -> tuple[Computation, ...]:
-        """The computations that `instruction` calls."""
+        """Returns the computations that `instruction` calls."""
         return tuple(self.computations[computation] for computation in instruction.called)
 
     def __len__(self) -> int:
-        """Instructions in all computations."""
+        """Counts the instructions of all computations."""
         return sum(len(computation.instructions) for computation in self.computations.values())

@@ -1,4 +1,4 @@
-"""Which elements of the mesh the partitions of a module are.
+"""Maps the partitions of a module to elements of the mesh.
 
 A program for several TPU slices is compiled for the devices of one slice: its partitions count the
 elements of the mesh that lie in a slice, in the order of the mesh, and every slice runs it. All
@@ -20,7 +20,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class Partitions:
-    """Translates partition ids of one module into indices into `mesh.devices.flat`.
+    """Translates partition ids of one module to indices into `mesh.devices.flat`.
 
     Attributes:
       axes: names and sizes of the mesh's axes, in order.
@@ -29,13 +29,13 @@ class Partitions:
     """
 
     def __init__(self, module: Module, axes: Axes, dcn: Sequence[int] = ()) -> None:
-        """Finds out how the module counts.
+        """Finds out which elements the module's ids count.
 
         Args:
-          dcn: of each axis, how many slices it spans; empty if none spans more than one.
+          dcn: number of slices that each axis spans; empty if none spans more than one.
 
         Raises:
-          ValueError: the module's devices times `dcn` are not those of the mesh.
+          ValueError: the number of the module's devices times `dcn` is not that of the mesh.
         """
         self.axes = axes
         self._position = {device: number for number, device in enumerate(module.device_ids)}
@@ -54,16 +54,16 @@ class Partitions:
         self.elements = _by_slice(tuple(sizes), tuple(outer))
 
     def groups(self, listed: Groups) -> Groups:
-        """Groups of partitions, in every slice; without any, one of all partitions of a slice."""
+        """Translates groups of partitions, in every slice; no groups mean one of all in a slice."""
         listed = listed or (tuple(range(self.elements.shape[1])),)
         return _translate(self._rows(), listed)
 
     def pairs(self, listed: Pairs) -> Pairs:
-        """Pairs of partitions, in every slice."""
+        """Translates pairs of partitions, in every slice."""
         return tuple((one, other) for one, other in _translate(self._rows(), listed))
 
     def element(self, number: int, device_id: int) -> int:
-        """The element of the mesh that a device of slice `number`, counted from 0, is.
+        """Returns the element of the mesh for a device of slice `number`, counted from 0.
 
         Raises:
           ValueError: there is none.
@@ -86,7 +86,7 @@ def _translate(rows: tuple[tuple[int, ...], ...], listed: Groups) -> Groups:
 
 
 def _by_slice(sizes: tuple[int, ...], outer: tuple[int, ...]) -> np.ndarray:
-    """The slice is the major part of an axis, as in `mesh_utils.create_hybrid_device_mesh`."""
+    """Orders rows by slice, the major part of axes as in `create_hybrid_device_mesh`."""
     inner = [size // part for size, part in zip(sizes, outer)]
     split = np.arange(math.prod(sizes)).reshape([n for pair in zip(outer, inner) for n in pair])
     axes = range(len(sizes))

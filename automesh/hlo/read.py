@@ -177,12 +177,12 @@ def read_module(serialized: bytes) -> Module:
         ValueError,
         struct.error,
     ) as error:
-        # Bytes that decode can still refer to what is not there.
+        # Decoded bytes can still refer to missing ids.
         raise AutomeshError(f"not a serialized XLA module: {reason_of(error)}") from None
 
 
 def _module(message: hlo_pb2.Module) -> Module:
-    reader = _Reader(message)
+    reader = _ModuleReader(message)
     computations = {c.id: reader.computation(c) for c in message.computations}
     if message.entry_computation_id not in computations:
         raise AutomeshError("not a serialized XLA module: it has no entry computation")
@@ -198,8 +198,8 @@ def _module(message: hlo_pb2.Module) -> Module:
     )
 
 
-class _Reader:
-    """What reading one module shares: payloads, source locations, shapes seen before."""
+class _ModuleReader:
+    """The state of reading one module: payloads, source locations, shapes seen before."""
 
     def __init__(self, module: hlo_pb2.Module) -> None:
         self._payloads = module.payloads

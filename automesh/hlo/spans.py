@@ -1,4 +1,4 @@
-"""Which axes of the mesh a collective spans.
+"""Finds the mesh axes that a collective spans.
 
 Device ids of a collective are logical partition ids: indices into `mesh.devices.flat`, whose shape
 is the axes' sizes in order.
@@ -17,8 +17,8 @@ Axes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """What one collective spans.
+class CollectiveSpan:
+    """The mesh axes that one collective spans.
 
     Attributes:
       axes: in the order of the mesh; a part of an axis counts as the axis; empty if the groups are
@@ -31,7 +31,7 @@ class Span:
 
 
 @lru_cache(maxsize=4096)
-def span_of_groups(groups: Groups, axes: Axes) -> Span:
+def span_of_groups(groups: Groups, axes: Axes) -> CollectiveSpan:
     """Finds the axes along which the devices of each group differ.
 
     Args:
@@ -42,23 +42,23 @@ def span_of_groups(groups: Groups, axes: Axes) -> Span:
       ValueError: a device id is outside the mesh.
 
     >>> span_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), (("dp", 2), ("tp", 4)))
-    Span(axes=('tp',), group_size=2)
+    CollectiveSpan(axes=('tp',), group_size=2)
     """
     groups = groups or (tuple(range(math.prod(size for _, size in axes))),)
     largest = max(len(group) for group in groups)
     found = {_axes_of_box(group, axes) for group in groups if len(group) > 1}
-    return Span(axes=found.pop() if len(found) == 1 else (), group_size=largest)
+    return CollectiveSpan(axes=found.pop() if len(found) == 1 else (), group_size=largest)
 
 
 @lru_cache(maxsize=4096)
-def span_of_pairs(pairs: tuple[tuple[int, int], ...], axes: Axes) -> Span:
+def span_of_pairs(pairs: tuple[tuple[int, int], ...], axes: Axes) -> CollectiveSpan:
     """Finds the axes along which sources and targets differ; a group is a ring or chain of pairs.
 
     Raises:
       ValueError: a device id is outside the mesh.
 
     >>> span_of_pairs(((0, 1), (1, 0), (2, 3), (3, 2)), (("dp", 2), ("tp", 2)))
-    Span(axes=('tp',), group_size=2)
+    CollectiveSpan(axes=('tp',), group_size=2)
     """
     differing: set[int] = set()
     leaders: dict[int, int] = {}
@@ -73,7 +73,7 @@ def span_of_pairs(pairs: tuple[tuple[int, int], ...], axes: Axes) -> Span:
         differing |= {axis for axis in range(len(axes)) if here[axis] != there[axis]}
         leaders[leader(source)] = leader(target)
     sizes = Counter(leader(device) for device in list(leaders))
-    return Span(
+    return CollectiveSpan(
         axes=tuple(name for axis, (name, _) in enumerate(axes) if axis in differing),
         group_size=max(sizes.values(), default=1),
     )

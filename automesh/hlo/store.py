@@ -1,8 +1,8 @@
-"""Compiled programs kept in a folder, so that none is compiled twice (no jax).
+"""Stores compiled programs in a folder, so that none is compiled twice (no jax).
 
-One file per program: a header that says what it is, with its checksum, then the serialized module,
-packed, which has its own. A file appears whole or not at all, and what cannot be read is as good as
-not there, so any number of processes may share the folder and be killed at any instant.
+One file per program: a header that describes it, with a checksum, then the compressed module with
+another one. A file appears whole or not at all, and an unreadable file counts as missing, so that
+any number of processes may share the folder and be killed at any instant.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from automesh.units import parse_bytes
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
 LIMIT_VARIABLE = "AUTOMESH_CACHE_LIMIT"
 DEFAULT_LIMIT_BYTES = 4 * 2**30
-_FORMAT = 3  # to be raised when an unchanged key shall not find what was kept before
+_FORMAT = 3  # raised when programs that were stored under unchanged keys must not be used any more
 _MAGIC = b"automesh-module\n"
 _HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
 _SUFFIX = ".module"
-_KEY = re.compile(r"[0-9a-f]{16,128}")  # as `key_of` makes them: no name of another folder's file
+_KEY = re.compile(r"[0-9a-f]{16,128}")  # as `key_of` makes them
 _FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What one compile gave.
+    """The result of one compile.
 
     Attributes:
       module: serialized HLO module, scheduled; empty where the compiler gave up.
       memory, counts: None where the compiler gave up.
       compile_s: of building, lowering and compiling.
-      target: what it was compiled for, in words: `tpu v5e:4x4`.
-      label: the plan that it was first compiled for, in text form.
-      versions: of what compiled it, by name.
-      out_of_memory: the verdict, if the program needs more memory than there is.
-      is_settled: True if the program's outputs are laid out as its inputs are; otherwise what was
-        compiled is the program that a loop around the step settles to.
+      target: the target in words: `tpu v5e:4x4`.
+      label: the plan that it was first compiled for, as text.
+      versions: versions of the packages that compiled it, by name.
+      out_of_memory: the outcome if the program needs more memory than there is.
+      is_settled: True if the program's outputs are split like its inputs; otherwise the stored
+        program is the one that a loop around the step settles to.
     """
 
     module: bytes
@@ -74,11 +74,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class StoreEntry:
     """One file of a store.
 
     Attributes:
-      stored: what it holds, its module left out.
+      stored: its content without the module.
       size_bytes: of the file.
       used_s: when it was last found or written, seconds since the epoch.
     """
@@ -91,7 +91,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
-    """What stands before a module: `packed_bytes` of it follow."""
+    """The header of a file; the module follows, with `packed_bytes` bytes."""
 
     key: str
     memory: Memory | None
@@ -108,18 +108,18 @@ class _Header:
 
 @dataclass(frozen=True, slots=True)
 class ModuleStore:
-    """Compiled programs by key; what was used least recently makes room for what is new.
+    """Compiled programs by key; new ones replace those that were used least recently.
 
     Attributes:
-      folder: made when something is kept.
-      limit_bytes: what all files may take together.
+      folder: created when a program is stored.
+      limit_bytes: limit for all files together.
     """
 
     folder: Path
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def find(self, key: str) -> Stored | None:
-        """What was kept under `key`; None if there is nothing that can be read."""
+        """Returns the program stored under `key`; None if there is none that can be read."""
         path = self._path(key)
         try:
             data = read_bytes(path, limit_bytes=limits.MODULE_BYTES)
@@ -129,14 +129,14 @@ class ModuleStore:
             module = _unpacked(data[start:]) if header.packed_bytes else b""
         except (OSError, ValueError, EOFError, zlib.error, AutomeshError):
             return None
-        with contextlib.suppress(OSError):  # The folder may be somebody else's: to read only.
+        with contextlib.suppress(OSError):  # The folder may be read-only.
             os.utime(path)
         return replace(_stored(header), module=module)
 
     def keep(self, key: str, stored: Stored) -> None:
-        """Keeps the outcome of a compile, whole or not at all, and makes room for it.
+        """Stores the outcome of a compile, whole or not at all, and makes room for it.
 
-        Something larger than the limit is not kept.
+        A program larger than the limit is not stored.
 
         Raises:
           OSError: the folder cannot be written.
@@ -150,11 +150,11 @@ class ModuleStore:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(size, replaced=self._path(key))
-        # Without waiting for the disk: what a power cut tears is compiled again.
+        # Without waiting for the disk: a file that a power cut damages is compiled again.
         write_whole(self._path(key), start + packed, lasting=False)
 
     def packed(self, key: str) -> bytes | None:
-        """The file of a program, for another store; None if there is none that can be read."""
+        """Returns the file of a program, for another store; None if it cannot be read."""
         if not _KEY.fullmatch(key) or self.find(key) is None:
             return None
         try:
@@ -163,7 +163,7 @@ class ModuleStore:
             return None
 
     def take(self, key: str, data: bytes) -> bool:
-        """Keeps what `packed` of another store has given.
+        """Stores a file that `packed` of another store has returned.
 
         Returns:
           False if it is not the whole file of this program, or larger than the limit.
@@ -185,15 +185,15 @@ class ModuleStore:
         write_whole(self._path(key), data, lasting=False)
         return True
 
-    def entries(self) -> tuple[Entry, ...]:
-        """All that can be read, what was used last first."""
-        found: list[Entry] = []
+    def entries(self) -> tuple[StoreEntry, ...]:
+        """Lists all readable entries, the most recently used first."""
+        found: list[StoreEntry] = []
         for path, size, used_s in self._files():
             with contextlib.suppress(OSError, ValueError, AutomeshError):
                 header = _read_header(path)
                 if path == self._path(header.key):
                     found.append(
-                        Entry(
+                        StoreEntry(
                             key=header.key,
                             stored=_stored(header),
                             size_bytes=size,
@@ -203,14 +203,14 @@ class ModuleStore:
         return tuple(sorted(found, key=lambda entry: (-entry.used_s, entry.key)))
 
     def size_bytes(self) -> int:
-        """What all files take, those that cannot be read included."""
+        """Sums the sizes of all files, including unreadable ones."""
         return sum(size for _, size, _ in self._files())
 
     def clear(self) -> int:
-        """Removes everything that a store has written.
+        """Removes all files that a store has written.
 
         Returns:
-          How many programs there were.
+          The number of programs that were removed.
 
         Raises:
           OSError: a file cannot be removed.
@@ -224,9 +224,9 @@ class ModuleStore:
         return self.folder / f"{key}{_SUFFIX}"
 
     def _files(self) -> Iterator[tuple[Path, int, float]]:
-        """Every program's file, its size, and when it was last used."""
+        """Lists every program's file, its size, and when it was last used."""
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(OSError):  # Another process makes room, too.
+            with contextlib.suppress(OSError):  # Another process may have removed it to make room.
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode):
                     yield path, status.st_size, status.st_mtime
@@ -235,7 +235,7 @@ class ModuleStore:
         yield from self.folder.glob(f".*{_FORMER_DRAFT}")
 
     def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
-        self._remove_abandoned()
+        self._remove_unfinished()
         files = [file for file in self._files() if file[0] != replaced]
         taken = needed_bytes + sum(size for _, size, _ in files)
         for path, size, _ in sorted(files, key=lambda file: (file[2], file[0].name)):
@@ -244,8 +244,8 @@ class ModuleStore:
             path.unlink(missing_ok=True)
             taken -= size
 
-    def _remove_abandoned(self) -> None:
-        """Removes what processes of former versions that were killed had begun to write."""
+    def _remove_unfinished(self) -> None:
+        """Removes unfinished files of killed processes of former versions."""
         for path in self._former_drafts():
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > ABANDONED_DRAFT_S:
@@ -253,8 +253,9 @@ class ModuleStore:
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """`$AUTOMESH_CACHE`, else the user's folder for caches; absolute, as a script may change the
-    folder that its worker is in.
+    """Returns `$AUTOMESH_CACHE`, else the user's cache folder.
+
+    The path is absolute, as a script may change its worker's current folder.
 
     Raises:
       UsageError: $AUTOMESH_CACHE is no path.
@@ -268,7 +269,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def default_store(environ: Mapping[str, str]) -> ModuleStore:
-    """The store in `cache_root`.
+    """Opens the store in `cache_root`.
 
     Raises:
       UsageError: $AUTOMESH_CACHE is no path, or $AUTOMESH_CACHE_LIMIT no size.
@@ -277,7 +278,7 @@ def default_store(environ: Mapping[str, str]) -> ModuleStore:
 
 
 def store_in(folder: Path, environ: Mapping[str, str]) -> ModuleStore:
-    """The store in `folder`, no larger than `$AUTOMESH_CACHE_LIMIT`, else a few GiB.
+    """Opens the store in `folder`, no larger than `$AUTOMESH_CACHE_LIMIT`, else a few GiB.
 
     Raises:
       UsageError: $AUTOMESH_CACHE_LIMIT is no size.
@@ -299,14 +300,14 @@ def key_of(
     versions: Sequence[tuple[str, str]],
     environment: Sequence[tuple[str, str]],
 ) -> str:
-    """The key under which the outcome of a compile is kept: a hash of all that decides it.
+    """Returns the key of a compile's outcome: a hash of everything that it depends on.
 
     Args:
       fingerprint: of the lowered program together with its device assignment and the plan's
         compiler options; the names of axes do not matter in it.
-      target: everything that the compiler is told about the devices, as plain JSON values.
-      effort: the compiler options that say how hard it tries.
-      versions: of all that takes part in compiling.
+      target: everything that the compiler knows about the devices, as plain JSON values.
+      effort: the compiler options that set its effort.
+      versions: of all packages that take part in compiling.
       environment: variables and settings that change what gets compiled.
     """
     parts = [_FORMAT, fingerprint, target, *map(sorted, (effort, versions, environment))]
@@ -346,7 +347,7 @@ def _stored(header: _Header) -> Stored:
 
 
 def _parse(data: bytes) -> tuple[_Header, int]:
-    """The header at the start of a file, and where the module begins.
+    """Parses the header of a file; returns it, and the offset of the module.
 
     Raises:
       ValueError: it is no file of a store, or a damaged one.
@@ -363,13 +364,13 @@ def _parse(data: bytes) -> tuple[_Header, int]:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """The module of which `keep` has written the packed form.
+    """Decompresses a module that `keep` has written.
 
     Raises:
-      ValueError: it is torn, or unpacks to more than a module can have.
+      ValueError: it is incomplete, or unpacks to more than a module can have.
       OSError, zlib.error: it is no packed module.
     """
-    # In pieces: a single large read reserves its whole length at once.
+    # In pieces, since one large read would reserve its whole length at once.
     pieces: list[bytes] = []
     left_bytes = limits.MODULE_BYTES
     with gzip.open(io.BytesIO(packed)) as file:
@@ -382,7 +383,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _read_header(path: Path) -> _Header:
-    """The header of a file whose length is right.
+    """Reads the header of a file, and checks the length of the file.
 
     Raises:
       OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Follows a value back to where it was computed, through fusions, calls, tuples and copies."""
+"""Traces a value back to where it is computed, through fusions, calls, tuples and copies."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ _INTO = frozenset({"fusion", "call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CalledInstruction:
     """An instruction as one caller sees it.
 
     Attributes:
-      arguments: what the parameters of `computation` stand for; None if the caller is not followed.
+      arguments: the values of the parameters of `computation`; None if the caller is unknown.
     """
 
     computation: Computation
     instruction: Instruction
-    arguments: tuple[Place, ...] | None = None
+    arguments: tuple[CalledInstruction, ...] | None = None
 
-    def operand(self, index: int) -> Place:
-        """The place of one operand."""
+    def operand(self, index: int) -> CalledInstruction:
+        """Returns the place of one operand."""
         operand = self.computation.instructions[self.instruction.operands[index]]
-        return Place(computation=self.computation, instruction=operand, arguments=self.arguments)
+        return CalledInstruction(
+            computation=self.computation, instruction=operand, arguments=self.arguments
+        )
 
-    def operands(self) -> tuple[Place, ...]:
+    def operands(self) -> tuple[CalledInstruction, ...]:
         return tuple(self.operand(index) for index in range(len(self.instruction.operands)))
 
 
-def origin(module: Module, place: Place) -> Place:
-    """The place where the value at `place` is really computed.
+def origin(module: Module, place: CalledInstruction) -> CalledInstruction:
+    """Returns the place where the value at `place` is really computed.
 
-    It is the same value up to shape and layout: copies, bitcasts, reshapes, tuples and the borders
-    of fusions and calls are passed.
+    It is the same value up to shape and layout: the search passes through copies, bitcasts,
+    reshapes, tuples, fusions and calls.
     """
     while True:
         instruction = place.instruction
@@ -45,7 +47,7 @@ def origin(module: Module, place: Place) -> Place:
             place = place.arguments[instruction.parameter]
         elif instruction.opcode in _INTO:
             callee = module.computations[instruction.called[0]]
-            place = Place(
+            place = CalledInstruction(
                 computation=callee,
                 instruction=callee.root_instruction,
                 arguments=place.operands(),
@@ -53,7 +55,7 @@ def origin(module: Module, place: Place) -> Place:
         elif instruction.opcode == "get-tuple-element":
             source = origin(module, place.operand(0))
             if source.instruction.opcode != "tuple":
-                return Place(
+                return CalledInstruction(
                     computation=place.computation,
                     instruction=instruction,
                     arguments=place.arguments,
@@ -63,8 +65,8 @@ def origin(module: Module, place: Place) -> Place:
             return place
 
 
-def element(module: Module, place: Place, index: int) -> Place | None:
-    """The place where member `index` of the tuple at `place` is computed; None if not visible."""
+def element(module: Module, place: CalledInstruction, index: int) -> CalledInstruction | None:
+    """Returns the place where member `index` of a tuple is computed; None if not visible."""
     source = origin(module, place)
     if source.instruction.opcode != "tuple":
         return None

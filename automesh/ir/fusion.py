@@ -1,10 +1,10 @@
-"""Which values of a program get a buffer, and what each kernel reads.
+"""Decides which values of a program get a buffer, and what each kernel reads.
 
-What all of XLA's backends do, roughly: elementwise operations, broadcasts, slices and views are
-computed where they are read. Such a value gets a buffer of its own only where something needs it in
-memory (a collective, a loop, a gather, a returned value), or where computing it again for each of
-its k readers moves more bytes than writing it once and reading it k times. The result of a matrix
-product is written after the elementwise operations behind it, where it is smallest.
+This is roughly what all of XLA's backends do: elementwise operations, broadcasts, slices and views
+are computed where they are read. Such a value gets its own buffer only if something needs it in
+memory (a collective, a loop, a gather, a returned value), or if computing it again for each of its
+k readers moves more bytes than writing it once and reading it k times. The result of a matrix
+product is written after those of the following elementwise operations that make it smallest.
 
     fusion = fuse(graph)
     fusion.stored           # values with a buffer; liveness needs no more than these
@@ -29,13 +29,13 @@ _SMALL_CONSTANT_BYTES = 100_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """What `fuse` decided.
+    """The decisions of `fuse`.
 
     Attributes:
-      stored: every value that gets a buffer, arguments of the program and of loops included.
-      sources: of each value, what must be read to compute it: itself if it is stored.
-      inputs: of a stored elementwise value, what the kernel that writes it reads.
-      ends: of a product, the value that is written in the place of its result.
+      stored: every value that gets a buffer, including arguments of the program and of loops.
+      sources: for each value, the buffers that are read to compute it: itself if it is stored.
+      inputs: for a stored elementwise value, the buffers that its kernel reads.
+      ends: for a product, the value that is written instead of its result.
     """
 
     stored: set[Value] = field(default_factory=set[Value])
@@ -44,14 +44,14 @@ class Fusion:
     ends: dict[Operation, Value] = field(default_factory=dict[Operation, Value])
 
     def reads(self, values: Iterable[Value]) -> Reads:
-        """Buffers that one kernel reads to have all `values`."""
+        """Returns the buffers that one kernel reads to compute all `values`."""
         total: Reads = {}
         for value in values:
             _add(total, self.sources.get(value, {}))
         return total
 
     def written(self, product: Operation) -> tuple[Value, Reads]:
-        """Where the result of a product is stored, and what is read besides its operands."""
+        """Returns where a product's result is stored, and what is read besides its operands."""
         end = self.ends.get(product, product.results[0])
         beside = {
             value: size
@@ -73,9 +73,10 @@ def fuse(graph: Graph, libraries: Collection[str] = ()) -> Fusion:
 
 
 def settled(graph: Graph, fusion: Fusion) -> set[Value]:
-    """Buffers that lie in device memory however small they are.
+    """Returns the buffers that are in device memory however small they are.
 
-    Arguments and results of the program, and what loops read but do not change: all their weights.
+    These are arguments and results of the program, and values that loops read but do not change,
+    such as weights.
     """
     found = {*graph.top.arguments, *fusion.reads(graph.top.returned)}
     pending = [graph.top]
@@ -138,7 +139,8 @@ class _Fuser:
             return
         self.fusion.ends[operation] = end
         self._ends.add(end)
-        # Never in memory itself; what reads it before `end` is part of the product's kernel.
+        # Never in memory itself; operations that read it before `end` are part of the product's
+        # kernel.
         self.fusion.sources[result] = {result: result.bytes}
 
     def _smallest_behind(self, result: Value) -> Value:
@@ -212,7 +214,7 @@ def _ratio(part: Monomial, whole: Monomial) -> Monomial:
 
 
 def _add(total: Reads, more: Mapping[Value, Monomial]) -> None:
-    """Of a buffer that is read twice in one kernel, the larger part counts."""
+    """Adds a read buffer; if one kernel reads it twice, the larger part counts."""
     for value, size in more.items():
         known = total.get(value)
         if known is None or known.coefficient < size.coefficient:
@@ -220,7 +222,7 @@ def _add(total: Reads, more: Mapping[Value, Monomial]) -> None:
 
 
 def _readers(value: Value) -> int:
-    """Operations that read a value, views of it followed."""
+    """Lists the operations that read a value, or a view of it."""
     return len(set(_reading(value)))
 
 
@@ -233,7 +235,7 @@ def _reading(value: Value) -> Iterator[Operation]:
 
 
 def _needed_in_memory(block: Block, wants: Collection[str]) -> set[Value]:
-    """Values that something in `block` needs in a buffer; behind a view, what is viewed."""
+    """Finds the values that `block` needs in a buffer; for a view, the viewed value."""
     needed = set(block.returned)
     for operation in block.operations:
         needed.update(_wanted(operation, wants))
@@ -255,7 +257,7 @@ def _wanted(operation: Operation, wants: Collection[str]) -> Sequence[Value]:
 
 
 def _captured(body: Block) -> Iterator[Value]:
-    """Values that a body takes from outside without being handed them."""
+    """Finds the outer values that a body reads without having them as arguments."""
     own = set(body.arguments)
     for operation in body.operations:
         yield from (operand for operand in operation.operands if operand not in own)

@@ -1,7 +1,7 @@
-"""A partitioned program as a graph of our own: values with their mesh axes, operations, loops.
+"""A partitioned program as a graph: values with their mesh axes, operations, loops.
 
 Made by `sharding.mlir.module` from the MLIR module that Shardy leaves, changed in place by
-`ir.passes`, read by `ir.fusion`, `ir.terms` and `ir.memory`. Nothing here knows MLIR.
+`ir.passes`, read by `ir.fusion`, `ir.terms` and `ir.memory`. This module knows no MLIR.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ELEMENT_BYTES = {
 
 
 def element_bytes(dtype: str) -> float:
-    """Bytes of one element of a StableHLO element type; every f8, f4 and f6 takes what it says."""
+    """Bytes of one element of a StableHLO type; f8 and f6 types take one byte, f4 types half of
+    one."""
     if dtype in ELEMENT_BYTES:
         return ELEMENT_BYTES[dtype]
     if dtype.startswith(("f8", "f6")):
@@ -40,21 +41,20 @@ class Value:
     """One tensor.
 
     Attributes:
-      shape: global sizes. Where the program states sizes that depend on the axes, as it does
-        inside manual regions, these are the sizes with all axes at 1, if the dependence is known
-        (see `grown`); else those of one device at the sampled sizes.
+      shape: global sizes. If the program states sizes that depend on the axes, as inside manual
+        regions, these are the sizes with all axes at 1, if the dependence is known (see `grown`);
+        else those of one device at the sampled sizes.
       dtype: as StableHLO prints it: f32, bf16, i32 ...
       axes: per dimension, the mesh axes that divide it, major first; an axis may divide it twice.
       grown: per dimension, the mesh axes that multiply it, as the result of an all-gather in a
         manual region may grow with the axis; empty if there are none at all.
-      free: dimensions that depend on the axes in a way that is not looked at, as those of small
-        arrays of indices do.
+      free: dimensions whose dependence on the axes is ignored, as for small arrays of indices.
       manual: mesh axes of the manual regions around it.
       producer: the operation that makes it; None for an argument of a block.
       is_constant: True if it depends on no argument of the program.
-      on_host: True if it lies in the memory of the host; see `ir.passes.offload`.
-      stated: the sizes that the program states, where `shape` has others because the compiler pads
-        them to equal parts; empty if it does not.
+      on_host: True if it is in host memory; see `ir.passes.offload`.
+      stated: the sizes in the program, if `shape` differs because the compiler pads it to equal
+        parts; else empty.
     """
 
     shape: tuple[int, ...]
@@ -75,12 +75,12 @@ class Value:
 
     @property
     def bytes(self) -> Monomial:
-        """On one device."""
+        """Bytes on one device."""
         return _monomial(self.global_bytes, self.axes, self.grown)
 
     @property
     def device_bytes(self) -> Monomial:
-        """In the memory of one device."""
+        """Bytes in the memory of one device; 0 if the value is on the host."""
         return _NOTHING if self.on_host else self.bytes
 
     def dimension(self, index: int) -> Monomial:
@@ -155,10 +155,10 @@ class Graph:
       aliased: (argument, output) positions that the program itself ties together.
       host: positions of the arguments that lie in host memory.
       host_outputs: positions of the returned values that lie in host memory.
-      sub_axes: axes that some array could be split over in part only: everything holds at the
-        sizes of `mesh` alone.
-      padded: axes that do not divide some array evenly, whose shape is then that of whole parts:
-        this, too, holds at the sizes of `mesh` alone.
+      sub_axes: axes over which some array is only partly split: the graph is valid only at the
+        sizes of `mesh`.
+      padded: axes that do not divide some array evenly, whose shape is then padded to equal parts:
+        also valid only at the sizes of `mesh`.
     """
 
     top: Block
@@ -172,7 +172,7 @@ class Graph:
 
 
 def used_in(bodies: Iterable[Block]) -> Iterator[Value]:
-    """Everything that bodies read or return, their own values included."""
+    """Collects all values that bodies read or return, including their own."""
     for body in bodies:
         for operation in body.operations:
             yield from operation.operands
@@ -199,7 +199,7 @@ def _powers(
 
 
 def times(one: Monomial, other: Monomial) -> Monomial:
-    """The product."""
+    """Multiplies two monomials."""
     powers = dict(one.powers)
     for axis, power in other.powers:
         powers[axis] = powers.get(axis, 0) + power
@@ -210,7 +210,7 @@ def times(one: Monomial, other: Monomial) -> Monomial:
 
 
 def added(*sizes: Monomial) -> Sum:
-    """Their sum, one monomial for each distinct product of powers."""
+    """Adds sums, with one monomial for each distinct product of powers."""
     total: dict[tuple[tuple[str, int], ...], float] = {}
     for size in sizes:
         total[size.powers] = total.get(size.powers, 0.0) + size.coefficient
@@ -222,10 +222,10 @@ def added(*sizes: Monomial) -> Sum:
 
 
 def multiplied(one: Sum, other: Sum) -> Sum:
-    """The product of two sums."""
+    """Multiplies two sums."""
     return added(*(times(left, right) for left in one for right in other))
 
 
 def total_bytes(values: Iterable[Value]) -> Sum:
-    """Bytes of all values on one device, summed by how they are split."""
+    """Counts the bytes of all values on one device."""
     return added(*(value.bytes for value in values))

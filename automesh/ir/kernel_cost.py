@@ -1,4 +1,4 @@
-"""What one operation costs as one kernel: its multiplications and the bytes it moves."""
+"""Finds the cost of one operation as a kernel: its multiplications and the bytes it moves."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from automesh.ir.graph import Operation, Value, added, element_bytes, times
 from automesh.ir.op_kinds import PRODUCTS, VIRTUAL
 
 ONE = Monomial(coefficient=1.0)
-# FLOPs that a custom call states are priced as multiplications of this size: neither so small that
-# the device would idle, nor of a shape that is known.
+# FLOPs that a custom call states are priced as multiplications of this size, since their shape is
+# unknown: large enough to keep the device busy.
 _TILE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What one kernel reads and writes.
+class KernelTraffic:
+    """The memory traffic of one kernel.
 
     Attributes:
-      buffers: the value behind each part, and the bytes of the part; those in host memory are moved
-        by no kernel.
-      epilogue: of a product, what it writes, or reads beside its operands.
-      stated: what a custom call says of itself, wherever it lies.
+      buffers: the value behind each part, and the bytes of the part; kernels do not move values in
+        host memory.
+      epilogue: for a product, what it writes, or reads in addition to its operands.
+      stated: bytes that a custom call states, in any memory.
     """
 
     buffers: tuple[tuple[Value, Monomial], ...] = ()
@@ -35,11 +35,11 @@ class Moved:
 
     @property
     def bytes(self) -> Sum:
-        """All of it in device memory."""
+        """Returns all bytes in device memory."""
         return added(*(size for value, size in self.buffers if not value.on_host), *self.stated)
 
     def near(self, settled: Collection[Value]) -> tuple[Near, ...]:
-        """What may stay on the chip: the parts of buffers that are not `settled` in memory."""
+        """Returns traffic that may stay on the chip: parts of buffers that are not in `settled`."""
         parts: dict[Monomial, list[Monomial]] = {}
         for value, size in self.buffers:
             if value not in settled and not value.on_host:
@@ -49,8 +49,8 @@ class Moved:
         )
 
 
-def moved(operation: Operation, fusion: Fusion) -> Moved | None:
-    """What the operation's kernel reads and writes; None if it has no kernel of its own.
+def moved(operation: Operation, fusion: Fusion) -> KernelTraffic | None:
+    """Finds what the operation's kernel reads and writes; None if it has no kernel of its own.
 
     As in xla/service/hlo_cost_analysis.cc: slices read what they take, and an update in place
     touches only the part that it replaces.
@@ -67,35 +67,35 @@ def moved(operation: Operation, fusion: Fusion) -> Moved | None:
         return replace(every, epilogue=added(*beside.values(), end.bytes))
     if name == "dynamic_update_slice":
         read = _through(fusion.reads(operands[1:2]), [])
-        return Moved(buffers=(*read.buffers, (results[0], operands[1].bytes)))
+        return KernelTraffic(buffers=(*read.buffers, (results[0], operands[1].bytes)))
     if name == "gather":
         size = results[0].bytes
         buffers = ((operands[0], size), (results[0], size), (operands[1], operands[1].bytes))
-        return Moved(buffers=buffers)
+        return KernelTraffic(buffers=buffers)
     if name == "scatter":
-        return _scattered(operation)
+        return _scatter_traffic(operation)
     if name == "custom_call" and "bytes_accessed" in cost_of(operation):
-        return Moved(stated=cost_of(operation)["bytes_accessed"])
+        return KernelTraffic(stated=cost_of(operation)["bytes_accessed"])
     return _through(fusion.reads(operands), results)
 
 
-def _through(reads: Reads, results: Sequence[Value]) -> Moved:
-    return Moved(buffers=(*reads.items(), *((value, value.bytes) for value in results)))
+def _through(reads: Reads, results: Sequence[Value]) -> KernelTraffic:
+    return KernelTraffic(buffers=(*reads.items(), *((value, value.bytes) for value in results)))
 
 
-def _scattered(operation: Operation) -> Moved:
-    """Updates are read, and the places that they change read and written."""
+def _scatter_traffic(operation: Operation) -> KernelTraffic:
+    """Counts a scatter: updates are read, and the changed places are read and written."""
     arrays = len(operation.operands) // 2
     updates = operation.operands[arrays + 1 :]
     changed = [*operation.operands[:arrays], *operation.results]
     places = [(value, update.bytes) for value, update in zip(changed, updates * 2)]
     indices = operation.operands[arrays]
     read = [(value, value.bytes) for value in (*updates, indices)]
-    return Moved(buffers=(*read, *places))
+    return KernelTraffic(buffers=(*read, *places))
 
 
 def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
-    """The matrix multiplications of one operation as one device does them."""
+    """Lists the matrix multiplications of one operation on one device."""
     if operation.name == "dot_general":
         return (_dot(operation),)
     if operation.name == "ragged_dot":
@@ -103,17 +103,17 @@ def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
     if operation.name == "convolution":
         return (_convolution(operation),)
     if operation.name == "custom_call" and cost_of(operation).get("flops"):
-        return _stated(operation)
+        return _stated_products(operation)
     return ()
 
 
 def cost_of(operation: Operation) -> dict[str, Sum]:
-    """What a custom call states of its own cost."""
+    """Returns the cost that a custom call states."""
     return operation.attributes.get("cost_terms") or {}
 
 
 def extent(value: Value, dimensions: Iterable[int]) -> Monomial:
-    """Product of some dimensions of a value on one device."""
+    """Multiplies some dimensions of a value on one device."""
     total = ONE
     for dimension in dimensions:
         total = times(total, value.dimension(dimension))
@@ -130,13 +130,13 @@ def _coarsest(values: Iterable[Value]) -> str:
 
 
 def _complex_factor(values: Sequence[Value]) -> Monomial:
-    """A complex multiply-add is four real ones."""
+    """Returns 4 for complex products: a complex multiply-add is four real ones."""
     both = all(value.dtype.startswith("complex") for value in values[:2])
     return Monomial(coefficient=4.0) if both else ONE
 
 
-def _stated(operation: Operation) -> tuple[Matmul, ...]:
-    """The products of a custom call: of the size that was counted in it, else of a usual one."""
+def _stated_products(operation: Operation) -> tuple[Matmul, ...]:
+    """Returns the products of a custom call: of the size that was counted, else of a usual size."""
     counted = operation.attributes.get("counted", {})
     m, n, k = counted.get("tile", (_TILE, _TILE, _TILE))
     dtype = counted.get("dtype") or _coarsest(operation.operands or operation.results)
@@ -166,7 +166,7 @@ def _dot(operation: Operation) -> Matmul:
 
 
 def _ragged_dot(operation: Operation) -> Matmul:
-    """Every row of the left side meets one group of the right side, whichever it is.
+    """Returns the product of a ragged dot: every row of the left side uses one group of the right.
 
     If the groups share the contracted dimension, each has its own part of it.
     """
@@ -183,14 +183,14 @@ def _ragged_dot(operation: Operation) -> Matmul:
 
 
 def _convolution(operation: Operation) -> Matmul:
-    """A multiplication of patches: what meets padding, or a hole of a dilated image, is no work."""
+    """Returns a convolution as a product of patches, without padding and holes."""
     image, kernel = operation.operands[:2]
     result, found = operation.results[0], operation.attributes
     groups = float(found["feature_groups"] * found["batch_groups"])
     met = kernel.dimension(found["rhs_input"])
     spatial = zip(found["lhs_spatial"], found["rhs_spatial"], found["out_spatial"], strict=True)
     for dimensions, window in zip(spatial, found["window"], strict=True):
-        met = times(met, _met_in_window(image, kernel, result, dimensions, window))
+        met = times(met, _window_elements(image, kernel, result, dimensions, window))
     is_plain = all(size.size == 1 for size in found["window"])
     return Matmul(
         batch=times(Monomial(coefficient=groups), _complex_factor(operation.operands)),
@@ -202,17 +202,17 @@ def _convolution(operation: Operation) -> Matmul:
     )
 
 
-def _met_in_window(
+def _window_elements(
     image: Value,
     kernel: Value,
     result: Value,
     spatial: tuple[int, int, int],
     window: WindowDimension,
 ) -> Monomial:
-    """Real elements that one result meets along one spatial dimension, in the mean.
+    """Counts the real elements that one result uses along a spatial dimension, on average.
 
-    Along a dimension that is split the halos are exchanged, and what was padding is multiplied like
-    everything else (xla/service/spmd/convolution_handler.cc); the holes of a dilated image stay.
+    Along a split dimension halos are exchanged, and padding is multiplied like everything else
+    (xla/service/spmd/convolution_handler.cc); the holes of a dilated image stay.
     """
     of_image, of_kernel, of_result = spatial
     results = max(result.shape[of_result], 1)

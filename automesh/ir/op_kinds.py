@@ -1,18 +1,18 @@
-"""Kinds of operations of a `Graph`, as fusion and pricing tell them apart."""
+"""Kinds of operations of a `Graph` that fusion and pricing distinguish."""
 
 from __future__ import annotations
 
 from automesh.collectives import STABLEHLO
 
-# Move data between devices; `all_slice` does not: every device keeps a part of what it has.
+# Move data between devices, except `all_slice`: every device keeps a part of its data.
 COLLECTIVES = frozenset(STABLEHLO)
-# Their results are their operands, seen in another way.
+# Views: their results are their operands in another form.
 VIEWS = frozenset(
     ("reshape", "bitcast_convert", "optimization_barrier", "enter_manual", "leave_manual", "copy")
 )
 # Read only a part of their first operand.
 SLICES = frozenset(("slice", "dynamic_slice", "real_dynamic_slice", "all_slice"))
-# One result element per operand element, or none at all: what compilers fuse into their users.
+# One result element per operand element, or no operand: compilers fuse them into their users.
 ELEMENTWISE = frozenset(
     (
         "abs", "add", "and", "atan2", "broadcast_in_dim", "cbrt", "ceil", "clamp", "compare",
@@ -27,17 +27,17 @@ ELEMENTWISE = frozenset(
     )
 )  # fmt: skip
 VIRTUAL = VIEWS | SLICES | ELEMENTWISE
-# Multiply matrices: compilers feed them from what stands before, and write after what follows.
+# Matrix products: compilers fuse operations before and after them.
 PRODUCTS = frozenset(("dot_general", "ragged_dot", "convolution"))
 # Order effects and take no time.
 NO_WORK = frozenset(("create_token", "after_all", "get_dimension_size"))
-# Want each operand in memory as it is.
+# Need each operand in memory as it is.
 WANT_BUFFERS = COLLECTIVES | {
     "gather", "scatter", "sort", "custom_call", "while", "case", "fft", "cholesky",
     "triangular_solve", "top_k", "infeed", "outfeed", "send", "recv",
     "rng_bit_generator", "select_and_scatter",
 }  # fmt: skip
-# What gives the same result whenever it gets the same operands, and does nothing else.
+# Pure operations: equal operands give equal results, without other effects.
 PURE = (
     VIRTUAL
     | PRODUCTS

@@ -1,1 +1,1 @@
-"""What a mesh is. Importing this never imports jax; `mesh.layout` is its jax half."""
+"""The nouns of a mesh. Importing this package never imports jax; `mesh.layout` is its jax half."""

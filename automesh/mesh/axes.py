@@ -14,12 +14,12 @@ from automesh.mesh.mapping import LogicalAxes, format_axes
 Scalar = bool | int | float | str
 Knobs = tuple[tuple[str, Scalar], ...]
 Call = tuple[LogicalAxes, Knobs]
-"""What `build` is called with besides the mesh."""
+"""The arguments of `build` other than the mesh."""
 MAPPING = "mapping."
 DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
 _BATCH_AXES = ("dp", "fsdp", "data")
 PIPELINE = "pp"
-"""The axis along which pipelines run; in front of the others where they are searched."""
+"""The axis along which pipelines run; the first axis where pipelines are searched."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?[0-9]{1,12})")
 
@@ -58,13 +58,12 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One candidate: the sizes of every mesh axis, what `build` is called with, the compiler's
-    options.
+    """One candidate: the sizes of all mesh axes, the arguments of `build`, the compiler's options.
 
     Attributes:
-      axes: all axes of the space in its order, those of size 1 included.
-      mapping: every logical axis with its mesh axes, for `build`'s keyword `mapping`; empty leaves
-        `build` its own.
+      axes: all axes of the space in its order, including those of size 1.
+      mapping: every logical axis with its mesh axes, for `build`'s keyword `mapping`; empty:
+        `build` uses its own default.
       knobs: keyword arguments for `build`, in the order of the space.
       compiler_options: options for `compile`, in the order of the space; those left at the
         compiler's default are absent.
@@ -90,17 +89,17 @@ class Plan:
 
     @property
     def mesh(self) -> str:
-        """The canonical text of the axes alone, as `format_mesh` prints it."""
+        """Returns the canonical text of the axes alone, as `format_mesh` prints it."""
         return format_mesh(self.axes)
 
     @property
     def call(self) -> Call:
-        """What `build` is called with besides the mesh: programs of one call differ in sizes."""
+        """Returns the arguments of `build` other than the mesh; equal ones share a program."""
         return self.mapping, self.knobs
 
     @property
     def settings(self) -> Knobs:
-        """Everything but the axes, by name; a logical axis as `mapping.NAME`, with text."""
+        """Returns everything but the axes, by name; a logical axis is `mapping.NAME`, with text."""
         mapping = ((f"{MAPPING}{name}", format_axes(axes)) for name, axes in self.mapping)
         return (*mapping, *self.knobs, *self.compiler_options)
 
@@ -109,7 +108,7 @@ class Plan:
 
 
 def usual_batch_axes(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of some axes that split the rows of a batch by their names, where nobody says which do.
+    """Guesses by their names which axes split the rows of a batch.
 
     >>> usual_batch_axes(("data", "model"))
     ('data',)
@@ -118,7 +117,7 @@ def usual_batch_axes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def format_setting(name: str, value: Scalar) -> str:
-    """A setting of a plan as text: `remat=full`, and `embed:fsdp` for a logical axis.
+    """Formats a setting of a plan: `remat=full`, and `embed:fsdp` for a logical axis.
 
     >>> format_setting("remat", "full"), format_setting("mapping.mlp", "tp+sp")
     ('remat=full', 'mlp:tp+sp')
@@ -129,7 +128,7 @@ def format_setting(name: str, value: Scalar) -> str:
 
 
 def format_mesh(axes: Sequence[MeshAxis]) -> str:
-    """Prints axes canonically: `dcn.` parts first, the order of the axes kept, sizes of 1 left out.
+    """Prints axes canonically: `dcn.` parts first, axes in their order, without sizes of 1.
 
     >>> format_mesh([MeshAxis(name="dp", dcn=2), MeshAxis(name="tp", ici=4)])
     'dcn.dp:2,tp:4'
@@ -153,8 +152,8 @@ def parse_mesh(
     Args:
       text: for example `dp:2,tp:4`, `dcn.dp:2,fsdp:-1`.
       names: all axes of the mesh, in order; those not in `text` get size 1.
-      num_devices: what a `-1` is inferred from, one inside granules and one between them, and what
-        the sizes are checked against; None checks nothing.
+      num_devices: number of devices, from which each `-1` is inferred (one inside granules and one
+        between them), and against which the sizes are checked; None checks nothing.
       num_granules: granules among the devices: the product that the `dcn.` parts must have.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Axis types as plain words, one per mesh axis: what `jax.sharding.AxisType` says, without jax."""
+"""Axis types as plain words, one per mesh axis: `jax.sharding.AxisType` without jax."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AXIS_TYPES = (AUTO, "explicit", "manual")
 
 
 def as_axis_types(wanted: object, names: Sequence[str]) -> tuple[str, ...]:
-    """One word for each axis; auto unless something else is asked for.
+    """Returns one word for each axis; auto by default.
 
     Args:
-      wanted: the words auto, explicit and manual (in any case) or `jax.sharding.AxisType`s, one
-        for each axis or one for all; None and an empty sequence mean auto.
+      wanted: the words auto, explicit and manual (in any case) or `jax.sharding.AxisType`s, one for
+        each axis or one for all; None and an empty sequence mean auto.
       names: of the axes.
 
     Raises:
@@ -41,7 +41,7 @@ def as_axis_types(wanted: object, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_words(wanted: object) -> tuple[str, ...]:
-    """Axis types as they were given, as words: one for each axis, one for all, or none.
+    """Converts axis types to words, as many as were given: one for each axis, one for all, or none.
 
     Raises:
       WrongType, UsageError: as `as_axis_types`.
@@ -62,7 +62,7 @@ def _listed(wanted: object) -> Sequence[Any]:
 
 
 def _as_word(wanted: object) -> str:
-    # An AxisType is told by its name: this module must not import jax.
+    # An AxisType is recognized by its name, as this module must not import jax.
     word = wanted.name if isinstance(wanted, Enum) else wanted
     if not isinstance(word, str):
         raise WrongType(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from automesh.mesh.rules.shardings import SpelledDims
 
 SEED_BATCH = ("data",)
-"""Loadax's default, which a mesh without such an axis need not know: told by its identity."""
+"""Loadax's default batch axes; recognized by identity, as a mesh need not have these axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class MeshConfig:
     """A mesh for any number of devices, with the settings that go with it.
 
     Attributes:
-      mesh_shape: sizes of the axes, over ICI and DCN (`HybridMeshShape`) or in all (a sequence);
-        in each at most one is -1. Of a sequence, the first axis larger than 1 spans the granules
+      mesh_shape: sizes of the axes, over ICI and DCN (`HybridMeshShape`) or in all (a sequence); in
+        each at most one is -1. Of a sequence, the first axis larger than 1 spans the granules
         (slices or nodes), see `automesh.mesh.infer.resolve_shape`.
       mesh_axis_names: one name for each size.
       batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
@@ -48,15 +48,15 @@ class MeshConfig:
         one for all; default: Auto. Kept as one word for each axis.
       mesh_rules: other meshes for named targets, see `select`: `MeshRule`s or pairs of a regular
         expression and a mesh shape, of which None means the default mesh.
-      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
+      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if not given.
       knobs: keyword arguments for `build`.
       compiler_options: for `compile`.
-      evidence: what the choice rests on.
+      evidence: the basis of the choice.
       sharding_patterns: of arrays, by pattern of their paths; see `shardings`.
 
     Raises:
-      WrongType: sizes that are no integers, names that are no strings, a rule that is none, a
-        mapping or settings that are none.
+      WrongType: sizes that are no integers, names that are no strings, or a rule, a mapping or
+        settings of another type.
       UsageError: sizes or names do not fit each other.
 
     Example:
@@ -81,7 +81,7 @@ class MeshConfig:
     axis_types: tuple[str, ...] = ()
     sharding_patterns: Shardings = NO_SHARDINGS
 
-    if TYPE_CHECKING:  # What may be given is more than what is kept.
+    if TYPE_CHECKING:  # More types are accepted than stored.
 
         def __init__(
             self,
@@ -99,7 +99,7 @@ class MeshConfig:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        # Strings, lists and dicts are taken too; what is kept can be hashed.
+        # Strings, lists and dicts are accepted, too; the stored values can be hashed.
         names = as_names(self.mesh_axis_names, "mesh axis names")
         batch: Any = self.batch_axis_names
         if batch is SEED_BATCH:
@@ -131,9 +131,9 @@ class MeshConfig:
             as_axis_types(rule.axis_types, names)
 
     def select(self, selector: str) -> MeshConfig:
-        """This config as its first own rule that matches changes it; itself if none does.
+        """Returns this config, changed by its first own rule that matches; itself if none does.
 
-        What the rule says replaces what the config says: its mesh, its knobs one by one.
+        The rule replaces the mesh of the config, and its knobs one by one.
 
         Args:
           selector: name of a target; a rule matches the whole of it or not at all.
@@ -214,14 +214,15 @@ class MeshConfig:
         return "\n".join((*rules, *settings, *mesh))
 
     def shardings(self, tree: Any, *, name: str = "", mesh: Mesh | None = None) -> Any:
-        """For each array of a tree how it is split, by the patterns of the rule (imports jax).
+        """Returns the sharding of each array of a tree, by the patterns of the rule (imports jax).
 
-        A rule of `automesh search --infer` has them. The tree is an argument of the step, or a dict
-        of several by their names; what `jax.eval_shape` gives will do, so that a state can be made
-        where it belongs: `jax.jit(init, out_shardings=config.shardings(jax.eval_shape(init)))`.
+        A rule of `automesh search --infer` has such patterns. The tree is an argument of the step,
+        or a dict of several by their names; the result of `jax.eval_shape` is enough, so that a
+        state can be created with its sharding: `jax.jit(init,
+        out_shardings=config.shardings(jax.eval_shape(init)))`.
 
         Args:
-          tree: of arrays, or of what has shapes.
+          tree: of arrays, or of objects with shapes.
           name: of the tree among the arguments of the step, `params`; empty to find out.
           mesh: default: that of the config on all devices.
 
@@ -253,8 +254,7 @@ class MeshConfig:
         )
 
     def explain_shardings(self, tree: Any, *, name: str = "", mesh: Mesh | None = None) -> str:
-        """Says for each array of a tree which pattern takes it and which mesh axes split it, a line
-        each (this imports jax).
+        """Lists for each array of a tree its pattern and the mesh axes that split it (imports jax).
 
         Args:
           tree, name, mesh: as in `shardings`.
@@ -279,20 +279,20 @@ class MeshConfig:
         )
 
     def apply(self, step: Any, *, mesh: Mesh | None = None, **options: Any) -> Any:
-        """A step for one device, on the mesh and with the shardings of the rule (imports jax).
+        """Runs a step for one device on the mesh, with the shardings of the rule (imports jax).
 
-        It is called as before. Arguments that lie elsewhere are moved to where the rule wants them,
-        what replaces them comes back there, and arrays inside of the step are split as in the
+        It is called as before. Arguments with another sharding are moved to that of the rule, the
+        results that replace them have it as well, and arrays inside the step are split as in the
         search.
 
         Args:
-          step: a function, or one that `jax.jit` has made; its arguments are called as those of the
-            searched step.
+          step: a function, or a jitted one; its arguments have the names of those of the searched
+            step.
           mesh: default: that of the config on all devices.
           options: for `jax.jit`, of a plain function: `donate_argnums`, `donate_argnames`.
 
         Returns:
-          A function with a method `lower`, as `jax.jit` gives one.
+          A function with a method `lower`, like that of `jax.jit`.
 
         Raises:
           UsageError: the rule has no shardings, or the step is jitted and there are options. At a
@@ -321,12 +321,12 @@ class MeshConfig:
 
     @property
     def hosts(self) -> int:
-        """Number of jax processes in the job (this imports jax)."""
+        """Returns the number of jax processes in the job (this imports jax)."""
         return jax_half().count_hosts()
 
     @property
     def host_id(self) -> int:
-        """Index of this jax process (this imports jax)."""
+        """Returns the index of this jax process (this imports jax)."""
         return jax_half().this_host()
 
     def _with(self, rule: MeshRule) -> MeshConfig:
@@ -346,12 +346,12 @@ class MeshConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a rules file says.
+    """The content of a rules file.
 
     Attributes:
-      axes: names of the mesh axes, in order, of every rule that has none of its own.
-      batch_axes: axes that the rows of a batch are split over; of a rule with axes of its own those
-        among them, unless it says others.
+      axes: names of the mesh axes, in order, of every rule without its own.
+      batch_axes: axes that the rows of a batch are split over; a rule with its own axes uses those
+        of them that it has, unless it names others.
       rules: the first that matches wins.
 
     Raises:
@@ -383,7 +383,7 @@ class Rules:
     def select(
         self, selector: str | None = None, *, default: MeshConfig | None = None
     ) -> MeshConfig:
-        """The config of the first rule whose `match` matches the whole of `selector`.
+        """Returns the config of the first rule whose `match` matches the whole of `selector`.
 
         Warns with `StaleEvidenceWarning` if versions or environment differ from the evidence.
 
@@ -422,17 +422,17 @@ class Rules:
         )
 
     def axes_of(self, rule: MeshRule) -> tuple[str, ...]:
-        """Names of the mesh axes of one of the rules, in the order of its sizes."""
+        """Returns the mesh axis names of one of the rules, in the order of its sizes."""
         return rule.axes or self.axes
 
     def batch_axes_of(self, rule: MeshRule) -> tuple[str, ...]:
-        """Axes that the rows of a batch are split over under one of the rules."""
+        """Returns the axes over which one of the rules splits the rows of a batch."""
         if rule.batch_axes is not None:
             return rule.batch_axes
         return tuple(name for name in self.batch_axes if name in self.axes_of(rule))
 
     def explain(self, selector: str) -> tuple[str, ...]:
-        """One sentence for each rule, in order: whether it matches `selector`, and if not, why."""
+        """Explains for each rule, in order, whether it matches `selector`, and if not, why."""
         return tuple(f"`{rule.match}` {explain_match(rule, selector)}" for rule in self.rules)
 
     def _no_match(self, selector: str, *, is_attached: bool) -> UsageError:

@@ -1,4 +1,4 @@
-"""`Evidence`: what a rule rests on, and whether it still holds here."""
+"""`Evidence`: the measurements or predictions behind a rule, and whether they still hold here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 
 from automesh.package import installed_version
 
-# Variables with these prefixes change what the compiler or the network does.
+# Variables with these prefixes change the compiler or the network.
 ENVIRONMENT_PREFIXES = ("XLA_", "LIBTPU_", "NCCL_")
 _VIRTUAL_DEVICES = "--xla_force_host_platform_device_count="
-# Neither makes a step faster or slower.
+# These two do not change the time of a step.
 _IGNORED_VERSIONS = ("automesh", "python")
 
 
 class StaleEvidenceWarning(UserWarning):
-    """A rule was found under other versions or another environment than the present ones."""
+    """Warns that a rule was found with other versions or in another environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,16 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFacts:
-    """What a compiled step does on one device in one step, for `automesh check` to compare with.
+    """The work of a compiled step on one device, with which `automesh check` compares.
 
     Attributes:
-      fingerprint: hash of the lowered program; empty if nothing is known of it.
+      fingerprint: hash of the lowered program; empty if unknown.
       flops: of matrix products and convolutions.
-      peak_bytes: what must fit on a device, by the compiler.
+      peak_bytes: memory on a device, by the compiler.
       step_s: predicted from the program, seconds.
       collectives: kind and mesh axes, executions, and bytes of the full arrays of one group, such
         as `("all-reduce dp+fsdp", 12, 4096)`; sorted.
-      undonated_bytes: of outputs that take the place of no donated argument; -1: not known.
+      undonated_bytes: of outputs that reuse no donated argument; -1 if unknown.
     """
 
     fingerprint: str = ""
@@ -54,37 +54,37 @@ NO_FACTS = ProgramFacts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a rule's plan; a field that is not known keeps its default.
+    """What is known about a rule's plan; unknown fields have their defaults.
 
     Attributes:
-      kind: what `step_s` comes from; `none` for a rule written by hand.
+      kind: source of `step_s`; `none` for a rule written by hand.
       step_s: seconds per step; 0 if unknown.
       interval_s: low and high end of the 95 % interval of `step_s`; empty unless measured.
-      bracket_s: what the busiest part of the hardware needs alone, and what a step takes if nothing
+      bracket_s: the time of the busiest part of the hardware alone, and the time if nothing
         overlaps; empty unless compiled.
-      exposed_s: of `step_s`, what the cores wait for communication; 0 unless compiled.
+      exposed_s: the part of `step_s` in which the cores wait for communication; 0 unless compiled.
       hbm_bytes: peak on one device; 0 if unknown.
-      reserve_bytes: of a device, what the search kept free beside that; 0 if nothing.
-      stage_bytes: of each stage of a pipeline the peak on one device by its compiler; empty if
-        there is no pipeline.
+      reserve_bytes: memory of a device that the search kept free in addition; 0 if none.
+      stage_bytes: peak on one device of each stage of a pipeline, by its compiler; empty without a
+        pipeline.
       mfu: model FLOPs utilization from 0 to 1; 0 if unknown.
-      tried: number of plans by what became of them, such as `compiled` or `measured`.
+      tried: number of plans by outcome, such as `compiled` or `measured`.
       study: where the trials are.
       made: UTC time in ISO 8601.
       values: where the arguments came from.
-      reference: whose losses the plan's were compared with.
-      command: template of the command that was run, `python train.py --fsdp {fsdp}`; empty where a
+      reference: the run whose losses the plan's were compared with.
+      command: template of the command that was run, `python train.py --fsdp {fsdp}`; empty if a
         script's step was searched.
-      split: axes of the script's mesh that are several in the rule's, `data=dp,fsdp`: what the
-        script splits over data is split over both, and its state over fsdp, too. Empty where the
-        rule's axes are the script's own.
-      not_searched: what the script does besides its jitted step, and no figure here counts; empty
-        where nothing is known of such work.
+      split: axes of the script's mesh that the rule splits into several, `data=dp,fsdp`: arrays
+        that the script splits over data are split over both, and its state over fsdp, too. Empty if
+        the rule has the script's own axes.
+      not_searched: work of the script outside its jitted step, which no figure here counts; empty
+        if none is known.
       program: what the compiled step does; unknown in rules of earlier versions.
-      uncounted: what `step_s` leaves out that may take any time, in words; empty if it was
+      uncounted: work of unknown length that `step_s` leaves out, in words; empty if it was
         measured, or if all is counted.
-      findings: rules by which something was found in its program that is not as it should be:
-        `state-changes-type`, `lost-donation`, `second-compile` and others.
+      findings: rules that found something in its program: `state-changes-type`, `lost-donation`,
+        `second-compile` and others.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
     """
@@ -118,7 +118,7 @@ NO_EVIDENCE = Evidence(kind="none")
 
 
 def relevant_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what a program does, without the number of virtual devices."""
+    """Selects the variables that change a program, without the number of virtual devices."""
     found: dict[str, str] = {}
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIXES):
@@ -130,7 +130,7 @@ def relevant_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(evidence: Evidence, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """How versions and environment differ from the evidence's, one phrase each.
+    """Lists how versions and environment differ from the evidence's, one phrase each.
 
     Versions are those of the installed packages: nothing is imported.
     """

@@ -1,4 +1,4 @@
-"""Which devices share a fast network: one rule for every platform (no jax)."""
+"""Groups devices that share a fast network: one rule for every platform (no jax)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar, cast
 from automesh.errors import UsageError, WrongType, kind_of
 
 
-class Located(Protocol):
-    """What tells a device's granule; jax devices and `automesh.program.nouns.Device` both fit."""
+class LocatedDevice(Protocol):
+    """A device that says its granule; jax devices and `automesh.program.nouns.Device` both fit."""
 
     @property
     def platform(self) -> str: ...
@@ -17,15 +17,15 @@ class Located(Protocol):
     def process_index(self) -> int: ...
 
 
-D = TypeVar("D", bound=Located)
+D = TypeVar("D", bound=LocatedDevice)
 
 
 def as_devices(devices: object) -> list[Any]:
-    """What a caller gave as the devices of a mesh.
+    """Checks what a caller gave as the devices of a mesh, and makes it a list.
 
     Raises:
-      WrongType: no sequence, or something in it that is no device.
-      UsageError: none, or one of them twice.
+      WrongType: no sequence, or an element that is no device.
+      UsageError: no devices, or one of them twice.
 
     Example:
       >>> import jax
@@ -55,7 +55,7 @@ def as_devices(devices: object) -> list[Any]:
     return listed
 
 
-def by_slice(devices: Sequence[Located]) -> bool:
+def by_slice(devices: Sequence[LocatedDevice]) -> bool:
     """True if granules are TPU slices, False if they are processes."""
     return devices[0].platform == "tpu"
 
@@ -102,7 +102,7 @@ def granules_of(devices: Sequence[D], *, sort: bool = True) -> tuple[tuple[D, ..
     return tuple(tuple(groups[key]) for key in (sorted(groups) if sort else groups))
 
 
-def granule_key(device: Located, *, slices: bool) -> int:
-    """The number of a device's granule: of its slice, or else of its process."""
+def granule_key(device: LocatedDevice, *, slices: bool) -> int:
+    """Returns the number of a device's granule: its slice, or else its process."""
     # Some compile-only TPU devices of a single slice have no slice_index, or None.
     return (getattr(device, "slice_index", 0) or 0) if slices else device.process_index

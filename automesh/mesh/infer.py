@@ -1,4 +1,4 @@
-"""From the sizes that a user gives to those of a mesh: every -1, and which axes span granules."""
+"""Completes the sizes that a user gives: infers every -1, and which axes span granules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def infer_mesh_shape(
 
     Args:
       mesh_shape: sizes of the axes; at most one is -1.
-      num_devices: what the sizes shall multiply to. Default: for a shape with a -1, the number of
-        devices that jax sees (this imports jax); a shape without one is then not checked.
+      num_devices: the product that the sizes must have. Default: for a shape with a -1, the number
+        of devices that jax sees (this imports jax); a shape without one is then not checked.
 
     Returns:
       The sizes as a tuple, all positive.
@@ -79,8 +79,8 @@ def resolve_shape(shape: AnyShape, *, num_devices: int, num_granules: int = 1) -
     """Fills in every -1; of a plain shape, lets the leading axes span the granules.
 
     The first axis larger than 1 takes all granules if their number divides it (the rule of Loadax
-    and AXLearn). If it divides their number instead, it lies wholly between granules, and the next
-    axis takes the rest of them: `spread_over_granules` tells such a shape.
+    and AXLearn). If it divides their number instead, it is entirely between granules, and the next
+    axis takes the rest of them: `spread_over_granules` recognizes such a shape.
 
     Args:
       shape: a `HybridMeshShape` or a sequence of sizes.
@@ -109,7 +109,7 @@ def resolve_shape(shape: AnyShape, *, num_devices: int, num_granules: int = 1) -
 
 
 def spread_over_granules(shape: MeshShape, resolved: HybridMeshShape) -> tuple[int, ...]:
-    """The axes that granules were spread over unasked, if they are more than one; else none.
+    """Returns the axes that automatically span granules, if they are more than one; else none.
 
     Example:
       >>> spread_over_granules((2, 32), resolve_shape((2, 32), num_devices=64, num_granules=8))

@@ -1,4 +1,4 @@
-"""The door in the wall between what must not import jax and what does."""
+"""Imports the jax half of `automesh.mesh` on demand; the only such import in this layer."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 
 def jax_half() -> Any:
-    """`automesh.mesh.layout.devices`, imported when it is needed."""
-    return _beyond_the_wall("automesh.mesh.layout.devices")
+    """Imports `automesh.mesh.layout.devices`."""
+    return _import_jax_half("automesh.mesh.layout.devices")
 
 
 def shardings_half() -> Any:
-    """`automesh.mesh.layout.shardings`, imported when it is needed."""
-    return _beyond_the_wall("automesh.mesh.layout.shardings")
+    """Imports `automesh.mesh.layout.shardings`."""
+    return _import_jax_half("automesh.mesh.layout.shardings")
 
 
 def applied_half() -> Any:
-    """`automesh.program.infer.search.applied`, which traces steps: above this layer."""
-    return _beyond_the_wall("automesh.program.infer.search.applied")
+    """Imports `automesh.program.infer.search.applied`, which traces steps, from a higher layer."""
+    return _import_jax_half("automesh.program.infer.search.applied")
 
 
 def attached_selector() -> str:
-    """The name that searches give to the devices that jax has (this imports jax).
+    """Returns the name that searches give to jax's devices (this imports jax).
 
     Raises:
       UsageError: jax has none that it can use.
     """
-    # It needs the table of chips besides jax, and so stands above this layer.
-    return _beyond_the_wall("automesh.program.attached").attached_selector()
+    # It needs the table of chips as well as jax, and so belongs to a higher layer.
+    return _import_jax_half("automesh.program.attached").attached_selector()
 
 
-def _beyond_the_wall(module: str) -> Any:
-    # The only door to jax: import-linter and the parent process must not see an import of it.
+def _import_jax_half(module: str) -> Any:
+    # The only import of jax here: by name, as import-linter and the parent process must see none.
     return importlib.import_module(module)

@@ -1,9 +1,8 @@
-"""Logical axes, and the mesh axes that they are split over: as values, as text, as `build` gets
-them.
+"""Logical axes, and the mesh axes that they are split over, as values and as text.
 
 A logical axis names dimensions of arrays (`embed`, `mlp`); a mapping says over which mesh axes such
-dimensions are split. The text form of one entry is `mlp:tp+sp`, or `embed:none` where nothing is
-split.
+dimensions are split. The text form of one entry is `mlp:tp+sp`, or `embed:none` for a dimension
+that is not split.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, cast
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 
 MappedAxes = tuple[str, ...]
-"""The mesh axes of one logical axis, the slowest varying first; empty where it is not split."""
+"""The mesh axes of one logical axis, the slowest varying first; empty if it is not split."""
 LogicalAxes = tuple[tuple[str, MappedAxes], ...]
-"""Logical axis -> its mesh axes, in an order that frameworks may give a meaning to."""
+"""Logical axis -> its mesh axes, in an order that may matter to frameworks."""
 Spelled = str | Sequence[str] | None
 """Mesh axes of a logical axis as people write them: `"tp"`, `["tp", "sp"]`, `"none"`, None."""
 
@@ -30,14 +29,14 @@ _DICT_HINT = "write for example {'embed': 'fsdp', 'mlp': ('tp', 'sp')}"
 class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
     """Logical axis -> mesh axis, several mesh axes, or None; cannot change and can be hashed.
 
-    Frameworks take it as it is, or as a dict: `haliax.axis_mapping(config.mapping)`,
+    Frameworks accept it directly, or as a dict: `haliax.axis_mapping(config.mapping)`,
     `flax.linen.logical_axis_rules(list(config.mapping.items()))`.
 
     Args:
       values: mesh axes as people write them, see `Spelled`.
 
     Raises:
-      UsageError: what is wrong with an entry.
+      UsageError: an entry is wrong.
       WrongType: no mapping of names to mesh axes.
 
     Example:
@@ -73,7 +72,7 @@ class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
         return hash(self.axes)
 
     def __eq__(self, other: object) -> bool:
-        # Frameworks that take the first rule that fits read the order, too.
+        # The order matters, too, to frameworks that use the first rule that fits.
         if isinstance(other, LogicalMapping):
             return self.axes == other.axes
         return dict(self) == other
@@ -86,7 +85,7 @@ class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
 
 
 def read_mapped(name: str, spelled: Spelled) -> MappedAxes:
-    """The mesh axes of a logical axis, from what people write.
+    """Reads the mesh axes of a logical axis, as people write them.
 
     Raises:
       UsageError: not the name of a logical axis; something else than mesh axes, or one twice.
@@ -115,7 +114,7 @@ def read_mapped(name: str, spelled: Spelled) -> MappedAxes:
 
 
 def pairs_of(values: object, what: str, *, hint: str) -> list[tuple[Any, Any]]:
-    """The entries of a mapping, or of a sequence or iterator of pairs.
+    """Lists the entries of a mapping, or of a sequence or iterator of pairs.
 
     Args:
       what: what it must be, for the error.
@@ -139,7 +138,7 @@ def pairs_of(values: object, what: str, *, hint: str) -> list[tuple[Any, Any]]:
 
 
 def check_mapped_types(name: object, spelled: object) -> None:
-    """Accepts a string as the name, and a string, a sequence of them or None as the mesh axes.
+    """Checks types: a string as the name; a string, a sequence of them or None as the mesh axes.
 
     Raises:
       WrongType: something else.
@@ -162,7 +161,7 @@ def check_mapped_types(name: object, spelled: object) -> None:
 
 
 def check_logical(name: str) -> None:
-    """Refuses what cannot name a logical axis in the text of a plan.
+    """Checks that a name can be a logical axis in the text of a plan.
 
     Raises:
       UsageError: empty, or with spaces, quotes or one of `: = + ,`.
@@ -175,7 +174,7 @@ def check_logical(name: str) -> None:
 
 
 def format_axes(axes: MappedAxes) -> str:
-    """Mesh axes as text.
+    """Formats mesh axes as text.
 
     Example:
       >>> format_axes(("tp", "sp")), format_axes(())
@@ -185,7 +184,7 @@ def format_axes(axes: MappedAxes) -> str:
 
 
 def parse_axes(text: str) -> MappedAxes:
-    """Mesh axes from the text that `format_axes` gives.
+    """Parses mesh axes from the text of `format_axes`.
 
     Example:
       >>> parse_axes("tp+sp"), parse_axes("none")
@@ -195,7 +194,7 @@ def parse_axes(text: str) -> MappedAxes:
 
 
 def format_mapped(name: str, axes: MappedAxes) -> str:
-    """One entry of a mapping as text.
+    """Formats one entry of a mapping.
 
     Example:
       >>> format_mapped("mlp", ("tp", "sp"))
@@ -205,7 +204,7 @@ def format_mapped(name: str, axes: MappedAxes) -> str:
 
 
 def check_mapped_axes(mapping: Iterable[tuple[str, MappedAxes]], names: Sequence[str]) -> None:
-    """Refuses a mapping to something other than mesh axes.
+    """Checks that a mapping only uses existing mesh axes.
 
     Raises:
       UsageError: naming the logical axis and the axes that there are.

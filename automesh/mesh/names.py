@@ -1,4 +1,4 @@
-"""Names of mesh axes as people give them, checked."""
+"""Checks the names of mesh axes that people give."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 
 
 def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
-    """Accepts distinct axis names, and distinct batch axes among them.
+    """Checks that axis names are distinct, and that batch axes are distinct axes.
 
     Raises:
       UsageError: no or repeated axes, or a batch axis that is no axis or repeated.
@@ -32,7 +32,7 @@ def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
 
 
 def as_names(names: object, what: str) -> tuple[str, ...]:
-    """A sequence of names as a tuple.
+    """Checks a sequence of names, and makes it a tuple.
 
     Args:
       what: what they name, for the error.

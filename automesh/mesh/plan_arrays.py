@@ -1,4 +1,4 @@
-"""Many plans at once: the sizes of their axes as arrays (numpy, no jax)."""
+"""The axis sizes of many plans as arrays (numpy, no jax)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Batch:
         return self.ici * self.dcn
 
     def mesh(self, row: int) -> tuple[MeshAxis, ...]:
-        """The axes of one mesh."""
+        """Returns the axes of one mesh."""
         return tuple(
             MeshAxis(name=name, ici=int(ici), dcn=int(dcn))
             for name, ici, dcn in zip(self.names, self.ici[row], self.dcn[row], strict=True)
@@ -43,7 +43,7 @@ class Batch:
 
 
 def batch_of(plans: Sequence[Plan]) -> Batch:
-    """The meshes of the plans, in their order; knobs are left out."""
+    """Makes a batch of the meshes of plans, in their order, without knobs."""
     names = tuple(axis.name for axis in plans[0].axes) if plans else ()
     shape = (len(plans), len(names))
     ici = np.array([[axis.ici for axis in plan.axes] for plan in plans], np.int64).reshape(shape)

@@ -1,4 +1,4 @@
-"""Loadax's two presets: a mesh found from the devices that are here."""
+"""Loadax's two presets: they make a mesh from the attached devices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def make_ddp_mesh_config(
     *,
     devices: Sequence[Any] | None = None,
 ) -> MeshConfig:
-    """Data parallelism: all devices lie along the first axis, between granules and inside them
-    (this imports jax).
+    """Makes a config for data parallelism (this imports jax).
+
+    All devices are along the first axis, between granules and inside them.
 
     Args:
       mesh_axis_names: names of the mesh axes; those after the first get the size 1.
@@ -57,8 +58,9 @@ def make_fsdp_mesh_config(
     *,
     devices: Sequence[Any] | None = None,
 ) -> MeshConfig:
-    """Fully sharded inside each granule, data parallel between them: the last axis takes the
-    devices of a granule, the first axis the granules (this imports jax).
+    """Makes a config that is fully sharded in granules, data parallel between (imports jax).
+
+    The last axis takes the devices of a granule, the first axis the granules.
 
     Args:
       mesh_axis_names: names of the mesh axes; those in the middle get the size 1.
@@ -85,7 +87,7 @@ def make_fsdp_mesh_config(
 
 
 def _discovered(devices: Sequence[Any] | None) -> tuple[int, int]:
-    """Granules, and devices in each."""
+    """Returns the number of granules, and of devices in each."""
     granules = granules_of(
         jax_half().attached_devices() if devices is None else as_devices(devices)
     )

@@ -1,4 +1,4 @@
-"""`Settings`: a mapping that cannot change and can be hashed."""
+"""`Settings`: an immutable, hashable mapping."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Settings(Mapping[str, Scalar]):
     """Knobs or compiler options by name, in order; `**config.knobs` and `dict(...)` take it.
 
     Raises:
-      WrongType: no mapping of names to booleans, numbers and texts.
-
-    >>> Settings([("remat", "full")]) == {"remat": "full"}
+      WrongType: no mapping of names to booleans, numbers and strings. >>> Settings([("remat",
+        "full")]) == {"remat": "full"}
     True
     """
 
@@ -43,10 +42,10 @@ class Settings(Mapping[str, Scalar]):
 
 
 def as_settings(values: object, what: str) -> Settings:
-    """Settings as they are, or made of what people write.
+    """Makes settings of what people write; `Settings` are returned as they are.
 
     Args:
-      what: they are, for the error: `knobs`.
+      what: name of the settings, for the error: `knobs`.
 
     Raises:
       WrongType: no mapping of names to booleans, numbers and texts.

@@ -37,14 +37,14 @@ class HybridMeshShape:
     ici_mesh_shape: tuple[int, ...]
     dcn_mesh_shape: tuple[int, ...]
 
-    if TYPE_CHECKING:  # What may be given is more than what is kept.
+    if TYPE_CHECKING:  # More types are accepted than stored.
 
         def __init__(
             self, ici_mesh_shape: Sequence[int], dcn_mesh_shape: Sequence[int]
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        # Lists are taken too, and must equal and hash like tuples.
+        # Lists are accepted, too, and must be equal to tuples and hash like them.
         object.__setattr__(self, "ici_mesh_shape", as_sizes(self.ici_mesh_shape, "the ICI shape"))
         object.__setattr__(self, "dcn_mesh_shape", as_sizes(self.dcn_mesh_shape, "the DCN shape"))
         if len(self.ici_mesh_shape) != len(self.dcn_mesh_shape):
@@ -59,13 +59,13 @@ class HybridMeshShape:
 
 
 MeshShape = HybridMeshShape | tuple[int, ...]
-"""The shape of a mesh as it is kept."""
+"""The shape of a mesh as it is stored."""
 AnyShape = HybridMeshShape | Sequence[int]
-"""The shape of a mesh as people write it: without DCN sizes, these are derived."""
+"""The shape of a mesh as people write it; missing DCN sizes are derived."""
 
 
 def as_shape(shape: object, what: str = "the mesh shape") -> MeshShape:
-    """A hybrid shape as it is, any other sequence of sizes as a tuple.
+    """Returns a hybrid shape as it is, any other sequence of sizes as a tuple.
 
     Args:
       what: what the shape is of, for the error.
@@ -78,11 +78,11 @@ def as_shape(shape: object, what: str = "the mesh shape") -> MeshShape:
 
 
 def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
-    """Positive integers and at most one -1, as a tuple.
+    """Checks sizes (positive integers and at most one -1), and makes them a tuple.
 
     Args:
       sizes: any sequence of integers (numpy's too, and its arrays), not a string.
-      what: what they are the sizes of, for the error.
+      what: name of the sizes, for the error.
 
     Raises:
       WrongType: no sequence of integers.
@@ -93,7 +93,7 @@ def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
       (2, -1)
     """
     if not isinstance(sizes, str | Sequence) and hasattr(sizes, "tolist"):
-        sizes = cast("Any", sizes).tolist()  # An array's: numpy stays where it is used.
+        sizes = cast("Any", sizes).tolist()  # A numpy array.
     if isinstance(sizes, str) or not isinstance(sizes, Sequence):
         raise WrongType(
             f"{what} must be a sequence of integers, got {kind_of(sizes)}: {sizes!r}",
@@ -115,11 +115,11 @@ def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
 
 
 def as_integer(number: object, what: str, *, hint: str, where: str = "") -> int:
-    """An integer, numpy's too; a bool is none.
+    """Checks an integer, also numpy's; a bool is none.
 
     Args:
-      what: what must be one, for the error: `` `num_devices` must be an integer``.
-      where: more of the place of the number, for the end of the error.
+      what: beginning of the error: `` `num_devices` must be an integer``.
+      where: place of the number, for the end of the error.
 
     Raises:
       WrongType: something else.

@@ -1,4 +1,4 @@
-"""TOML and JSON files that people write: a mistake is told with its file and key."""
+"""Reads TOML and JSON files that people write; an error names the file and the key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_tree(text: str, *, source: Path) -> dict[str, Any]:
     """Parses JSON if `source` ends in `.json`, TOML otherwise.
 
     Raises:
-      UsageError: a syntax error, with its line; or beyond the bounds of such a file.
+      UsageError: a syntax error, with its line; or a limit of such files is exceeded.
     """
     is_json = source.suffix == ".json"
     try:
@@ -47,12 +47,12 @@ def parse_tree(text: str, *, source: Path) -> dict[str, Any]:
 
 
 def check_tree(tree: Any, kind: type[T], *, source: Path) -> T:
-    """Reads plain values into the dataclass `kind`; no unknown, missing or mistyped key passes.
+    """Reads plain values into the dataclass `kind`; refuses unknown, missing or mistyped keys.
 
     Raises:
       UsageError: names the file, the first offending key, what was expected and what was got.
     """
-    # By way of JSON: strict types that still let a list be a tuple. TOML's dates become text.
+    # Through JSON, for strict types in which a list may still be a tuple. TOML's dates become text.
     text = json.dumps(tree, default=str)
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
@@ -66,8 +66,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _sentence(errors: Sequence[Any], tree: Any, kind: Any) -> str:
-    # A misspelt key is the likely reason for one that is missing. Of a union, a key that one type
-    # lacks may be one of another.
+    # A misspelt key is the likely reason for a missing one. In a union, a key that one type lacks
+    # may be a key of another.
     def is_unlikely(one: Any) -> bool:
         path = _real_path(one["loc"], tree)[0]
         return one["type"] not in _UNKNOWN or path[-1] in _keys_at(kind, path[:-1])
@@ -92,8 +92,8 @@ def _sentence(errors: Sequence[Any], tree: Any, kind: Any) -> str:
 
 
 def _expectation(errors: Sequence[Any]) -> str:
-    """`must be an integer or a string`: of a union, each type failed for its own reason."""
-    # That a value of one type is out of range says more than that it is not of another type.
+    """Says what was expected, of all types of a union: `must be an integer or a string`."""
+    # A value out of range is a better message than a wrong type.
     telling = [error for error in errors if not error["type"].endswith("_type")] or errors
     wanted = [one["msg"].removeprefix("Input should be ") for one in telling]
     if any(text == one["msg"] for text, one in zip(wanted, telling, strict=True)):
@@ -103,7 +103,7 @@ def _expectation(errors: Sequence[Any]) -> str:
 
 
 def _real_path(location: Sequence[str | int], tree: Any) -> tuple[tuple[str | int, ...], Any]:
-    """The parts of pydantic's location that exist in the data; tags of unions do not."""
+    """Returns the parts of pydantic's location that exist in the data, without tags of unions."""
     path: list[str | int] = []
     for part in location:
         try:
@@ -115,7 +115,7 @@ def _real_path(location: Sequence[str | int], tree: Any) -> tuple[tuple[str | in
 
 
 def _keys_at(kind: Any, path: Sequence[str | int]) -> list[str]:
-    """The fields of the dataclass, or of each of a union, that a path leads to."""
+    """Returns the fields of the dataclass, or of each type of a union, at a path."""
     kinds = _alternatives(kind)
     for part in path:
         kinds = [inner for outer in kinds for inner in _inside(outer, part)]
@@ -124,7 +124,7 @@ def _keys_at(kind: Any, path: Sequence[str | int]) -> list[str]:
 
 
 def _inside(kind: Any, part: str | int) -> list[Any]:
-    """The types that a key of a table, or an index of an array, may have."""
+    """Returns the types that a key of a table, or an index of an array, may have."""
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         return _alternatives(hints[str(part)]) if part in hints else []
@@ -138,7 +138,7 @@ def _inside(kind: Any, part: str | int) -> list[Any]:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """The types of a union, or the type itself; what `Annotated` says beside it is left out."""
+    """Returns the types of a union, or the type itself, without `Annotated`."""
     if get_origin(kind) is Annotated:
         return _alternatives(get_args(kind)[0])
     if get_origin(kind) in (types.UnionType, Union):

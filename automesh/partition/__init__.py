@@ -1,4 +1,4 @@
-"""Logical axis names to mesh axes: Haliax's partitioning, for Haliax, Flax and plain trees."""
+"""Maps logical axis names to mesh axes, as in Haliax, for Haliax, Flax and plain trees."""
 
 from automesh.errors import IllegalMapping, UnknownMeshAxis
 from automesh.partition.carriers import names_by_path

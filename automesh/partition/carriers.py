@@ -1,6 +1,6 @@
-"""Arrays with logical names, wherever they are kept: in Haliax, Flax, dataclasses, plain trees.
+"""Finds arrays with logical names in Haliax, Flax, dataclasses and plain trees.
 
-The arrays of plain trees get their names by where they are: the regex rules of EasyLM and EasyDeL.
+Arrays of plain trees get their names by their paths, with regex rules as in EasyLM and EasyDeL.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from automesh.mesh.layout.place import array_label
 from automesh.partition.specs import DimName, NamedShape
 
 Names = Sequence[str | tuple[str, ...] | None] | PartitionSpec
-"""A name for each dimension; a PartitionSpec may leave out the last ones."""
+"""Names of dimensions; a PartitionSpec may leave out the last ones."""
 _EXAMPLE = "write for example [(r'attn/.*kernel', ('embed', 'heads'))]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
+class NamedLeaf:
     """One array of a tree, with the object that carries its names.
 
     Attributes:
-      path: from the root, `/` between its parts.
-      names: as its carrier or the user's tree of names has them; None if it has none.
-      array: an array, tracer or ShapeDtypeStruct; anything else in a tree that is being shaped.
-      rebuild: the carrier around another array.
+      path: from the root, joined by `/`.
+      names: from its carrier or the user's tree of names; None if it has none.
+      array: an array, tracer or ShapeDtypeStruct; any object in a tree without shapes yet.
+      rebuild: puts another array into the carrier.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Leaf:
         return is_array(self.array)
 
     def named_shape(self) -> NamedShape:
-        """Its names and sizes.
+        """Returns its names and sizes.
 
         Raises:
           UsageError: there are more names than dimensions, or fewer.
@@ -64,31 +64,31 @@ class Leaf:
 
 
 def is_array(value: object) -> bool:
-    """Whether it has a shape and a dtype: jax and NumPy arrays, tracers, ShapeDtypeStructs."""
-    # The scalar types of NumPy have both names too, but not as values.
+    """Whether a value has a shape and a dtype: jax and NumPy arrays, tracers, ShapeDtypeStructs."""
+    # The scalar types (classes) of NumPy have both attributes too, but not as values.
     return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
 
 
-def map_leaves(tree: Any, visit: Callable[[Leaf], Any], *, names: Any = None) -> Any:
-    """The tree with what `visit` returns in place of every leaf.
+def map_leaves(tree: Any, visit: Callable[[NamedLeaf], Any], *, names: Any = None) -> Any:
+    """Replaces every leaf of a tree by what `visit` returns.
 
-    A leaf is a Haliax NamedArray, a Flax `Partitioned` or nnx `Variable`, or what jax calls a leaf.
-    One nnx Variable that is shared is visited once and stays shared.
+    A leaf is a Haliax NamedArray, a Flax `Partitioned` or nnx `Variable`, or a leaf in jax's sense.
+    A shared nnx Variable is visited once and stays shared.
 
     Args:
       names: a tree of the same structure with a tuple of names, a PartitionSpec of names or None
-        for every leaf; wins over the names that the leaves carry.
+        for every leaf; has priority over the names that the leaves carry.
 
     Raises:
       UsageError: `names` has another structure.
-      WrongType: there is no array in place of names, or a dataclass with names is no pytree.
+      WrongType: a leaf with names is no array, or a dataclass with names is no pytree.
     """
     return _map(tree, _Walk(visit=visit, shared={}), (), names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    visit: Callable[[Leaf], Any]
+    visit: Callable[[NamedLeaf], Any]
     shared: dict[int, Any]
 
 
@@ -108,14 +108,14 @@ def _map_leaf(node: Any, walk: _Walk, path: tuple[Any, ...], names: Any) -> Any:
         return walk.shared[id(node)]
     text = keystr(path, simple=True, separator="/")
     _check_registered(node, text)
-    own, array, rebuild = _opened(node)
+    own, array, rebuild = _open_leaf(node)
     wanted = own if names is None else _read_names(names, array, text)
     if wanted and own is None and not is_array(array):
         raise WrongType(
             f"`names` names dimensions of {array_label(text)}, which is {kind_of(array)}",
-            hint="make it an array, or give None in its place",
+            hint="make it an array, or give None for it",
         )
-    result = walk.visit(Leaf(path=text, names=wanted, array=array, rebuild=rebuild))
+    result = walk.visit(NamedLeaf(path=text, names=wanted, array=array, rebuild=rebuild))
     if _is_variable(node):
         walk.shared[id(node)] = result
     return result
@@ -124,7 +124,7 @@ def _map_leaf(node: Any, walk: _Walk, path: tuple[Any, ...], names: Any) -> Any:
 def _map_fields(
     node: Any, walk: _Walk, path: tuple[Any, ...], names: Any, fields: Mapping[str, Any]
 ) -> Any:
-    """A dataclass some of whose fields say the names of their array (Haliax: `hax.field`)."""
+    """Maps a dataclass whose fields state the names of their arrays (Haliax: `hax.field`)."""
     found, structure = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda inner: inner is not node
     )
@@ -159,14 +159,14 @@ def _read_names(names: Any, array: Any, path: str) -> tuple[DimName, ...]:
         )
     read = tuple(dim_name(name, label) for name in cast("Sequence[Any]", names))
     if isinstance(names, PartitionSpec) and is_array(array):
-        # As jax reads one: what is not mentioned is not split; a scalar has nothing to split.
+        # As in jax: dimensions that are not mentioned are not split; a scalar has none.
         read += (None,) * (len(array.shape) - len(read))
         return read if array.shape else ()
     return read
 
 
 def dim_name(name: Any, label: str) -> DimName:
-    """What names one dimension, checked.
+    """Checks the name of one dimension.
 
     Args:
       label: of the array, for the error.
@@ -190,8 +190,8 @@ def _is_leaf(node: Any) -> bool:
     )
 
 
-def _opened(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any], Any]]:
-    """The names of a leaf, its array, and how to put another array in its place."""
+def _open_leaf(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any], Any]]:
+    """Returns the names of a leaf, its array, and a function that replaces the array."""
     if _is_haliax(node):
         names = tuple(str(axis.name) for axis in node.axes)
         return names, node.array, lambda array: type(node)(array, node.axes)
@@ -205,7 +205,7 @@ def _opened(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any],
 
 
 def _flax_names(names: Any, array: Any) -> tuple[DimName, ...] | None:
-    # Flax also takes a whole NamedSharding there, which says nothing about logical names.
+    # Flax also takes a whole NamedSharding there, which has no logical names.
     if not isinstance(names, tuple | list | PartitionSpec):
         return None
     return _read_names(PartitionSpec(*cast("Sequence[Any]", names)), array, "")
@@ -224,16 +224,16 @@ def _is_variable(node: Any) -> bool:
 
 
 def _is_instance(node: Any, module: str, name: str) -> bool:
-    # Without the library in this process no object of its can be here, and none is loaded for it.
+    # If the library is not loaded, no object of it can be here; it is not imported for this.
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(node, kind)
 
 
 def _check_registered(node: Any, path: str) -> None:
-    """Accepts every leaf whose arrays can be reached.
+    """Checks that the arrays of a leaf can be reached.
 
     Raises:
-      WrongType: a dataclass that says the names of its arrays, and is no pytree.
+      WrongType: a dataclass with names for its arrays that is no pytree.
     """
     for name in _metadata_names(node):
         if is_array(getattr(node, name, None)):
@@ -246,13 +246,13 @@ def _check_registered(node: Any, path: str) -> None:
 
 
 def _fields_with_names(node: Any) -> dict[str, Any]:
-    """Field -> names, of an instance of a dataclass that is a pytree."""
+    """Maps fields to names, for an instance of a dataclass that is a pytree."""
     named = _metadata_names(node)
     return {} if not named or jax.tree_util.all_leaves([node]) else named
 
 
 def _metadata_names(node: Any) -> dict[str, Any]:
-    """Field -> names, of an instance of any dataclass."""
+    """Maps fields to names, for an instance of any dataclass."""
     if isinstance(node, type) or not dataclasses.is_dataclass(node):
         return {}
     return {
@@ -263,10 +263,10 @@ def _metadata_names(node: Any) -> dict[str, Any]:
 
 
 def names_by_path(rules: Sequence[tuple[str, Names]], tree: Any) -> Any:
-    """Logical names for the arrays of a plain tree, from rules over their paths.
+    """Makes logical names for the arrays of a plain tree, from rules for their paths.
 
-    What it returns is the `names` of `shard`, `pspec_for` and `infer_resource_partitions`. Rules
-    that name mesh axes already need the mapping `{axis: axis for axis in mesh.axis_names}`.
+    The result is the argument `names` of `shard`, `pspec_for` and `infer_resource_partitions`.
+    Rules with mesh axes as names need the mapping `{axis: axis for axis in mesh.axis_names}`.
 
     Example:
       >>> import numpy as np
@@ -291,7 +291,7 @@ def names_by_path(rules: Sequence[tuple[str, Names]], tree: Any) -> Any:
         )
     compiled = [_compiled(rule) for rule in rules]
 
-    def names_of(leaf: Leaf) -> Any:
+    def names_of(leaf: NamedLeaf) -> Any:
         if not leaf.is_array:
             return None
         if not leaf.array.shape:
@@ -328,8 +328,8 @@ def _compiled(rule: Any) -> tuple[re.Pattern[str], Any]:
         raise UsageError(f"`{rule[0]}` is not a regex: {error}", hint=_EXAMPLE) from None
 
 
-def _fitting(names: Any, leaf: Leaf) -> Any:
-    read = Leaf(path=leaf.path, names=tuple(names), array=leaf.array, rebuild=leaf.rebuild)
+def _fitting(names: Any, leaf: NamedLeaf) -> Any:
+    read = NamedLeaf(path=leaf.path, names=tuple(names), array=leaf.array, rebuild=leaf.rebuild)
     if isinstance(names, PartitionSpec) and len(names) <= len(leaf.array.shape):
         return names
     read.named_shape()

@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 from automesh.mesh.layout.context import is_tracing
 from automesh.mesh.layout.place import place
-from automesh.partition.carriers import Leaf, is_array, map_leaves
+from automesh.partition.carriers import NamedLeaf, is_array, map_leaves
 from automesh.partition.mapping import (
     FrozenMapping,
     axis_mapping,
@@ -35,12 +35,12 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 _STATIC_HINT = "pass arrays, or hashable values such as numbers, strings and frozen dataclasses"
 
-# The arguments of a call, taken apart into arrays and what `jit` must know while it traces.
+# Splits the arguments of a call into arrays and the static part, which is a key of `jit`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static:
-    """A leaf that is no array, so that 1, 1.0 and True are three programs.
+    """A leaf that is no array, with a key for which 1, 1.0 and True are three programs.
 
     Attributes:
       kind: its type.
@@ -54,35 +54,35 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TreeWithoutArrays:
     """A tree without its arrays.
 
     Attributes:
       structure: of the whole tree, a PyTreeDef.
-      leaves: the others, and None in place of every array.
+      leaves: the other leaves, and None for every array.
     """
 
     structure: Any
     leaves: tuple[Static | None, ...]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
-        """The tree with these arrays in their places, in order."""
+        """Returns the tree with these arrays in place of None, in order."""
         rest = iter(arrays)
         return self.structure.unflatten(
             next(rest) if leaf is None else leaf.value for leaf in self.leaves
         )
 
 
-def take_apart(tree: Any) -> tuple[list[Any], Parts]:
-    """The arrays of a tree, in order, and the rest."""
+def take_apart(tree: Any) -> tuple[list[Any], TreeWithoutArrays]:
+    """Splits a tree into its arrays, in order, and the rest."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     rest = tuple(None if is_array(leaf) else _static(leaf) for leaf in leaves)
-    return arrays, Parts(structure=structure, leaves=rest)
+    return arrays, TreeWithoutArrays(structure=structure, leaves=rest)
 
 
-def check_hashable(tree: Any, parts: Parts) -> None:
-    """Accepts what `jit` can use as a key.
+def check_hashable(tree: Any, parts: TreeWithoutArrays) -> None:
+    """Checks that `jit` can use the static part as a key.
 
     Raises:
       WrongType: a leaf of the tree is neither an array nor hashable.
@@ -96,17 +96,17 @@ def check_hashable(tree: Any, parts: Parts) -> None:
 def donated_leaves(
     args: Sequence[Any], kwargs: Mapping[str, Any], donate_args: Any, donate_kwargs: Any
 ) -> list[bool]:
-    """For every leaf of `(args, kwargs)`, whether it is donated.
+    """Says for every leaf of `(args, kwargs)` whether it is donated.
 
     Args:
       donate_args: one bool for all, or a sequence with, for each argument, a bool, a tree of bools
-        that is a prefix of the argument, or a function leaf -> bool; arguments that it leaves out
-        are kept.
+        that is a prefix of the argument, or a function leaf -> bool; other arguments are not
+        donated.
       donate_kwargs: the same by name, in a dict.
 
     Raises:
       UsageError: there are more entries than arguments, or an entry does not fit its argument.
-      WrongType: something else than a bool says whether a leaf is donated.
+      WrongType: the entry of a leaf is no bool.
     """
     chosen = _for_each_argument(donate_args, len(args))
     named = _for_each_name(donate_kwargs, kwargs)
@@ -199,21 +199,21 @@ def _flag(wish: object, where: str) -> bool:
     return bool(wish)
 
 
-# What `named_jit` returns: it places arguments and result, and keeps what `jit` must know.
+# The result of `named_jit`: it places arguments and results, and passes the static part to `jit`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What a call is compiled for: everything but its arrays.
+    """The key of a compiled call: everything but its arrays.
 
     Attributes:
       parts: of `(function, args, kwargs)`.
-      donated: of every array in them, whether it is donated.
+      donated: for every array in them, whether it is donated.
       axis, out: the mappings inside the function and for its result.
-      mesh: that of the result; None if it is not to be split.
+      mesh: that of the result; None if the result is not split.
     """
 
-    parts: Parts
+    parts: TreeWithoutArrays
     donated: tuple[bool, ...]
     axis: FrozenMapping | None
     out: FrozenMapping | None
@@ -223,9 +223,9 @@ class _Call:
 @jax.tree_util.register_static
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rest:
-    """What of a result is no array: part of its structure, for `jit`."""
+    """The parts of a result that are no arrays: for `jit` part of its structure."""
 
-    parts: Parts
+    parts: TreeWithoutArrays
 
 
 class NamedJit(Generic[P, R]):
@@ -254,7 +254,7 @@ class NamedJit(Generic[P, R]):
         return rest.parts.joined(arrays)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
-        """Lowers the function for these arguments, of which any array may be abstract."""
+        """Lowers the function for these arguments; any array may be abstract."""
         donated, kept, call = self._prepared(args, kwargs)
         with _mesh_for(call), traces_keyed_by(call.axis):
             return self._jitted.lower(donated, kept, call)
@@ -279,7 +279,7 @@ class NamedJit(Generic[P, R]):
         if into is not None and mesh is not None:
             given = _placed(given, into, mesh, donated=_donated(given, flags))
             arrays, parts = take_apart((self._fn, *given))
-        # The arrays of the function itself, if it is a module, are kept.
+        # If the function is a module, its own arrays are not donated.
         own = len(parts.leaves) - len(flags)
         flags = [False] * own + flags
         donated = tuple(
@@ -294,7 +294,7 @@ class NamedJit(Generic[P, R]):
 
 
 def _named(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of its own for `jit`, so that profiles show the name of `fn`."""
+    """Makes a separate function for `jit`, so that profiles show the name of `fn`."""
 
     def run(donated: Sequence[Any], kept: Sequence[Any], call: _Call) -> Any:
         return _run(donated, kept, call)
@@ -317,7 +317,7 @@ def _run(donated: Sequence[Any], kept: Sequence[Any], call: _Call) -> Any:
 
 
 def _constrained(result: Any, mapping: ResourceMapping, mesh: MeshLike) -> Any:
-    def constrain(leaf: Leaf) -> Any:
+    def constrain(leaf: NamedLeaf) -> Any:
         if not leaf.is_array:
             return leaf.rebuild(leaf.array)
         spec = (
@@ -333,33 +333,35 @@ def _constrained(result: Any, mapping: ResourceMapping, mesh: MeshLike) -> Any:
 def _placed(
     given: tuple[Any, Any], mapping: ResourceMapping, mesh: MeshLike, *, donated: Container[int]
 ) -> tuple[Any, Any]:
-    """Arguments where `mapping` puts them; of those whose id is in `donated` only the result stays.
+    """Places arguments as `mapping` says, and frees the sources of those with an id in `donated`.
 
-    What cannot be placed raises before anything has moved.
+    Arguments that cannot be placed raise an error before anything has moved.
     """
     wanted: list[NamedSharding | None] = []
 
-    def note(leaf: Leaf) -> Any:
-        wanted.append(_wanted(leaf, mapping, mesh))
+    def note(leaf: NamedLeaf) -> Any:
+        wanted.append(_wanted_sharding(leaf, mapping, mesh))
         return leaf.rebuild(leaf.array)
 
     map_leaves(given, note)
     rest = iter(wanted)
 
-    def put(leaf: Leaf) -> Any:
+    def put(leaf: NamedLeaf) -> Any:
         sharding = next(rest)
         if sharding is None:
             return leaf.rebuild(leaf.array)
         moved = place(leaf.array, sharding, path=leaf.path)
         if id(leaf.array) in donated and moved is not leaf.array:
-            _give_up(leaf.array, sharding)
+            _free_source(leaf.array, sharding)
         return leaf.rebuild(moved)
 
     return cast("tuple[Any, Any]", map_leaves(given, put))
 
 
-def _wanted(leaf: Leaf, mapping: ResourceMapping, mesh: MeshLike) -> NamedSharding | None:
-    """Where an argument is to be; None if it stays where it is."""
+def _wanted_sharding(
+    leaf: NamedLeaf, mapping: ResourceMapping, mesh: MeshLike
+) -> NamedSharding | None:
+    """Returns the wanted sharding of an argument; None if it stays where it is."""
     if not leaf.is_array:
         return None
     if leaf.names is not None:
@@ -370,18 +372,18 @@ def _wanted(leaf: Leaf, mapping: ResourceMapping, mesh: MeshLike) -> NamedShardi
 
 
 def _donated(given: tuple[Any, Any], flags: Sequence[bool]) -> Container[int]:
-    """The ids of donated arrays; one that is passed a second time must outlive its move."""
+    """Returns the ids of donated arrays, except those that are passed a second time."""
     leaves = jax.tree.leaves(given)
     times = Counter(map(id, leaves))
     pairs = zip(leaves, flags, strict=True)
     return {id(leaf) for leaf, flag in pairs if flag and times[id(leaf)] == 1}
 
 
-def _give_up(array: Any, moved: NamedSharding) -> None:
+def _free_source(array: Any, moved: NamedSharding) -> None:
     """Frees a donated array that has been copied.
 
-    Where a device has the same part before and after, jax shares the memory instead of copying;
-    that goes with the donation to the program.
+    Where a device has the same part before and after, jax shares the memory instead of copying; the
+    donation to the program frees that.
     """
     if not isinstance(array, jax.Array) or is_tracing():
         return
@@ -397,7 +399,7 @@ def _give_up(array: Any, moved: NamedSharding) -> None:
 
 
 def _mesh_for(call: _Call) -> AbstractContextManager[Any]:
-    # Code of others inside looks for the mesh in jax's own context alone.
+    # Other libraries' code inside only finds the mesh in jax's own context.
     mesh = call.mesh
     if not isinstance(mesh, Mesh) or is_tracing() or jax.sharding.get_mesh() == mesh:
         return nullcontext()
@@ -452,7 +454,7 @@ def named_jit(
     inline: bool | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> NamedJit[P, R] | Callable[[Callable[P, R]], NamedJit[P, R]]:
-    """`jax.jit` for a function of arrays with logical names; also a decorator.
+    """Applies `jax.jit` to a function of arrays with logical names; also a decorator.
 
     Arguments that are no arrays are static. Of the result, arrays with names follow
     `out_axis_resources`, plain ones are replicated. An nnx module goes in and out as its `State`.
@@ -468,8 +470,8 @@ def named_jit(
     Args:
       fn: a function, or a callable module, whose arrays are then arguments too.
       axis_resources: the `axis_mapping` inside the function; default: that of the context.
-      in_axis_resources: where the arguments are moved to first; without it they stay where they
-        are. Plain arrays stay where they are, unless on one device: then they are replicated.
+      in_axis_resources: the arguments are first moved to this mapping; without it they stay where
+        they are. Plain arrays stay where they are, unless on one device: then they are replicated.
       out_axis_resources: default: `axis_resources`.
       donate_args: for all arguments a bool, or for each one a bool, a tree of bools or a function
         leaf -> bool. An array that `in_axis_resources` moves is freed as soon as it is copied.
@@ -483,8 +485,8 @@ def named_jit(
     Raises:
       UsageError: when called: a mapping without a mesh, or more `donate_args` than arguments.
       IllegalMapping: when called: see `shard`.
-      WrongType: `fn` cannot be called, an argument is neither an array nor hashable, or something
-        else than bools says what is donated.
+      WrongType: `fn` cannot be called, an argument is neither an array nor hashable, or donation is
+        stated by other values than bools.
     """
     if fn is not None and not callable(fn):
         raise WrongType(
@@ -532,7 +534,7 @@ def fsdp(
 
 
 def fsdp(*args: Any, mesh: MeshLike | None = None, **kwargs: Any) -> Any:
-    """`named_jit` for fully sharded parameters: kept in one mapping, computed with in another.
+    """Applies `named_jit` for fully sharded parameters, with another mapping for computing.
 
     Arguments and result follow `parameter_mapping`; inside the function `compute_mapping` holds.
     Also a decorator, without `fn`; all may be given by name.

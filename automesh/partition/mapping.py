@@ -1,4 +1,4 @@
-"""What holds for a piece of code: the mapping from logical to mesh axes, and the mesh."""
+"""Contexts for a piece of code: the mapping from logical to mesh axes, and the mesh."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from automesh.partition.nouns import MeshLike, PhysicalAxisSpec, ResourceMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _EnteredMapping:
     """One `axis_mapping` that has been entered.
 
     Attributes:
-      mapping: what it says.
-      haliax: Haliax's own mapping right after; another one now was entered inside.
+      mapping: its mapping.
+      haliax: Haliax's own mapping right after it was entered; a different one was entered inside.
     """
 
     mapping: dict[str, PhysicalAxisSpec | None]
@@ -32,14 +32,14 @@ class _Entry:
 
 
 class _Entered(threading.local):
-    entry: _Entry | None = None
+    entry: _EnteredMapping | None = None
 
 
 MESH_HINT = "enter `jax.set_mesh(mesh)`, or pass `mesh=`"
 FrozenMapping = tuple[tuple[str, PhysicalAxisSpec | None], ...]
 _entered = _Entered()
-# What a program was traced with is part of the keys of jax's caches: those of `jit`, of
-# `checkpoint` and of the bodies of loops.
+# The mapping of a trace is part of the keys of jax's caches: of `jit`, of `checkpoint` and of the
+# bodies of loops.
 _key_of_traces = jax.make_user_context(default_value=None)
 
 
@@ -53,10 +53,10 @@ def axis_mapping(
 ) -> Generator[None]:
     """Sets the mapping from logical to mesh axes for this thread, until the context is left.
 
-    A function that was traced under another mapping is traced anew, also by `jax.jit`.
-
-    Where Haliax is in use, its own `axis_mapping` is set along, so that library code which calls
-    `haliax.shard` or `haliax.auto_sharded` follows; of the two the one entered last counts.
+    A function that was traced under another mapping is traced again, also by `jax.jit`. If Haliax
+    is loaded, its own `axis_mapping` is set as well, so that library code which calls
+    `haliax.shard` or `haliax.auto_sharded` uses it; of the two, the one that was entered last
+    counts.
 
     Example:
       >>> from automesh.partition import axis_mapping, current_thread_local_mapping
@@ -80,7 +80,7 @@ def axis_mapping(
     merged.update(checked_mapping(kwargs))
     before = _entered.entry
     with _haliax_context(merged), traces_keyed_by(frozen(merged)):
-        _entered.entry = _Entry(mapping=merged, haliax=_haliax_mapping())
+        _entered.entry = _EnteredMapping(mapping=merged, haliax=_haliax_mapping())
         try:
             yield
         finally:
@@ -88,12 +88,12 @@ def axis_mapping(
 
 
 def traces_keyed_by(mapping: FrozenMapping | None) -> AbstractContextManager[None]:
-    """Where jax reuses only what was traced under this mapping; the mapping itself is not set."""
+    """Makes jax reuse only programs that were traced under this mapping, without setting it."""
     return _key_of_traces(mapping)
 
 
 def frozen(mapping: ResourceMapping | None) -> FrozenMapping | None:
-    """A mapping as a key: equal for equal mappings, whatever the order of their entries.
+    """Makes a mapping a key, which does not depend on the order of its entries.
 
     >>> frozen({"mlp": ["tp", "sp"], "embed": "fsdp"})
     (('embed', 'fsdp'), ('mlp', ('tp', 'sp')))
@@ -102,7 +102,7 @@ def frozen(mapping: ResourceMapping | None) -> FrozenMapping | None:
 
 
 def current_thread_local_mapping() -> dict[str, PhysicalAxisSpec | None] | None:
-    """The mapping that holds in this thread; None if none has been set.
+    """Returns the mapping of this thread; None if none has been set.
 
     Example:
       >>> from automesh.partition import axis_mapping, current_thread_local_mapping
@@ -119,7 +119,7 @@ def current_thread_local_mapping() -> dict[str, PhysicalAxisSpec | None] | None:
 def mapping_or_current(
     mapping: ResourceMapping | None,
 ) -> dict[str, PhysicalAxisSpec | None] | None:
-    """The given mapping, checked; without one, that of the context.
+    """Checks the given mapping; without one, returns that of the context.
 
     Raises:
       WrongType: it is no mapping of names to mesh axes.
@@ -128,7 +128,7 @@ def mapping_or_current(
 
 
 def checked_mapping(mapping: object) -> dict[str, PhysicalAxisSpec | None]:
-    """A copy of a mapping whose types are right: mesh axes are one string, a tuple of them or None.
+    """Copies a mapping with checked types: mesh axes are one string, a tuple of them or None.
 
     Raises:
       WrongType: it is no mapping of names to mesh axes.
@@ -162,7 +162,7 @@ def _haliax_mapping() -> Mapping[str, Any] | None:
 
 
 def mesh_context(mesh: MeshLike) -> AbstractContextManager[Any]:
-    """Makes `mesh` the one that holds until the context is left, as `jax.set_mesh` does.
+    """Sets the mesh until the context is left, as `jax.set_mesh` does.
 
     Example:
       >>> import jax
@@ -189,7 +189,7 @@ set_mesh = mesh_context
 
 
 def require_mesh(mesh: MeshLike | None = None) -> MeshLike:
-    """The mesh that a sharding here must refer to.
+    """Returns the mesh that a sharding must use here.
 
     Raises:
       UsageError: none was given, and no context sets one.

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 from automesh.errors import UsageError, WrongType, kind_of
 
 PhysicalAxisSpec: TypeAlias = str | Sequence[str]
-"""A mesh axis, or several: the first of them splits coarsest."""
+"""A mesh axis, or several, the major one first."""
 
 ResourceMapping: TypeAlias = Mapping[str, PhysicalAxisSpec | None]
 """Logical axis name -> mesh axes; a name that is absent, or maps to None, is not split."""
@@ -36,7 +36,7 @@ class ResourceAxis(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A logical axis: what Haliax's `Axis` is, where Haliax is not installed.
+    """A logical axis, like Haliax's `Axis`, but without Haliax.
 
     Example:
       >>> from automesh.partition import Axis
@@ -69,7 +69,7 @@ class Axis:
 
 
 class AxisLike(Protocol):
-    """What an axis must have; `Axis` here and Haliax's both do."""
+    """The attributes of an axis; `Axis` of this module and Haliax's have them."""
 
     @property
     def name(self) -> str: ...
@@ -90,5 +90,5 @@ def is_text(value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value of unknown type is an integer, which True and False are not here."""
+    """Whether a value of unknown type is an integer, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The shardings that the arrays of a tree should have; `shard` puts the arrays there."""
+"""Computes the shardings of the arrays of a tree; `shard` applies them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import find_mesh, is_tracing
 from automesh.mesh.layout.place import place
-from automesh.partition.carriers import Leaf, map_leaves
+from automesh.partition.carriers import NamedLeaf, map_leaves
 from automesh.partition.mapping import (
     MESH_HINT,
     current_thread_local_mapping,
@@ -34,10 +34,10 @@ def shard(
     strict: bool = False,
     best_effort: bool = False,
 ) -> T:
-    """Splits every array that has logical names over the mesh; other arrays are left alone.
+    """Splits every array that has logical names over the mesh; other arrays stay unchanged.
 
-    Works alike inside and outside `jit`, on Auto and Explicit mesh axes. A ShapeDtypeStruct gets
-    its sharding noted.
+    Works in the same way inside and outside `jit`, on Auto and Explicit mesh axes. A
+    ShapeDtypeStruct gets the sharding as its attribute.
 
     Example:
       >>> import jax
@@ -50,16 +50,16 @@ def shard(
     Args:
       x: a tree. Names come with Haliax NamedArrays, Flax variables and dataclass fields with the
         metadata `axis_names`, or from `names`.
-      mapping: logical axis -> mesh axes; default: that of the context. Names that it leaves out
-        are not split: {} replicates.
+      mapping: logical axis -> mesh axes; default: that of the context. Names that it leaves out are
+        not split: {} replicates.
       mesh: default: that of the context.
       names: for plain arrays: a tree like `x` with a tuple of names (or a PartitionSpec of them)
-        for every array, None for one to be left alone. `names_by_path` makes one.
-      strict: without a mapping or a mesh, or where nothing in the tree has names, raises;
-        otherwise the tree is returned as it is, without a mapping or a mesh with a RuntimeWarning
-        (unless the mapping is missing inside `jit`).
-      best_effort: a dimension that its mesh axes do not divide is split over the first of them
-        that do, instead of being an error.
+        for every array, None for one that stays unchanged. `names_by_path` makes one.
+      strict: without a mapping or a mesh, or where nothing in the tree has names, raises; otherwise
+        the tree is returned as it is, without a mapping or a mesh with a RuntimeWarning (unless the
+        mapping is missing inside `jit`).
+      best_effort: a dimension that its mesh axes do not divide is split over the first of them that
+        do, instead of being an error.
 
     Raises:
       IllegalMapping: mesh axes do not divide their dimension, or one splits two dimensions.
@@ -76,9 +76,9 @@ def shard(
     if here is None:
         return _unsharded(x, "no mesh found", MESH_HINT, strict=strict, silent=False)
 
-    leaves: list[Leaf] = []
+    leaves: list[NamedLeaf] = []
 
-    def split(leaf: Leaf) -> Any:
+    def split(leaf: NamedLeaf) -> Any:
         leaves.append(leaf)
         # A filtered tree has None, or a placeholder, where an array was.
         if leaf.names is None or not leaf.is_array:
@@ -93,7 +93,7 @@ def shard(
 
 
 def auto_sharded(x: T, mesh: MeshLike | None = None) -> T:
-    """`shard` with the mapping of the context; without one, the tree as it is, and no warning.
+    """Applies `shard` with the mapping of the context; without one, returns the tree, no warning.
 
     Example:
       >>> from automesh.partition import auto_sharded
@@ -138,7 +138,7 @@ def pspec_for(
     *,
     names: Any = None,
 ) -> Any:
-    """The tree with a PartitionSpec in place of every array.
+    """Replaces every array of a tree by its PartitionSpec.
 
     Example:
       >>> import jax
@@ -176,7 +176,7 @@ def infer_resource_partitions(
     *,
     names: Any = None,
 ) -> Any:
-    """The tree with a NamedSharding in place of every array, for `jit`'s shardings.
+    """Replaces every array of a tree by its NamedSharding, for `jit`'s shardings.
 
     Example:
       >>> import jax
@@ -204,7 +204,7 @@ def infer_resource_partitions(
     """
     mapping, here = _require_mapping(resource_mapping), require_mesh(mesh)
 
-    def sharding(leaf: Leaf) -> Any:
+    def sharding(leaf: NamedLeaf) -> Any:
         spec = _spec(leaf, mapping, here, preserve=preserve_existing_shardings)
         if spec is None:
             return getattr(leaf.array, "sharding", None) if leaf.is_array else None
@@ -224,7 +224,7 @@ def _require_mapping(mapping: ResourceMapping | None) -> ResourceMapping:
 
 
 def _spec(
-    leaf: Leaf, mapping: ResourceMapping, mesh: MeshLike | None, *, preserve: bool
+    leaf: NamedLeaf, mapping: ResourceMapping, mesh: MeshLike | None, *, preserve: bool
 ) -> PartitionSpec | None:
     if not leaf.is_array:
         is_scalar = isinstance(leaf.array, bool | int | float | complex)
@@ -235,7 +235,7 @@ def _spec(
         return None if kept else spec_of(leaf.named_shape(), mapping, mesh=mesh)
     if not leaf.array.shape:
         return PartitionSpec()
-    # An array on one device has not been placed by anybody.
+    # Nobody has placed an array on one device.
     if preserve and current is not None and not isinstance(current, SingleDeviceSharding):
         return None
     return PartitionSpec(None)

@@ -1,4 +1,4 @@
-"""What logical axes become on the mesh: their mesh axes, a spec, a sharding, or an error."""
+"""Converts logical axes to mesh axes, specs and shardings, or raises an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DimName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedShape:
-    """What is known of an array when it is to be split.
+    """The names and sizes of an array that is to be split.
 
     Attributes:
       path: where the array is in its tree, for errors; empty at the root.
@@ -47,7 +47,7 @@ class NamedShape:
 
     @property
     def label(self) -> str:
-        """How errors call the array."""
+        """Names the array in errors."""
         return array_label(self.path)
 
 
@@ -58,14 +58,14 @@ def spec_of(
     mesh: MeshLike | None = None,
     best_effort: bool = False,
 ) -> PartitionSpec:
-    """One entry for each name: the mesh axes that split this dimension, or None.
+    """Returns one entry for each name: the mesh axes that split this dimension, or None.
 
     Args:
       named: the array.
       mapping: logical axis -> mesh axes.
-      mesh: what the entries are checked against; None checks only that no axis is used twice.
-      best_effort: a dimension that its mesh axes do not divide is split over the first of them
-        that do, over none at worst; otherwise it is an error.
+      mesh: mesh for checking the entries; None only checks that no axis is used twice.
+      best_effort: a dimension that its mesh axes do not divide is split over the first of them that
+        do, over none at worst; otherwise it is an error.
 
     Raises:
       IllegalMapping: a mesh axis splits two dimensions or does not divide its dimension.
@@ -86,12 +86,12 @@ def spec_of(
 
 
 def parts_of(axes: Sequence[str], mesh: MeshLike) -> int:
-    """In how many parts the mesh axes split a dimension: the product of their sizes."""
+    """Counts the parts of a dimension that mesh axes split: the product of their sizes."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def mesh_axes_of(name: str, mapping: ResourceMapping) -> tuple[str, ...]:
-    """The mesh axes of one logical axis; none if it is not mapped."""
+    """Returns the mesh axes of one logical axis; none if it is not mapped."""
     axes = mapping.get(name)
     if axes is None:
         return ()
@@ -99,7 +99,7 @@ def mesh_axes_of(name: str, mapping: ResourceMapping) -> tuple[str, ...]:
 
 
 def unknown_axis(axis: str, logical: DimName, mesh: MeshLike, *, where: str = "") -> Exception:
-    """The error for a mesh axis that the mesh does not have.
+    """Makes the error for a mesh axis that the mesh does not have.
 
     Args:
       where: ` of the array ...`, or nothing.
@@ -113,7 +113,7 @@ def unknown_axis(axis: str, logical: DimName, mesh: MeshLike, *, where: str = ""
 
 
 def mapped_twice(axis: str, logical: DimName, *, where: str = "") -> IllegalMapping:
-    """The error for a logical axis that is mapped to one mesh axis twice.
+    """Makes the error for a logical axis that is mapped to one mesh axis twice.
 
     Args:
       where: ` of the array ...`, or nothing.
@@ -202,7 +202,7 @@ def _plain(name: DimName) -> str:
 def physical_axis_name(
     axis: AxisSelector, mapping: ResourceMapping | None = None
 ) -> PhysicalAxisSpec | None:
-    """The mesh axis or axes of a logical axis; None if it is not mapped.
+    """Returns the mesh axis or axes of a logical axis; None if it is not mapped.
 
     Example:
       >>> from automesh.partition import physical_axis_name
@@ -217,7 +217,7 @@ def physical_axis_name(
 
 
 def physical_axis_size(axis: AxisSelector, mapping: ResourceMapping | None = None) -> int | None:
-    """The product of the sizes of the mesh axes of a logical axis; None if it is not mapped.
+    """Returns the product of the sizes of a logical axis's mesh axes; None if it is not mapped.
 
     Example:
       >>> import jax
@@ -249,7 +249,7 @@ def physical_axis_size(axis: AxisSelector, mapping: ResourceMapping | None = Non
 
 
 def round_axis_for_partitioning(axis: A, mapping: ResourceMapping | None = None) -> A:
-    """The axis, its size rounded up to a multiple of the size of its mesh axes.
+    """Rounds the size of an axis up to a multiple of the size of its mesh axes.
 
     Example:
       >>> import jax
@@ -284,7 +284,7 @@ def round_axis_for_partitioning(axis: A, mapping: ResourceMapping | None = None)
 
 
 def pspec_for_axis(axis: AxisSelection, mapping: ResourceMapping | None = None) -> PartitionSpec:
-    """The PartitionSpec of an array with these axes, one entry for each.
+    """Returns the PartitionSpec of an array with these axes, one entry for each.
 
     Example:
       >>> from automesh.partition import pspec_for_axis
@@ -304,7 +304,7 @@ def pspec_for_axis(axis: AxisSelection, mapping: ResourceMapping | None = None) 
 def sharding_for_axis(
     axis: AxisSelection, mapping: ResourceMapping | None = None, mesh: MeshLike | None = None
 ) -> NamedSharding:
-    """The sharding of an array with these axes. Their sizes, if given, are not checked.
+    """Returns the sharding of an array with these axes. Their sizes, if given, are not checked.
 
     Example:
       >>> import jax
@@ -329,7 +329,7 @@ def sharding_for_axis(
 
 
 def name_of(axis: object) -> str:
-    """The name of an axis that may be given by its name.
+    """Returns the name of an axis, which may be given as an axis or a name.
 
     Raises:
       WrongType: it is neither.

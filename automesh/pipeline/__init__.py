@@ -1,4 +1,4 @@
-"""Pipelines: schedules as data, checked and simulated, and what runs them on submeshes.
+"""Pipelines: schedules as data, checked and simulated, and their runtime on submeshes.
 
 Importing it loads no jax: the half that runs pipelines is a plug-in, which is loaded
 when one of its names is used.

@@ -43,7 +43,7 @@ Ranks = tuple[tuple[Action, ...], ...]
 
 
 def format_actions(actions: Sequence[Action], *, rank: int) -> str:
-    """Prints what a rank does, in order; `@stage` only where it is not the rank's own number.
+    """Prints the actions of a rank in order; `@stage` only where it is not the rank's own number.
 
     Example:
       >>> from automesh.pipeline import Action, format_actions
@@ -57,11 +57,11 @@ def format_actions(actions: Sequence[Action], *, rank: int) -> str:
 
 
 def parse_actions(text: str, *, rank: int) -> tuple[Action, ...]:
-    """Reads what a rank does, in order.
+    """Reads the actions of a rank, in order.
 
     Args:
-      text: actions with white space between them: `F0 F1 B0`, and `F0@4` where the stage is not
-        the rank's own number.
+      text: actions with white space between them: `F0 F1 B0`, and `F0@4` where the stage is not the
+        rank's own number.
       rank: whose actions these are.
 
     Raises:

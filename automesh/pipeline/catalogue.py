@@ -1,4 +1,4 @@
-"""The schedules by name: the order of each, how it is made, and what it promises."""
+"""The schedules by name: how the order of each is made, and what it promises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from automesh.pipeline.simulate import simulate
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Ranks:
-    """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)."""
+    """Orders all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)."""
     return tuple(
         _forwards_ahead(stage, num_microbatches, ahead=num_microbatches)
         for stage in range(num_ranks)
@@ -25,7 +25,9 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Ranks:
 
 
 def one_forward_one_backward(num_ranks: int, num_microbatches: int) -> Ranks:
-    """As many forwards ahead as there are ranks behind (Narayanan et al. 2019, arXiv:1806.03377).
+    """Does as many forwards ahead as there are later ranks (1F1B).
+
+    Narayanan et al. 2019, arXiv:1806.03377.
 
     Rank s holds at most p - s activations.
     """
@@ -36,7 +38,7 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int) -> Ranks:
 
 
 def eager(num_ranks: int, num_microbatches: int) -> Ranks:
-    """Twice as many forwards ahead, so that a transfer and the next forward overlap.
+    """Does twice as many forwards ahead, so that a transfer and the next forward overlap.
 
     Zhuang et al. 2022, arXiv:2211.05322. Rank s holds at most 2 (p - s) - 1 activations.
     """
@@ -47,7 +49,7 @@ def eager(num_ranks: int, num_microbatches: int) -> Ranks:
 
 
 def _forwards_ahead(stage: int, num_microbatches: int, *, ahead: int) -> tuple[Action, ...]:
-    """`ahead` forwards, then a forward and a backward in turns, then what is left."""
+    """Orders `ahead` forwards, then a forward and a backward in turns, then the rest."""
 
     def make(kind: ActionKind, microbatch: int) -> Action:
         return Action(kind=kind, microbatch=microbatch, stage=stage)
@@ -68,11 +70,11 @@ def _forwards_ahead(stage: int, num_microbatches: int, *, ahead: int) -> tuple[A
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Ranks:
-    """The order for at least 2p microbatches; every rank holds at most 2p + 1 activations."""
-    return tuple(_Rank(rank, num_ranks).play(num_microbatches) for rank in range(num_ranks))
+    """Makes the order for at least 2p microbatches; a rank holds at most 2p + 1 activations."""
+    return tuple(_RankOrder(rank, num_ranks).play(num_microbatches) for rank in range(num_ranks))
 
 
-class _Rank:
+class _RankOrder:
     """One rank's order while it is being written."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
@@ -108,7 +110,7 @@ class _Rank:
         return tuple(self._actions)
 
     def _last_backwards(self, behind: int, to_turn: int) -> None:
-        # From its middle on, this phase postpones weight gradients, for the phases after it.
+        # From its middle on, this phase postpones weight gradients to later phases.
         for turn in range(2 * to_turn):
             self._backward(1 - turn % 2, split=turn >= to_turn)
         for _ in range(behind):
@@ -138,11 +140,11 @@ class _Rank:
         return Action(kind=kind, microbatch=microbatch, stage=self._stages[half])
 
 
-# Orders with several stages per rank, dealt round: interleaved 1F1B.
+# Orders with several stages per rank in round-robin order: interleaved 1F1B.
 
 
 def microbatches_per_round(num_ranks: int, num_microbatches: int) -> int:
-    """How many microbatches a rank does on one of its stages before it turns to the next.
+    """Returns how many microbatches a rank does on one stage before it goes to its next one.
 
     Raises:
       UsageError: the microbatches do not make whole rounds.
@@ -158,7 +160,7 @@ def microbatches_per_round(num_ranks: int, num_microbatches: int) -> int:
 
 
 def forwards_ahead(rank: int, num_ranks: int, num_microbatches: int, num_stages: int) -> int:
-    """Forwards of a rank before its first backward, of all its stages together."""
+    """Counts the forwards of a rank before its first backward, for all of its stages."""
     per_round = microbatches_per_round(num_ranks, num_microbatches)
     per_rank = num_stages // num_ranks
     ahead = (per_rank - 1) * per_round + 2 * (num_ranks - 1 - rank)
@@ -171,9 +173,9 @@ def interleaved(
     """Interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473): rank k has k, k + p, k + 2p, ...
 
     Args:
-      further_ahead: forwards more than are needed before the first backward; 1 is the order of
-        Kimi K2 (arXiv:2507.20534, section 2.4.3), which leaves room to overlap a stage's
-        communication with its neighbour's work.
+      further_ahead: further forwards before the first backward than needed; 1 is the order of Kimi
+        K2 (arXiv:2507.20534, section 2.4.3), which leaves room to overlap a stage's communication
+        with its neighbour's work.
 
     Raises:
       UsageError: the microbatches do not make whole rounds.
@@ -215,7 +217,7 @@ def interleaved(
 
 
 def wavefront_order(num_ranks: int, num_microbatches: int, num_stages: int) -> tuple[Action, ...]:
-    """All actions in the one order in which MultiMesh dispatches them.
+    """Lists all actions in the order in which MultiMesh dispatches them.
 
     Example:
       >>> from automesh.pipeline.catalogue import wavefront_order
@@ -235,7 +237,7 @@ def wavefront_order(num_ranks: int, num_microbatches: int, num_stages: int) -> t
 
 
 def wavefront(num_ranks: int, num_microbatches: int, num_stages: int) -> Ranks:
-    """Each rank's part of `wavefront_order`; stage s is on rank s mod p."""
+    """Returns each rank's part of `wavefront_order`; stage s is on rank s mod p."""
     order = wavefront_order(num_ranks, num_microbatches, num_stages)
     return tuple(
         tuple(action for action in order if action.stage % num_ranks == rank)
@@ -243,23 +245,22 @@ def wavefront(num_ranks: int, num_microbatches: int, num_stages: int) -> Ranks:
     )
 
 
-# Orders with the backward in two halves, so that weight gradients fill what was a bubble.
+# Orders with the backward in two halves, so that weight gradients fill the bubble.
 #
 # Qi et al. 2023, arXiv:2401.10241. One form serves all of them, whatever number of activations,
 # from p to 2p - 1, a rank may hold. Rank s does some forwards ahead; then an input gradient and a
-# forward in turns, which lets its weight gradients fall behind by as many; then input gradient,
-# weight gradient and forward in turns, each as long as there are any. With all three of equal
-# length rank s begins s units after rank 0, and what it has let fall behind keeps it busy to the
-# end.
+# forward in turns, while its weight gradients are postponed; then input gradient, weight gradient
+# and forward in turns, each as long as there are any. If all three take equally long, rank s begins
+# s units after rank 0, and its postponed weight gradients keep it busy to the end.
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Ranks:
-    """No more activations on any rank than 1F1B has on its first: p."""
+    """Makes the order in which no rank has more activations than 1F1B on its first rank: p."""
     return _zero_bubble(num_ranks, num_microbatches, most_live=num_ranks)
 
 
 def zero_bubble_h2(num_ranks: int, num_microbatches: int) -> Ranks:
-    """Up to 2p - 1 activations on every rank, and no rank waits once it has begun."""
+    """Makes the order with up to 2p - 1 activations per rank, without waits after the first."""
     most_live = min(2 * num_ranks - 1, num_microbatches)
     return _zero_bubble(num_ranks, num_microbatches, most_live=most_live)
 
@@ -295,8 +296,8 @@ def _rotate(stage: int, num_microbatches: int, *, ahead: int, in_turns: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a schedule is made for."""
+class ScheduleShape:
+    """The numbers that a schedule is made for: ranks, stages, microbatches."""
 
     ranks: int
     microbatches: int
@@ -314,11 +315,11 @@ class Recipe:
 
     Attributes:
       about: one line for help texts.
-      stages_per_rank: 0 is any number.
-      least_per_rank: times the ranks, the fewest microbatches.
-      whole_rounds: whether several stages per rank need microbatches that are a multiple of the
-        ranks.
-      peak_live: of each rank the most activations that it holds.
+      stages_per_rank: 0 means any number.
+      least_per_rank: fewest microbatches, divided by the ranks.
+      whole_rounds: whether several stages per rank need a number of microbatches that is a multiple
+        of the ranks.
+      peak_live: most activations that each rank holds.
       makespan_s: the closed form for stages of equal cost without transfers. It is exact for the
         whole-backward orders, and for the others if `F`, `I` and `W` take equally long and `B`
         twice as long.
@@ -326,42 +327,44 @@ class Recipe:
 
     name: str
     about: str
-    make: Callable[[Shape], Ranks]
-    peak_live: Callable[[Shape], tuple[int, ...]]
-    makespan_s: Callable[[Shape, StageCost], float]
+    make: Callable[[ScheduleShape], Ranks]
+    peak_live: Callable[[ScheduleShape], tuple[int, ...]]
+    makespan_s: Callable[[ScheduleShape, StageCost], float]
     stages_per_rank: int = 1
     least_per_rank: int = 0
     whole_rounds: bool = False
 
 
-def _by_rank(live: Callable[[Shape, int], int]) -> Callable[[Shape], tuple[int, ...]]:
+def _by_rank(
+    live: Callable[[ScheduleShape, int], int],
+) -> Callable[[ScheduleShape], tuple[int, ...]]:
     return lambda shape: tuple(live(shape, rank) for rank in range(shape.ranks))
 
 
-def _whole_backward_s(shape: Shape, cost: StageCost) -> float:
-    # (m + p - 1)(tF + tB); in times of one of v stages per rank (vm + p - 1)(tF + tB). Where
-    # microbatches are fewer than ranks, it is they that go round p stages v times.
+def _whole_backward_s(shape: ScheduleShape, cost: StageCost) -> float:
+    # (m + p - 1)(tF + tB); in times of one of v stages per rank (vm + p - 1)(tF + tB). If
+    # microbatches are fewer than ranks, they go through p stages v times.
     fewer, more = sorted((shape.microbatches, shape.ranks))
     return (shape.per_rank * more + fewer - 1) * (cost.forward_s + cost.backward_s)
 
 
-def _halves_s(shape: Shape, cost: StageCost) -> float:
+def _halves_s(shape: ScheduleShape, cost: StageCost) -> float:
     # m(tF + tI + tW) + (p - 1)(tF + tI - tW), with v stages per rank v times the first term.
     work = cost.forward_s + cost.input_gradient_s + cost.weight_gradient_s
     late = cost.forward_s + cost.input_gradient_s - cost.weight_gradient_s
     return shape.microbatches * shape.per_rank * work + (shape.ranks - 1) * late
 
 
-def _eager_live(shape: Shape, rank: int) -> int:
+def _eager_live(shape: ScheduleShape, rank: int) -> int:
     return min(2 * (shape.ranks - rank) - 1, shape.microbatches)
 
 
-def _interleaved_live(shape: Shape, rank: int, *, further_ahead: int = 0) -> int:
+def _interleaved_live(shape: ScheduleShape, rank: int, *, further_ahead: int = 0) -> int:
     ahead = forwards_ahead(rank, shape.ranks, shape.microbatches, shape.stages)
     return min(ahead + further_ahead + 1, shape.microbatches * shape.per_rank)
 
 
-def _wavefront_live(shape: Shape, rank: int) -> int:
+def _wavefront_live(shape: ScheduleShape, rank: int) -> int:
     ahead = (shape.per_rank - 1) * shape.ranks + 2 * (shape.ranks - 1 - rank)
     return min(ahead + 1, shape.microbatches * shape.per_rank)
 
@@ -453,14 +456,14 @@ def make_schedule(
     Args:
       name: one of `SCHEDULES`.
       num_ranks: submeshes of the pipeline, p.
-      num_microbatches: parts of a batch, m; the zero-bubble schedules need m >= p, `dualpipe_v`
-        m >= 2p, and with several stages per rank m // p rounds of equally many.
+      num_microbatches: parts of a batch, m; the zero-bubble schedules need m >= p, `dualpipe_v` m
+        >= 2p, and with several stages per rank m // p rounds of equally many.
       num_stages: a multiple of the ranks; only `interleaved`, `kimi_k2` and `wavefront` take
         several stages per rank, and `dualpipe_v` always two. None takes the fewest.
 
     Returns:
-      A schedule that has been checked: it can be run, and its bubble and its activations are what
-      it promises.
+      A schedule that has been checked: it can be run, and its bubble and its activations are as
+        promised.
 
     Raises:
       WrongType: a number that is no int, a name that is no text.
@@ -484,7 +487,7 @@ def make_schedule(
     if num_stages is None:
         num_stages = num_ranks * (recipe.stages_per_rank or 1)
     _check_count("stages", num_stages)
-    shape = Shape(ranks=num_ranks, microbatches=num_microbatches, stages=num_stages)
+    shape = ScheduleShape(ranks=num_ranks, microbatches=num_microbatches, stages=num_stages)
     _check_shape(recipe, shape)
     return _make(name, shape)
 
@@ -493,7 +496,7 @@ def make_schedule(
 def find_refusal(
     name: str, *, num_ranks: int, num_microbatches: int, num_stages: int | None = None
 ) -> str:
-    """Why there is no such schedule for these numbers; empty if there is one.
+    """Says why there is no such schedule for these numbers; empty if there is one.
 
     Args:
       name, num_ranks, num_microbatches, num_stages: as in `make_schedule`.
@@ -510,7 +513,7 @@ def find_refusal(
     """
     recipe = RECIPES[name]
     stages = num_ranks * (recipe.stages_per_rank or 1) if num_stages is None else num_stages
-    shape = Shape(ranks=num_ranks, microbatches=num_microbatches, stages=stages)
+    shape = ScheduleShape(ranks=num_ranks, microbatches=num_microbatches, stages=stages)
     try:
         _check_shape(recipe, shape)
         recipe.make(shape)
@@ -534,7 +537,7 @@ def _check_count(what: str, value: object) -> None:
         raise UsageError(f"the number of {what} of a schedule is at least 1, got {value}")
 
 
-def _check_shape(recipe: Recipe, shape: Shape) -> None:
+def _check_shape(recipe: Recipe, shape: ScheduleShape) -> None:
     name, wanted = recipe.name, recipe.stages_per_rank
     if shape.stages % shape.ranks:
         raise UsageError(
@@ -564,7 +567,7 @@ def _check_shape(recipe: Recipe, shape: Shape) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _make(name: str, shape: Shape) -> Schedule:
+def _make(name: str, shape: ScheduleShape) -> Schedule:
     recipe = RECIPES[name]
     schedule = Schedule(name=name, num_microbatches=shape.microbatches, ranks=recipe.make(shape))
     simulated = simulate(schedule)

@@ -1,4 +1,4 @@
-"""The noun `StageCost`: what a stage costs for one microbatch."""
+"""The noun `StageCost`: the cost of a stage for one microbatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automesh.pipeline.actions import ActionKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """Seconds and bytes of one stage for one microbatch.
+    """The seconds and bytes of one stage for one microbatch.
 
     The defaults are the units of the published comparisons: a backward is twice a forward, its
     halves are equal, transfers take no time.
@@ -55,7 +55,7 @@ class StageCost:
                 )
 
     def seconds(self, kind: ActionKind) -> float:
-        """Of an action of this kind."""
+        """Seconds of an action of this kind."""
         match kind:
             case "F":
                 return self.forward_s
@@ -68,7 +68,7 @@ class StageCost:
 
 
 def spread_costs(costs: StageCost | Sequence[StageCost], num_stages: int) -> tuple[StageCost, ...]:
-    """One cost per stage, from one for all or from as many as there are stages.
+    """Returns one cost per stage, from a single one for all or from one per stage.
 
     Raises:
       WrongType: something that is no `StageCost`.

@@ -1,4 +1,4 @@
-"""A simulated pipeline as a picture that stands alone."""
+"""Draws a simulated pipeline as a self-contained SVG picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from automesh.pipeline.actions import KIND_WORDS, ActionKind
 from automesh.pipeline.simulate import Held, Simulated, Span, Transfer
 from automesh.units import format_percent, format_seconds
 
-# Okabe and Ito's colours, which stay apart for colour-blind eyes (jfly.uni-koeln.de/color).
+# Okabe and Ito's colours, which colour-blind people can distinguish (jfly.uni-koeln.de/color).
 _COLOURS: dict[ActionKind, str] = {"F": "#56b4e9", "B": "#e69f00", "I": "#f0e442", "W": "#009e73"}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 48, 40
 _BAR, _HELD, _GAP = 24, 20, 12
@@ -19,10 +19,10 @@ _MIN_WIDTH = 200
 
 
 def draw_svg(simulated: Simulated, *, width: int = 1000) -> str:
-    """Draws who does what when, what crosses between ranks, and what each rank holds.
+    """Draws when each rank does what, the transfers between ranks, and what each rank holds.
 
-    Each rank has a lane of actions, with the activations that it holds as steps below; lines
-    between lanes are transfers. Pointing at an action shows its times.
+    Each rank has a lane of actions, with its activations as steps below; lines between lanes are
+    transfers. The mouse over an action shows its times.
 
     Args:
       width: of the picture in pixels.

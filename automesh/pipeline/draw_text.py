@@ -1,4 +1,4 @@
-"""A simulated pipeline as plain text."""
+"""Draws a simulated pipeline as plain text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MIN_WIDTH = 40
 
 
 def draw_text(simulated: Simulated, *, width: int = 100) -> str:
-    """Draws who does what when, a line per rank.
+    """Draws when each rank does what, a line per rank.
 
     Args:
-      width: columns; no line is longer. Where they do not suffice, an action is only a letter, or
+      width: columns; no line is longer. If there are too few, an action is only a letter, or
         several share a column.
 
     Raises:
@@ -57,7 +57,7 @@ def draw_text(simulated: Simulated, *, width: int = 100) -> str:
 
 
 def _find_scale(simulated: Simulated, room: int) -> float:
-    """Columns per second: each action's text fits into it and one more column, if there is room."""
+    """Returns columns per second: each action's text and one more column fit, if there is room."""
     wanted = max(
         (
             (len(_texts(span, rank)[0]) + 1) / (span.end_s - span.start_s)
@@ -71,7 +71,7 @@ def _find_scale(simulated: Simulated, room: int) -> float:
 
 
 def _texts(span: Span, rank: int) -> tuple[str, ...]:
-    """What may stand for an action, the longest first."""
+    """Lists possible texts for an action, the longest first."""
     action = span.action
     short = f"{action.kind}{action.microbatch}"
     return (short, action.kind) if action.stage == rank else (str(action), short, action.kind)

@@ -1,4 +1,4 @@
-"""The noun `Schedule`: who does what, in which order. One that exists is checked: it can be run."""
+"""The noun `Schedule`: the order of each rank's actions. Every `Schedule` can be run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def check_actions(ranks: Ranks, *, num_microbatches: int) -> None:
     For each stage and microbatch that is one `F`, and either one `B` or one `I` and one `W`.
 
     Args:
-      ranks: of each rank its actions in order.
+      ranks: the actions of each rank, in order.
 
     Raises:
-      UsageError: no ranks or microbatches, a rank without work, a stage on two ranks, a gap in
-        the numbers, an action missing, unknown or there twice.
+      UsageError: no ranks or microbatches, a rank without work, a stage on two ranks, a gap in the
+        numbers, an action missing, unknown or there twice.
 
     Example:
       >>> from automesh.pipeline import check_actions, parse_actions
@@ -90,13 +90,13 @@ def _check_counts(counts: Counter[Action], *, num_stages: int, num_microbatches:
 
 
 def find_needs(ranks: Ranks) -> dict[Action, tuple[Action, ...]]:
-    """Says what each action needs, whatever the order: the actions whose results it reads.
+    """Finds what each action needs, in any order: the actions whose results it reads.
 
     `F` needs the `F` of the stage before; `B` and `I` need their `F` and the `B` or `I` of the
     stage after; `W` needs its `I`.
 
     Args:
-      ranks: as `check_actions` has passed them.
+      ranks: as checked by `check_actions`.
 
     Example:
       >>> from automesh.pipeline import find_needs, parse_actions
@@ -131,16 +131,16 @@ def find_needs(ranks: Ranks) -> dict[Action, tuple[Action, ...]]:
 def order_actions(
     ranks: Ranks, needs: Mapping[Action, tuple[Action, ...]]
 ) -> tuple[tuple[int, Action], ...]:
-    """Merges the ranks' orders into one in which everything comes after what it needs.
+    """Merges the ranks' orders into one in which every action comes after those that it needs.
 
     One controller that dispatches in this order never waits for something that it has not
     dispatched yet. The ranks take turns, one action each.
 
     Args:
-      needs: as `find_needs` gives them.
+      needs: as `find_needs` returns them.
 
     Returns:
-      Of each action its rank and itself.
+      The rank and the action, in order.
 
     Raises:
       UsageError: ranks wait for each other in a circle, or a rank for something it does later.
@@ -170,7 +170,7 @@ def order_actions(
 def _circle(
     ranks: Ranks, needs: Mapping[Action, tuple[Action, ...]], *, at: list[int], done: set[Action]
 ) -> UsageError:
-    """Follows who waits for whom from any stuck rank until a rank comes round again."""
+    """Describes a circle of waiting ranks, found from any stuck rank."""
     home = {action: rank for rank, actions in enumerate(ranks) for action in actions}
     rank = next(rank for rank, actions in enumerate(ranks) if at[rank] < len(actions))
     seen: dict[int, str] = {}
@@ -191,12 +191,12 @@ class Schedule:
     """The order of a pipeline's work, rank by rank, as data.
 
     Attributes:
-      name: for people; `make_schedule` gives its own names, `parse_schedule` the user's.
-      num_microbatches: into how many parts a batch is cut.
-      ranks: of each rank its actions, in the order in which it does them.
-      order: of each action its rank and itself: one order for all ranks together in which
-        everything comes after what it needs.
-      needs: of each action the actions whose results it reads, as `find_needs` gives them.
+      name: for people; `make_schedule` uses its own names, `parse_schedule` the user's.
+      num_microbatches: number of parts of a batch.
+      ranks: the actions of each rank, in order.
+      order: (rank, action) in one order for all ranks together, in which every action comes after
+        those that it needs.
+      needs: for each action, the actions whose results it reads, as `find_needs` returns them.
 
     Raises:
       UsageError: an action is missing or there twice, a stage has two ranks, or the ranks wait for
@@ -232,7 +232,7 @@ class Schedule:
 
     @property
     def homes(self) -> tuple[int, ...]:
-        """Stage -> the rank that it is on."""
+        """The rank of each stage."""
         home = {action.stage: rank for rank, action in self.order}
         return tuple(home[stage] for stage in range(len(home)))
 
@@ -243,10 +243,10 @@ class Schedule:
 
 
 def parse_schedule(lines: Sequence[str], *, name: str = "custom") -> Schedule:
-    """Reads a schedule of one's own, a line per rank; the opposite of `str(schedule)`.
+    """Reads a user's own schedule, a line per rank; the inverse of `str(schedule)`.
 
     Args:
-      lines: of each rank its actions, as `parse_actions` reads them: `F` forward, `B` backward, or
+      lines: the actions of each rank, as `parse_actions` reads them: `F` forward, `B` backward, or
         `I` and `W` for its halves; a microbatch; `@stage` where it is not the rank's number.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The simulator: a step of a pipeline in time, for many costs at a time.
+"""Simulates a step of a pipeline in time, for many costs at once.
 
-The rules
-* A rank does its actions one after the other, in its order, each as soon as what it needs is there.
-* What crosses to another rank is sent when it is made. A link from one rank to another carries one
+The rules * A rank does its actions one after the other, in its order, each as soon as its inputs
+are there. * A result for another rank is sent when it is made. A link from one rank to another
+carries one
   transfer at a time, in the order in which they were made; both directions are separate links.
   Ranks work on while they send and receive.
 
@@ -25,7 +25,7 @@ Seconds = NDArray[np.float64]
 
 
 class Timing:
-    """When ranks and links are free, and when results are where they are needed.
+    """The times when ranks and links are free, and when results arrive.
 
     Every time is an array with one element per set of costs, in seconds from the first start.
 
@@ -34,9 +34,8 @@ class Timing:
 
     Attributes:
       starts, ends: of the last step's actions.
-      sent: of what crossed to another rank in the last step, the target and the transfer's start
-        and end.
-      rank_free: of each rank the end of what it has done so far.
+      sent: target, start and end of each transfer of the last step.
+      rank_free: the end of each rank's work so far.
     """
 
     def __init__(self, schedule: Schedule, costs: Sequence[Sequence[StageCost]]) -> None:
@@ -59,20 +58,20 @@ class Timing:
         self._to_previous = [np.array([one.to_previous_s for one in each]) for each in by_stage]
 
     def play(self) -> None:
-        """Plays one step; another call plays the next, for which no rank waits for all others."""
-        # What an earlier step left is overwritten before it is read: in this order the needs of
-        # an action, which are of its own step, come before it.
+        """Plays one step; another call plays the next one, without a barrier in between."""
+        # Times of an earlier step are overwritten before they are read, since an action's needs are
+        # of the same step and come before it in this order.
         for rank, action in self._order:
             start = self.rank_free[rank]
             for one in self._needs[action]:
-                start = np.maximum(start, self._there(one, rank))
+                start = np.maximum(start, self._arrival_s(one, rank))
             end = start + self._seconds[action.kind, action.stage]
             self.starts[action], self.ends[action] = start, end
             self.rank_free[rank] = end
             self._send(rank, action, end)
 
-    def _there(self, action: Action, rank: int) -> Seconds:
-        """When the result of an action is on a rank that needs it."""
+    def _arrival_s(self, action: Action, rank: int) -> Seconds:
+        """Returns when the result of an action is on a rank that needs it."""
         return self.ends[action] if self._homes[action.stage] == rank else self.sent[action][2]
 
     def _send(self, rank: int, action: Action, made: Seconds) -> None:
@@ -92,7 +91,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """An action and when it is done; seconds from the first start."""
+    """An action with its start and end; seconds from the first start."""
 
     action: Action
     start_s: float
@@ -101,7 +100,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A result of `action` on its way from its rank to another.
+    """The transfer of a result of `action` to another rank.
 
     Attributes:
       start_s: when the link is free for it; not before the action's end.
@@ -116,7 +115,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a rank holds from a moment on, until the next of these moments."""
+    """The activations that a rank holds from a moment until the next `Held`."""
 
     at_s: float
     activations: int
@@ -128,11 +127,11 @@ class Simulated:
     """One step of a pipeline in time.
 
     Attributes:
-      spans: of each rank its actions in order.
-      transfers: in the order of their start; those that take no time are left out.
-      held: of each rank the activations that it holds, over time, from its first action on. One
-        is held from the start of its `F` to the end of its `B`, or of its `W`; what has arrived
-        for an action that has not begun is not counted.
+      spans: the actions of each rank, in order.
+      transfers: in the order of their start, without those that take no time.
+      held: the activations that each rank holds, over time, from its first action on. An activation
+        is held from the start of its `F` to the end of its `B`, or of its `W`; inputs of actions
+        that have not begun do not count.
     """
 
     schedule: Schedule
@@ -148,28 +147,28 @@ class Simulated:
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return max(spans[-1].end_s for spans in self.spans)
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """Of each rank the sum of its actions."""
+        """Seconds of each rank's actions together."""
         return tuple(sum(span.end_s - span.start_s for span in spans) for spans in self.spans)
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time in which they do nothing, 0 to 1."""
+        """The share of the ranks' time in which they are idle, 0 to 1."""
         available = self.makespan_s * len(self.spans)
         return 1 - sum(self.busy_s) / available if available else 0.0
 
     @property
     def peak_live(self) -> tuple[int, ...]:
-        """Of each rank the most activations that it holds at a time, counted in stages' inputs."""
+        """The most activations that each rank holds at a time, counted in stages' inputs."""
         return tuple(max(one.activations for one in held) for held in self.held)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Of each rank the most bytes of activations that one of its devices holds at a time."""
+        """The most bytes of activations that a device of each rank holds at a time."""
         return tuple(max(one.activation_bytes for one in held) for held in self.held)
 
 
@@ -206,7 +205,7 @@ def simulate(schedule: Schedule, costs: StageCost | Sequence[StageCost] | None =
 
 
 def find_makespans(schedule: Schedule, costs: Sequence[Sequence[StageCost]]) -> Seconds:
-    """Seconds of one step for many sets of costs at a time: `simulate(...).makespan_s` of each.
+    """Computes `simulate(...).makespan_s` for many sets of costs at once.
 
     Args:
       costs: sets of costs, each with one cost per stage.
@@ -233,12 +232,12 @@ def find_makespans(schedule: Schedule, costs: Sequence[Sequence[StageCost]]) -> 
 def steady_step_s(
     schedule: Schedule, costs: StageCost | Sequence[StageCost] | None = None
 ) -> float:
-    """Seconds per step, if a rank begins its next step as soon as it is done with this one.
+    """Computes seconds per step if each rank begins its next step as soon as it can.
 
-    That is how steps follow each other when nothing holds all ranks together between them: no
-    clipping by a norm over all stages, no loss that is waited for. It is the mean over as many
-    steps as there are ranks, after as many. Zero-bubble H2 is made for this: with actions of equal
-    length its ranks never wait.
+    Steps follow each other like this if nothing synchronizes all ranks between them: no clipping by
+    a norm over all stages, no waiting for the loss. It is the mean over as many steps as there are
+    ranks, after as many. Zero-bubble H2 is made for this: with actions of equal length its ranks
+    never wait.
 
     Args:
       costs: as in `simulate`.

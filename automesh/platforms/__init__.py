@@ -1,4 +1,4 @@
-"""The kinds of devices: everything in which CPUs, GPUs and TPUs differ that is a fact, not code."""
+"""The kinds of devices: all facts in which CPUs, GPUs and TPUs differ."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ PLATFORMS = (CPU, GPU, TPU)
 NAMES = tuple(platform.name for platform in PLATFORMS)
 _BY_NAME: dict[str, Platform] = {platform.name: platform for platform in PLATFORMS}
 COMPILED_ABSENT = tuple(platform for platform in PLATFORMS if platform.plugins)
-"""Those whose compilers need no device."""
+"""Platforms whose compilers need no device."""
 
 
 _UNSCHEDULED = Scheduling(source="the module as partitioned: nothing is scheduled yet")
 
 
 def scheduling_of(name: str) -> Scheduling:
-    """What the compiler of a platform does with collectives; of `none` as for nobody's.
+    """Returns how the compiler of a platform schedules collectives; for `none`, not at all.
 
     Raises:
       KeyError: there is no such platform.
@@ -27,7 +27,7 @@ def scheduling_of(name: str) -> Scheduling:
 
 
 def platform_named(name: str) -> Platform:
-    """The platform that jax calls so.
+    """Returns the platform with this name in jax.
 
     Raises:
       KeyError: there is none.

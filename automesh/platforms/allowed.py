@@ -1,7 +1,7 @@
-"""What the shell, the account or the service manager lets a process have, where that is too little.
+"""Checks limits of the shell, the account or the service manager that may be too low.
 
-Workers inherit these limits. One that is too low lets them end in the middle of an import, and
-looks like a fault of the script.
+Workers inherit these limits. With one that is too low, a worker ends in the middle of an import,
+which looks like an error of the script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from automesh.errors import UsageError
 from automesh.units import format_bytes
 
 LEAST_FILES = 256
-"""Descriptors: the channel of a worker lies above those that scripts use by habit."""
+"""Descriptors: the channel of a worker has a number above those that scripts usually use."""
 _LEAST_PROCESSES = 512  # threads count as well, and XLA starts some for each core
 _LEAST_ADDRESSES = 16 * 2**30  # what XLA maps; it is not memory that is used
 
@@ -24,8 +24,8 @@ class Limit:
     """A limit that is too low.
 
     Attributes:
-      said: what is allowed, in words.
-      command: that raises it in a shell.
+      said: the limit in words.
+      command: shell command that raises it.
     """
 
     said: str
@@ -33,12 +33,12 @@ class Limit:
 
 
 def low_limits() -> tuple[Limit, ...]:
-    """The limits of this process that a search may not get along with."""
+    """Returns the limits of this process that may be too low for a search."""
     found: list[Limit] = []
     files = _soft(resource.RLIMIT_NOFILE)
     if files is not None and files < LEAST_FILES:
         found.append(Limit(said=f"{files} open files", command="ulimit -n 1024"))
-    # Of what root starts nobody counts.
+    # The system does not count processes of root.
     processes = _soft(resource.RLIMIT_NPROC) if os.geteuid() else None
     if processes is not None and processes < _LEAST_PROCESSES:
         found.append(Limit(said=f"{processes} processes and threads", command="ulimit -u 4096"))
@@ -50,15 +50,17 @@ def low_limits() -> tuple[Limit, ...]:
 
 
 def spare_threads() -> None:
-    """Keeps numpy from starting a thread for each core where only a few are allowed: its OpenBLAS
-    ends a process that cannot have them as Ctrl-C does, in the middle of an import. To be called
-    before numpy is imported; workers inherit it."""
+    """Keeps numpy from starting a thread for each core if only a few are allowed.
+
+    Without enough threads, its OpenBLAS ends the process in the middle of an import, as Ctrl-C
+    does. Call this before numpy is imported; workers inherit it.
+    """
     if any("processes" in one.said for one in low_limits()):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def check_files() -> None:
-    """Makes sure that a worker can be started at all.
+    """Checks that a worker can be started at all.
 
     Raises:
       UsageError: too few files may be open at once.
@@ -73,8 +75,7 @@ def check_files() -> None:
 
 
 def limits_hint() -> str:
-    """What to do about limits that are too low, for a worker that ended without a reason; empty if
-    none is."""
+    """Returns a hint about low limits, for a worker that ended without a reason; empty if none."""
     low = low_limits()
     if not low:
         return ""

@@ -19,7 +19,7 @@ CPU = Platform(
         "all-reduce-promotion, cpu-all-reduce-combiner; no reduce-scatter is made, thunks of "
         "collectives wait",
     ),
-    # Only the shardings of such programs are wanted: no time goes into good machine code.
+    # Only the shardings of such programs are needed, so that fast compiles matter more than code.
     quick_options=(
         ("xla_backend_optimization_level", 0),
         ("xla_llvm_disable_expensive_passes", True),

@@ -8,8 +8,8 @@ from automesh.platforms.platform import Platform, Plugin, Scheduling
 # Without a GPU there is nothing to time kernels on, and Triton's untimed tiles are arbitrary:
 # matrix products go to cuBLAS.
 _UNTIMED = (("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False))
-# XLA makes kernels of its own of small sums inside a domain of NVLink, and jaxlib 0.12.0.1 dies of
-# those among 64 devices. No replay tells them from NCCL's.
+# XLA replaces small sums inside an NVLink domain by its own kernels, with which jaxlib 0.12.0.1
+# crashes on 64 devices. A replay treats them like NCCL's.
 _NO_OWN_KERNELS = (("xla_gpu_experimental_use_collective_kernels", ""),)
 
 GPU = Platform(
@@ -20,7 +20,7 @@ GPU = Platform(
     lowered_for=("cuda",),
     fabric="switch",
     sends_at_once=True,
-    library_operations=frozenset({"convolution"}),  # cuDNN's; products are Triton's as well
+    library_operations=frozenset({"convolution"}),  # by cuDNN; Triton also does products
     # f32 multiplications run as TF32, half of bf16 (NVIDIA data sheets, A100 to B200).
     slower_bits=((32, 2.0), (64, 16.0)),
     # jax takes three quarters of a GPU's memory at its start and no more (its documentation, "GPU

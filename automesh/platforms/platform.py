@@ -1,4 +1,4 @@
-"""What a platform is: the nouns of `cpu`, `gpu` and `tpu`."""
+"""The nouns of a platform, for `cpu`, `gpu` and `tpu`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ Options = tuple[tuple[str, bool | int | float | str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """What a compiler does with collectives.
+    """How a compiler schedules collectives.
 
     Attributes:
-      hides: kinds that it runs beside compute.
-      has_slots: True if a collective runs beside one slot of its block, see `ir.terms`, rather
-        than beside all of it.
-      combined_kinds: kinds of which it makes several one.
-      combined_bytes: of several that become one, at most; 0: none do.
-      widens: True if 16-bit floats travel in 32 bits.
-      whole_sum_cost: how much longer a sum that is scattered over every device of the mesh takes
-        than its kind says.
-      window_option: compiler option that says from which size on, in MiB, a multiplication is
-        windowed, see `cost.windowed`; empty where none is.
+      hides: kinds that it overlaps with compute.
+      has_slots: True if a collective overlaps with one slot of its block only, see `ir.terms`.
+      combined_kinds: kinds of which it combines several into one.
+      combined_bytes: limit for a combined collective; 0: none are combined.
+      widens: True if 16-bit floats are sent in 32 bits.
+      whole_sum_cost: factor by which a reduce-scatter over every device of the mesh is slower than
+        its kind.
+      window_option: compiler option with the minimum size, in MiB, of a windowed multiplication,
+        see `cost.windowed`; empty if there is none.
       source: where that is known from.
     """
 
@@ -41,10 +40,10 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """What compiles for a platform without its devices.
+    """A compiler for a platform that needs no devices.
 
     Attributes:
-      module: that Python finds if it is installed.
+      module: importable module if it is installed.
       packages: all that must be installed, the one with the version first.
     """
 
@@ -57,33 +56,33 @@ class Platform:
     """One kind of devices.
 
     Attributes:
-      name: as jax has it, and as specs and stored figures have it.
+      name: as in jax, in specs and in stored figures.
       devices: plural noun for messages: `TPUs`.
       one_device: what one is, and how it is linked to others.
-      backends: names that user code may know it by (`jax.jit(backend=)`, Pallas).
+      backends: names in user code (`jax.jit(backend=)`, Pallas).
       lowered_for: `lowering_platforms` of jax.
-      scheduling: what its compiler does with collectives.
-      quick_options: for a program that is never run.
-      needed_options: without which programs cannot be compiled, or not well, without devices.
-      low_effort_options: that give a verdict on memory in a fraction of the time; empty where the
-        compiler is quick at its default effort.
-      plugins: that compile without devices; none: nothing does.
+      scheduling: how its compiler schedules collectives.
+      quick_options: options for a program that is never run.
+      needed_options: options that compiling without devices needs, or needs for good programs.
+      low_effort_options: options with which the compiler decides about memory in a fraction of the
+        time; empty if it is fast anyway.
+      plugins: compilers without devices; may be empty.
       compiler: its name for messages.
-      jax_extra: the extra of jax that names the versions of the plugins.
-      package_prefix: with which the names of all packages begin that only it needs.
+      jax_extra: the extra of jax with the versions of the plugins.
+      package_prefix: prefix of the packages that only this platform needs.
       worker_variables: environment of a worker that compiles without devices.
-      link_latency_s: of a hop, for chips of a user's own that do not say; see data/chips.json.
+      link_latency_s: of a hop, for users' chips without this figure; see data/chips.json.
       fabric: how the devices of a granule are linked: see `hardware.fabric.fabric.Fabric`.
-      library_operations: of StableHLO, done by a library: what they read and write lies in memory,
-        as it is.
+      library_operations: operations of StableHLO that a library does: their operands and results
+        are in memory.
       sends_at_once: True if a device sends to all others of an all-to-all at the same time.
-      slower_bits: of number types that the data sheet leaves out, (bits, how many times longer a
-        multiplication takes than in bf16).
-      reserve_bytes, reserve_share: of a device, what is kept free where nobody says.
-      share_variables: environment that says which share of a device jax takes instead.
-      library_variable: environment that names a compiler which is no package.
-      cluster_keys: what a cluster of a user's own may state, beside its chip.
-      needed_cluster_keys: of these, what it must.
+      slower_bits: for number types without a figure, (bits, time of a multiplication divided by
+        that in bf16).
+      reserve_bytes, reserve_share: default reserve of a device.
+      share_variables: environment variables that set the share of a device for jax.
+      library_variable: environment variable with the path of a compiler that is no package.
+      cluster_keys: keys of a user's cluster, other than its chip.
+      needed_cluster_keys: those of them that are required.
     """
 
     name: PlatformName
@@ -114,10 +113,10 @@ class Platform:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages whose versions decide what is compiled."""
+        """Returns the packages whose versions change what is compiled."""
         return tuple(plugin.packages[0] for plugin in self.plugins)
 
     @property
     def install(self) -> str:
-        """What to do where no plugin is installed: the beginning of a hint."""
+        """Returns how to install a plugin: the beginning of a hint."""
         return f"run `pip install 'jax-automesh[{self.name}]'`"

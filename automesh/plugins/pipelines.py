@@ -11,8 +11,8 @@ from automesh.plugins.offered import PIPELINES
 if TYPE_CHECKING:
     from automesh.hardware.absent import AbsentDevices
     from automesh.mesh.axes import MeshAxis, Scalar
-    from automesh.outcomes import CompiledPipeline
-    from automesh.program.absent.compile import Order
+    from automesh.outcomes import PipelineOutcome
+    from automesh.program.absent.compile import CompileOrder
     from automesh.program.execute.prepare import Ready
     from automesh.program.execute.value_domains import Domain
     from automesh.program.lower.carry_state import Carry
@@ -45,7 +45,7 @@ class StagedProgram(Protocol):
     @property
     def carry(self) -> Carry: ...
     @property
-    def told(self) -> Any: ...
+    def compared_outputs(self) -> Any: ...
     @property
     def changed_in_place(self) -> int: ...
     @property
@@ -57,7 +57,7 @@ class StagedProgram(Protocol):
     def lines(self) -> tuple[TextLine, ...]: ...
     def named_axes(self, names: Sequence[str]) -> tuple[str, ...]: ...
 
-    def compile_here(self, options: Sequence[tuple[str, Scalar]]) -> CompiledPipeline:
+    def compile_here(self, options: Sequence[tuple[str, Scalar]]) -> PipelineOutcome:
         """Compiles all programs for the devices that are here.
 
         Raises:
@@ -65,7 +65,7 @@ class StagedProgram(Protocol):
         """
         ...
 
-    def compile_absent(self, order: Order) -> CompiledPipeline:
+    def compile_absent(self, order: CompileOrder) -> PipelineOutcome:
         """Compiles what works through microbatches, and the updates, for devices that are not here.
 
         Raises:

@@ -10,7 +10,7 @@ from automesh.cost.terms import Monomial, Terms
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.calibration.points import Point
 from automesh.mesh.axes import Scalar
-from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
+from automesh.outcomes import Counts, Effort, Memory, PipelineOutcome
 from automesh.program.capture.nouns import Capture
 from automesh.program.script.sources import NOTHING_READ, Reads, Sources
 from automesh.space.mapping import SplitArray, StepMapping
@@ -210,7 +210,7 @@ class CompileAnswer:
     effort: Effort = "default"
     stored: str = ""
     asked: tuple[str, ...] = ()
-    pipeline: CompiledPipeline | None = None
+    pipeline: PipelineOutcome | None = None
     kind: Literal["compile_answer"] = "compile_answer"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from automesh.outcomes import Compiled, CompiledPipeline, Outcome, Replayed
+from automesh.outcomes import Compiled, Outcome, PipelineOutcome, ReplayOutcome
 from automesh.report.result import Candidate, SearchResult
 from automesh.units import format_bytes, format_percent, format_seconds
 
@@ -11,17 +11,17 @@ _LEAST = 5e-4  # smaller parts of a step would print as 0.0 %
 _MOST = 3
 
 
-def replay_of(outcome: Outcome) -> Replayed | None:
+def replay_of(outcome: Outcome) -> ReplayOutcome | None:
     """The replay that a predicted time comes from; None where there is none."""
     return outcome.replay if isinstance(outcome, Compiled) else None
 
 
-def exposed_s(replay: Replayed) -> float:
+def exposed_s(replay: ReplayOutcome) -> float:
     """Seconds of a step in which the cores wait for communication."""
     return sum(seconds for _, seconds in _exposed(replay))
 
 
-def exposed_sentence(replay: Replayed) -> str:
+def exposed_sentence(replay: ReplayOutcome) -> str:
     """`1.20 ms of the step waits for communication (ici tp 0.90 ms, ...), of 4.30 ms of it in all`.
 
     Communication in all is the sum of every transfer's time as if it had its links to itself.
@@ -66,7 +66,7 @@ def predicted_lines(result: SearchResult, best: Candidate | None) -> list[tuple[
     ]
 
 
-def _exposed(replay: Replayed) -> list[tuple[str, float]]:
+def _exposed(replay: ReplayOutcome) -> list[tuple[str, float]]:
     return [
         (cause, seconds)
         for cause, seconds in replay.causes
@@ -79,7 +79,7 @@ def _exposed(replay: Replayed) -> list[tuple[str, float]]:
 _MOST_STAGES = 8
 
 
-def stages_of(candidate: Candidate | None) -> CompiledPipeline | None:
+def stages_of(candidate: Candidate | None) -> PipelineOutcome | None:
     """The compiled stages of a plan; None if it was not compiled, or is no pipeline."""
     if candidate is None:
         return None
@@ -93,7 +93,7 @@ def stage_bytes(candidate: Candidate) -> tuple[int, ...]:
     return tuple(stage.peak_bytes for stage in pipeline.stages) if pipeline is not None else ()
 
 
-def stages_sentence(pipeline: CompiledPipeline) -> str:
+def stages_sentence(pipeline: PipelineOutcome) -> str:
     """`1f1b, 4 stages of 3.1 GiB, 2.9 GiB, ... a device by the compiler; simulated, ranks ...`."""
     sizes = [format_bytes(stage.peak_bytes) for stage in pipeline.stages]
     listed = ", ".join(sizes[:_MOST_STAGES]) + (", ..." if len(sizes) > _MOST_STAGES else "")

@@ -17,7 +17,7 @@ from automesh.outcomes import (
     Measured,
     Outcome,
     OutOfMemory,
-    Replayed,
+    ReplayOutcome,
     RuledOut,
     TimedOut,
 )
@@ -130,7 +130,7 @@ def bracket(outcome: Outcome) -> str:
     match outcome:
         case Estimated(bracket_s=(low, high)):
             return f"{format_seconds(low)} to {format_seconds(high)}"
-        case Compiled(replay=Replayed(bracket_s=(low, high))):
+        case Compiled(replay=ReplayOutcome(bracket_s=(low, high))):
             return f"{format_seconds(low)} to {format_seconds(high)}"
         case _:
             return ""
@@ -433,7 +433,7 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
             fresh = sum(verification.processes for verification in verifications)
             where = f"in {count(fresh, 'fresh process', 'fresh processes')}"
             return f"{format_seconds(seconds)} measured {where if fresh else 'again'}"
-        case Compiled(step_s=seconds, replay=Replayed()) as outcome:
+        case Compiled(step_s=seconds, replay=ReplayOutcome()) as outcome:
             return (
                 f"{format_seconds(seconds)} predicted by a replay of the compiled program "
                 f"({bracket(outcome)}), not measured"

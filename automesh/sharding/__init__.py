@@ -1,1 +1,1 @@
-"""Shardy: propagation of shardings through a lowered step, read back as a graph (jax)."""
+"""Propagates shardings through a step with Shardy, and reads the result as a graph (jax)."""

@@ -1,8 +1,8 @@
-"""The state that a step gives back, and the program of the second step (jax).
+"""Finds the state that a step returns, and the program of the second step (jax).
 
-jax compiles a step once for every way in which its arguments are split. Where the state comes back
-split otherwise than it went in, the second call compiles another program, which all later ones run;
-the first one cannot reuse the memory of what it was given.
+jax compiles a step once for each sharding of its arguments. If the state comes back with another
+sharding, the second call compiles another program, which all later calls run, and the first call
+cannot reuse the memory of its arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHARDING = "sdy.sharding"
 
 
 def note_carry(module: Any, carried: CarriedLeaves | None) -> None:
-    """Notes at a lowered module what its state is."""
+    """Records the state in a lowered module."""
     if carried is None:
         return
     found = bindings()
@@ -40,7 +40,7 @@ def note_carry(module: Any, carried: CarriedLeaves | None) -> None:
 
 
 def read_carry(module: Any) -> CarriedLeaves | None:
-    """What `note_carry` has noted, if it has."""
+    """Reads what `note_carry` has recorded, if it has."""
     found = bindings()
     with module.context:
         main = functions_of(module.operation, found.ir)["main"]
@@ -58,7 +58,7 @@ def read_carry(module: Any) -> CarriedLeaves | None:
 
 
 def resplit(graph: Graph, carried: CarriedLeaves) -> tuple[tuple[int, int], ...]:
-    """The pairs of `carried` whose result is split otherwise than the argument."""
+    """Returns the pairs of `carried` whose result has another sharding than the argument."""
     arguments, results = graph.top.arguments, graph.top.returned
     return tuple(
         (argument, result)
@@ -71,10 +71,10 @@ def resplit(graph: Graph, carried: CarriedLeaves) -> tuple[tuple[int, int], ...]
 
 
 def shardings_of_results(module: Any, pairs: tuple[tuple[int, int], ...]) -> Mapping[int, Any]:
-    """How the arguments of the next step are split, as attributes of MLIR.
+    """Returns the shardings of the next step's arguments, as MLIR attributes.
 
     Args:
-      module: as it was partitioned.
+      module: after partitioning.
       pairs: (argument, result).
     """
     found = bindings()
@@ -110,7 +110,7 @@ def _whole(found: Any, like: Any, argument: Any) -> Any:
 
 
 def with_arguments(module: Any, shardings: Mapping[int, Any]) -> None:
-    """Splits arguments of a module as stated; changes it in place."""
+    """Sets the shardings of a module's arguments in place."""
     found = bindings()
     with module.context:
         main = functions_of(module.operation, found.ir)["main"]
@@ -123,11 +123,11 @@ def with_arguments(module: Any, shardings: Mapping[int, Any]) -> None:
 
 
 def state_of(carried: CarriedLeaves | None, moved: tuple[tuple[int, int], ...]) -> StepState:
-    """What the rules are told of a step's state.
+    """Describes a step's state for the rules.
 
     Args:
-      carried: None: nothing is known of it.
-      moved: pairs that come back split otherwise.
+      carried: None: the state is unknown.
+      moved: pairs that come back with another sharding.
     """
     if carried is None:
         return StepState()

@@ -1,8 +1,7 @@
-"""Cures of findings, tried in a lowered copy of the step (jax).
+"""Tries cures of findings in a lowered copy of the step (jax).
 
-Each function changes a module in place that is about to be partitioned, as the user's change of the
-script would; `automesh lint` then estimates what that saves. What a cure needs to find its place is
-in `Cure`.
+Each function changes a module before it is partitioned, as the user's change of the script would;
+`automesh lint` then estimates the saving. `Cure` has what a cure needs to find its place.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Split = tuple[tuple[str, ...], ...]
 
 
 def apply_cure(module: Any, cure: Cure) -> None:
-    """Changes a module, whose context is entered, in place.
+    """Applies a cure to a module in place; the caller has entered the module's context.
 
     Raises:
       StepRefused: the cure finds no place in this program.
@@ -70,7 +69,7 @@ class _Copy:
             )
 
     def note_replaced(self, argument: int, result: int) -> None:
-        """Notes that a result now replaces an argument in the next step."""
+        """Records that a result now replaces an argument in the next step."""
         if CARRY in self.main.attributes:
             noted = json.loads(self.ir.StringAttr(self.main.attributes[CARRY]).value)
             noted["changed"] = [one for one in noted["changed"] if one[0] != argument]
@@ -78,7 +77,7 @@ class _Copy:
             self.main.attributes[CARRY] = self.ir.StringAttr.get(json.dumps(noted))
 
     def sharding(self, split: Split) -> Any:
-        """An attribute of Shardy's that says how an array is split."""
+        """Makes the Shardy attribute of a sharding."""
         return self.sdy.TensorShardingAttr.get(
             self._mesh,
             [
@@ -90,7 +89,7 @@ class _Copy:
         )
 
     def split_of(self, sharding: Any) -> Split:
-        """The mesh axes of each dimension; parts of axes count as the whole."""
+        """Returns the mesh axes of each dimension; parts of axes count as the whole axis."""
         dimensions = self.sdy.TensorShardingAttr(sharding).dimension_shardings
         return tuple(
             tuple(
@@ -110,7 +109,7 @@ class _Copy:
         return self._sources.of(operation)
 
     def operations(self, name: str, root: Any = None) -> Iterator[Any]:
-        """All operations of a name, those in loops included."""
+        """Lists all operations with a name, including those in loops."""
         for region in (self.main if root is None else root).regions:
             for block in region.blocks:
                 for view in list(block.operations):
@@ -120,7 +119,7 @@ class _Copy:
                     yield from self.operations(name, operation)
 
     def constrained(self, value: Any, split: Split, before: Any) -> Any:
-        """A value with a constraint, which stands in front of an operation."""
+        """Adds a sharding constraint to a value, in front of an operation."""
         with self.ir.InsertionPoint(before), before.location:
             return self.sdy.ShardingConstraintOp(value, self.sharding(split)).result
 
@@ -152,7 +151,7 @@ def _split_like(copy: _Copy, cure: Cure) -> bool:
 
 
 def _forget_constraints(copy: _Copy, cure: Cure) -> None:
-    """Constraints in the step that repeat how such an array was split say the new split."""
+    """Changes constraints in the step that repeat the old sharding of such an array."""
     new = {
         copy.shape_of(copy.block.arguments[argument]): split
         for argument, split in zip(cure.arguments, cure.splits, strict=True)
@@ -163,8 +162,8 @@ def _forget_constraints(copy: _Copy, cure: Cure) -> None:
             operation.attributes["sharding"] = copy.sharding(split)
 
 
-def _hops(copy: _Copy, cure: Cure) -> bool:
-    """Constraints in between, in both directions: a backward pass goes the other way."""
+def _add_constraints_between(copy: _Copy, cure: Cure) -> bool:
+    """Adds constraints in between, in both directions, since a backward pass goes the other way."""
     before, *between, after = cure.splits
     done = False
     for operation in copy.operations(_CONSTRAINT):
@@ -192,7 +191,7 @@ def _hops(copy: _Copy, cure: Cure) -> bool:
 
 
 def _constrain_carried(copy: _Copy, cure: Cure) -> bool:
-    """Everything of a shape that a loop constrains or carries is split as wanted."""
+    """Splits all values of a shape that a loop constrains or carries as wanted."""
     (wanted,) = cure.splits
     done = False
     for operation in copy.operations(_CONSTRAINT):
@@ -210,7 +209,7 @@ def _constrain_carried(copy: _Copy, cure: Cure) -> bool:
 
 
 def _interleave(copy: _Copy, cure: Cure) -> bool:
-    """(batch, ...) to (examples, microbatches, ...), whose first two dimensions change places."""
+    """Reshapes (batch, ...) to (examples, microbatches, ...), and swaps these two."""
     done = False
     for operation in copy.operations(_RESHAPE):
         before = copy.shape_of(operation.operands[0])
@@ -251,7 +250,7 @@ def _interleave(copy: _Copy, cure: Cure) -> bool:
 
 
 def _convert_back(copy: _Copy, cure: Cure) -> bool:
-    """Results of the shapes of donated arguments, in another type, are converted to theirs."""
+    """Converts results with the shape of a donated argument to the argument's type."""
     ir = copy.ir
     taken: set[int] = set()
     for argument in cure.arguments:
@@ -290,7 +289,7 @@ CURES: Mapping[str, Callable[[_Copy, Cure], bool]] = {
     "donate": _donate,
     "return-as-given": _return_as_given,
     "split-like": _split_like,
-    "hops": _hops,
+    "hops": _add_constraints_between,
     "constrain-carried": _constrain_carried,
     "interleave": _interleave,
     "convert-back": _convert_back,

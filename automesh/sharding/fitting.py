@@ -1,4 +1,4 @@
-"""How a lowered program depends on the sizes of its mesh: found by lowering it at others (jax)."""
+"""Finds how a lowered program depends on its mesh, by lowering it at other sizes (jax)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from automesh.sharding.passes import Prepared
 from automesh.sharding.size_dependence import Fit, Sample, note_fit
 
 Sizes = tuple[tuple[str, int], ...]
-# How many fits of one kind of program a worker makes, each from another lowering.
+# Most fits of one kind of program that a worker makes, each from another lowering.
 _MOST_LAWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """The program at some sizes, ready to be partitioned.
+class SizedProgram:
+    """The program at some sizes, ready for partitioning.
 
     Attributes:
-      module: as `plain` gives it, or prepared if several sizes share it.
+      module: as `plain` returns it, or as `Prepared` if several sizes share it.
       sizes: of all axes, to partition it at.
       derived: True if it was derived from another lowering.
-      fixed: active axes for which its numbers hold at these sizes only.
-      limits: active axes for which its numbers hold up to a size only, and that size.
-      others: the same program at those of the probes that were looked at and do not differ.
-      failed: probes at which the program is another one, or cannot be lowered.
+      fixed: active axes for which its numbers are valid at these sizes only.
+      limits: active axes for which its numbers are valid up to a size only, with that size.
+      others: the same program at those probes that were compared and do not differ.
+      failed: probes at which the program differs, or cannot be lowered.
     """
 
     module: Any | Prepared
@@ -41,27 +41,27 @@ class Located:
     derived: bool = False
     fixed: frozenset[str] = frozenset()
     limits: tuple[tuple[str, int], ...] = ()
-    others: tuple[Located, ...] = ()
+    others: tuple[SizedProgram, ...] = ()
     failed: tuple[Sizes, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class Laws:
-    """The laws of all kinds of programs that a worker has seen of one step.
+    """The laws of all kinds of programs that one step has in a worker.
 
     Attributes:
-      doubled: kinds whose largest sizes told something that a lowering in between contradicts.
+      doubled: kinds for which a lowering contradicts a law that was learnt from the largest sizes.
     """
 
     doubled: set[str] = field(default_factory=set[str])
     _found: dict[str, list[Law]] = field(default_factory=dict[str, "list[Law]"])
 
     def of(self, kind: str) -> list[Law]:
-        """Those of one kind of program, by its signature; what is added to the list is kept."""
+        """Returns the list of laws of one kind of program, by its signature; it may be extended."""
         return self._found.setdefault(kind, [])
 
     def compared(self, kind: str, lowerings: Lowerings) -> int:
-        """How many lowerings a fit explains that it was not made of: two axes changed, or more."""
+        """Counts the lowerings with two or more changed axes that a fit explains."""
         return sum(
             any(len(law.changed(one)) > 1 and law.explains(one) for law in self.of(kind))
             for one in lowerings.of(kind)
@@ -70,16 +70,16 @@ class Laws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Finds the law of one lowering, and how far it reaches.
+    """Finds the law of one lowering, and the sizes for which it holds.
 
     Attributes:
       lowering: of the step at some sizes.
       active: its axes larger than 1.
-      largest: size of each axis up to which the program is wanted; of others as many devices as
-        there are.
+      largest: size of each axis up to which the program is wanted; for other axes the number of
+        devices.
       axis_names: all axes, in order.
-      lowerings: all that were made, here and in other workers.
-      laws: what was found before; more are added.
+      lowerings: all lowerings, of this and of other workers.
+      laws: laws that were found before; new ones are added.
       attempt: lowers the step at sizes of all axes; None if the user's code refuses them.
     """
 
@@ -91,8 +91,8 @@ class Fitting:
     laws: Laws
     attempt: Callable[[Mapping[str, int]], Lowering | None]
 
-    def located(self, others: Mapping[Sizes, Lowering | None]) -> Located:
-        """The program, with notes of how its numbers depend on the axes.
+    def located(self, others: Mapping[Sizes, Lowering | None]) -> SizedProgram:
+        """Returns the program, annotated with how its numbers depend on the axes.
 
         Args:
           others: the lowerings at the probes; None for those that are refused.
@@ -104,7 +104,7 @@ class Fitting:
         if not law.explains(lowering):
             law = Law(fit=Fit(base=lowering.sample))
         fixed = {axis for axis in active if not law.fit.knows(axis)}
-        agreeing: list[Located] = []
+        agreeing: list[SizedProgram] = []
         failed: list[Sizes] = []
         for probe, other in others.items():
             if other is None or other.signature != kind or not law.explains(other):
@@ -114,12 +114,12 @@ class Fitting:
                 continue
             if other.module is not None:
                 note_fit(other.module, law.fit, fixed.add)
-                agreeing.append(Located(module=other.module, sizes=other.sizes))
+                agreeing.append(SizedProgram(module=other.module, sizes=other.sizes))
         varied = [axis for axis in active if axis not in fixed]
         limits = self._limits(law, varied)
         fixed.update(self._contradicted(law, varied, dict(limits)))
         note_fit(lowering.module, law.fit, fixed.add)
-        return Located(
+        return SizedProgram(
             module=lowering.module,
             sizes=lowering.sizes,
             fixed=frozenset(fixed & set(active)),
@@ -129,8 +129,10 @@ class Fitting:
         )
 
     def _contradicted(self, law: Law, varied: Sequence[str], limits: Mapping[str, int]) -> set[str]:
-        """Axes at whose other sizes some lowering, here or elsewhere, has other numbers than its
-        law says, at sizes that are wanted: not below its own, and within its limits."""
+        """Returns the axes along which some lowering contradicts the law.
+
+        Only wanted sizes count: not below the law's own, and within its limits.
+        """
         lowering, found = self.lowering, set[str]()
         for one in self.lowerings.of(lowering.signature):
             changed = changed_axes(lowering.sizes, one.sizes)
@@ -146,10 +148,10 @@ class Fitting:
         return found
 
     def _law(self, probes: Sequence[Lowering]) -> Law:
-        """The law of this kind of program that explains a lowering; any, if none does.
+        """Returns a law of this kind of program that explains a lowering; any, if none does.
 
-        The first starts from what all workers start from; where that law does not reach, another
-        one starts from the lowering itself.
+        The first law starts from a base that all workers share; if it does not hold, another one
+        starts from the lowering itself.
 
         Args:
           probes: lowerings of this kind that the law must explain.
@@ -173,19 +175,21 @@ class Fitting:
                 laws.append(Law(fit=Fit(base=base)))
 
     def _base(self) -> Sample:
-        """What the law of a kind of program starts from: of those asked for, here or elsewhere, the
-        one with most axes, and the smallest of these."""
+        """Returns the lowering from which the law of a kind of program starts.
+
+        It is the smallest of those with most axes that any worker was asked for.
+        """
         alike = self.lowerings.of(self.lowering.signature)
         asked = [one.sample for one in alike if one.is_asked]
         return min(asked, key=most_axes_first, default=self.lowering.sample)
 
     def _learn(self, law: Law) -> None:
-        """Learns what the axes do that are active, or that the lowering has at other sizes.
+        """Learns the effect of axes that are active, or have other sizes in the lowering.
 
-        What one axis does is learnt from two sizes of it, and a third one is looked at. Where a
-        lowering in between is that third one, the axis is learnt from its largest size, which need
-        not be tried then. Elsewhere, or where that size is refused, it is learnt from the double,
-        and `_limits` tries the largest.
+        The effect of an axis is learnt from two sizes, and checked at a third one. If a lowering in
+        between can be the third, the axis is learnt from its largest size, which need not be tried
+        then. Otherwise, or if that size is refused, it is learnt from the double size, and
+        `_limits` tries the largest.
         """
         kind, base = self.lowering.signature, law.fit.base.sizes
         concerned = {*self.active, *law.changed(self.lowering)}
@@ -210,13 +214,13 @@ class Fitting:
                 for axis in waiting
                 if not any(self.lowerings.is_claimed({**base, axis: size}) for size in steps[axis])
             )
-            axis = next(free, waiting[0])  # Another worker is about to tell of the others.
+            axis = next(free, waiting[0])  # Another worker is lowering the others.
             waiting.remove(axis)
             is_rigid = True
             for size in steps[axis]:
                 sample = self.attempt({**base, axis: size})
                 if sample is None:
-                    # What may go well another time says nothing about the axis.
+                    # An error that may not occur again says nothing about the axis.
                     is_rigid &= self.lowerings.is_refused({**base, axis: size})
                 elif sample.signature == kind:
                     law.fit.learn(axis, sample.sample)
@@ -231,8 +235,10 @@ class Fitting:
                     law.rigid.add(axis)
 
     def _limits(self, law: Law, varied: Sequence[str]) -> tuple[tuple[str, int], ...]:
-        """Tries each axis at the largest size that is wanted and that the devices allow: a program
-        may have a `min` of something and a size in it, which shows only there."""
+        """Tries each axis at the largest size that is wanted and that the devices allow.
+
+        A program may use the `min` of a size and something else, which only shows there.
+        """
         lowering, kind = self.lowering, self.lowering.signature
         explained = [one for one in self.lowerings.of(kind) if law.explains(one)]
         for axis in varied:
@@ -254,7 +260,7 @@ class Fitting:
         return tuple((axis, law.limited[axis]) for axis in varied if axis in law.limited)
 
     def _last_held(self, law: Law, axis: str, size: int) -> int:
-        """The largest size of an axis below `size` at which the law holds, by halving."""
+        """Finds the largest size of an axis below `size` at which the law holds, by halving."""
         lowering = self.lowering
         size //= 2
         while size > lowering.sizes[axis]:

@@ -1,4 +1,4 @@
-"""Brings a module to the form in which XLA hands it to Shardy (jax).
+"""Brings a module to the form in which XLA passes it to Shardy (jax).
 
 Where several shardings could be propagated to a value, the first one wins, and which comes first
 depends on the order of the operations. XLA converts a step to HLO and back before it propagates:
@@ -49,7 +49,7 @@ def _reorder(operations: list[Any], ir: Any) -> None:
 
 
 def _needs(operation: Any, inside: dict[Any, int], ir: Any) -> list[int]:
-    """Places of the operations that make what an operation reads, its regions included."""
+    """Returns positions of the operations that make what an operation and its regions read."""
     found = [*_made_by(_operands(operation, ir), inside, ir)]
     for region in operation.regions:
         for block in region.blocks:
@@ -59,10 +59,10 @@ def _needs(operation: Any, inside: dict[Any, int], ir: Any) -> list[int]:
 
 
 def _operands(operation: Any, ir: Any) -> list[Any]:
-    """The operands; of a loop those last that it does not change, in the order of their use.
+    """Returns the operands; for a loop, unchanged ones come last, in the order of their use.
 
-    The way to HLO takes these out of the loop, and then hands them to it again; what the loop does
-    not even read it leaves out. That is still an operand here, and has to stand before the loop.
+    The conversion to HLO removes unchanged operands from the loop and adds them again, except those
+    that the loop does not read. Those are still operands here, and must come before the loop.
     """
     operands = list(operation.operands)
     if operation.name != "stablehlo.while":
@@ -83,7 +83,7 @@ def _operands(operation: Any, ir: Any) -> list[Any]:
 
 
 def _broadcast_without_ones(broadcast: Any, ir: Any) -> None:
-    """A reshape where nothing is repeated; and one in front where a dimension of one element is."""
+    """Replaces a broadcast by a reshape where nothing is repeated, or puts one in front."""
     operand, result = broadcast.operands[0], broadcast.results[0]
     before, after = ir.RankedTensorType(operand.type), ir.RankedTensorType(result.type)
     if before.rank == 0 or after.rank == 0:
@@ -122,13 +122,13 @@ def _replace(operation: Any, name: str, result: Any, operand: Any, ir: Any) -> N
 
 
 def _attributes(operation: Any, without: str = "") -> dict[str, Any]:
-    # What iterating gives is a name in some versions of jaxlib, and a pair in others.
+    # Iterating yields names in some versions of jaxlib, and pairs in others.
     pairs = [operation.attributes[place] for place in range(len(operation.attributes))]
     return {one.name: one.attr for one in pairs if one.name != without}
 
 
 def _read(block: Any) -> Iterator[Any]:
-    """What the operations of a block read, those inside them first; not what it returns."""
+    """Lists what the operations of a block read, nested ones first; without its returned values."""
     *body, _ = block.operations
     for view in body:
         for region in view.operation.regions:
@@ -147,7 +147,7 @@ def _made_by(values: Iterable[Any], inside: dict[Any, int], ir: Any) -> Iterator
 
 
 def _post_order(roots: Iterable[int], needed: list[list[int]]) -> Iterator[int]:
-    """Every place behind what it needs; of several things that are needed the first one first."""
+    """Orders every position after those that it needs; the first needed one comes first."""
     done: set[int] = set()
     for root in roots:
         stack = [(root, iter(needed[root]))] if root not in done else []

@@ -1,4 +1,4 @@
-"""How one kind of program depends on the sizes of its mesh, and how far that was tried (jax)."""
+"""How one kind of program depends on the sizes of its mesh, and where that was checked (jax)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from automesh.sharding.size_dependence import Fit, Sample
 
 @dataclass(slots=True, kw_only=True)
 class Law:
-    """What one kind of program is at all sizes, as far as was tried.
+    """The law of one kind of program at all sizes, as far as it was checked.
 
     Attributes:
       fit: of its numbers.
-      rigid: axes at whose other sizes it is of another kind.
+      rigid: axes at whose other sizes the program is of another kind.
       leaned_on: lowerings between those from which the fit was learnt: it must explain them.
       held: per axis, the largest size at which the fit held.
-      limited: where it did not hold at a larger one.
+      limited: axes for which it did not hold at a larger size.
       refused: smallest size that the user's code refuses.
     """
 
@@ -33,15 +33,15 @@ class Law:
     refused: dict[str, int] = field(default_factory=dict[str, int])
 
     def changed(self, lowering: Lowering) -> list[str]:
-        """Axes whose sizes differ from those that the fit starts from."""
+        """Returns the axes whose sizes differ from the base of the fit."""
         return changed_axes(self.fit.base.sizes, lowering.sizes)
 
     def knows(self, lowering: Lowering) -> bool:
-        """Whether the fit says anything about the numbers of a lowering."""
+        """Whether the fit covers all axes of a lowering."""
         return all(map(self.fit.knows, self.changed(lowering)))
 
     def explains(self, lowering: Lowering) -> bool:
-        """Whether the fit has the numbers of a lowering."""
+        """Whether the fit gives exactly the numbers of a lowering."""
         return self.knows(lowering) and self.fit.holds(lowering.sample)
 
 
@@ -52,10 +52,10 @@ def steps_to_learn_from(
     active: Sequence[str],
     largest: Mapping[str, int],
 ) -> tuple[int, ...]:
-    """Sizes of an axis from which its law may be learnt, the first to be tried first.
+    """Returns sizes of an axis from which its law may be learnt, in the order of trial.
 
     Args:
-      alike: what was lowered of this kind of program, as far as the law will know its axes.
+      alike: lowerings of this kind of program whose axes the law will know.
     """
     base = law.fit.base.sizes
     double = 2 * base[axis]
@@ -67,15 +67,14 @@ def steps_to_learn_from(
 
 
 def largest_in_reach(sizes: Mapping[str, int], axis: str, largest: Mapping[str, int]) -> int:
-    """The largest size of an axis that is wanted and for which there are devices, at these sizes of
-    the others."""
+    """Returns the largest wanted size of an axis that the devices allow, at these other sizes."""
     room = len(jax.devices()) // math.prod(sizes.values())
     most = sizes[axis] * 2 ** (max(1, room).bit_length() - 1)
     return min(most, largest.get(axis, most))
 
 
 def most_axes_first(sample: Sample) -> tuple[object, ...]:
-    """An order: more axes, then smaller ones, whose multiples are in reach."""
+    """Sort key: more axes first, then smaller sizes, whose multiples the devices allow."""
     sizes = [size for _, size in sorted(sample.sizes.items())]
     return -sum(size > 1 for size in sizes), math.prod(sizes), sizes
 

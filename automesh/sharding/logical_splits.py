@@ -1,4 +1,4 @@
-"""Which dimensions of a step's arrays are split by which axes, read off the program (jax)."""
+"""Finds, in the program, which axes split which dimensions of a step's arrays (jax)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Found = tuple[str, tuple[int, ...], Sequence[Sequence[str]]]  # name, shape, ax
 
 
 def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
-    """The arrays that are split by a logical axis, one for each way in which that happens.
+    """Lists the arrays that a logical axis splits, one for each kind of split.
 
-    Looked at are arguments and results, sharding constraints, and what manual regions take and
-    give.
+    It reads arguments and results, sharding constraints, and the operands and results of manual
+    regions.
 
     Args:
-      logical: axis of the program's mesh that stands for a logical axis -> that logical axis's
-        name in a `SplitArray`.
+      logical: axis of the program's mesh that stands for a logical axis -> that logical axis's name
+        in a `SplitArray`.
 
     Raises:
       StepRefused: this jaxlib does not show the shardings of a program.
@@ -48,7 +48,7 @@ def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[Sp
 
 
 def _declared(program: SingleProgram) -> Iterator[_Found]:
-    """What arguments, results and constraints of the lowered program say."""
+    """Reads the shardings of arguments, results and constraints in the lowered program."""
     found = bindings()
     source = SourceReader(found)
     module: Any = program.lowered.compiler_ir("stablehlo")
@@ -89,7 +89,7 @@ def _shape(kind: Any) -> tuple[int, ...]:
 
 
 def _manual(jaxpr: Any) -> Iterator[_Found]:
-    """The specs of `shard_map`s, which a mesh of one device leaves out of the lowered program."""
+    """Reads the specs of `shard_map`s, which the program of a one-device mesh lacks."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))

@@ -1,8 +1,8 @@
-"""What was lowered of one step at one choice of knobs, here and in other workers.
+"""Registers the lowerings of one step at one choice of knobs, of this and of other workers.
 
-Workers that estimate side by side lower the same step on different meshes. What a lowering tells
-about the others is its text and its numbers: these are passed on through the parent, so that few
-are made twice. The program itself stays where it was made.
+Workers that estimate at the same time lower the same step on different meshes. They exchange the
+hashes of texts and the numbers of their lowerings through the parent, so that few are made twice.
+The program itself stays in the worker that made it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from automesh.sharding.size_dependence import Numbers, Sample
 
-# Sends what is new here to the parent, and gives what others have sent: see `Lowerings.share`.
+# Sends new items to the parent, and returns those of other workers: see `Lowerings.share`.
 Exchange = Callable[[dict[str, Any]], Mapping[str, Any]]
-# What is known of a step with these knobs: whether meshes differ in the sizes of their axes alone.
+# Whether the programs of a step with these knobs differ only in the sizes of their axes.
 State = Literal["open", "alike", "varied"]
 _Key = frozenset[tuple[str, int]]
 
@@ -33,7 +33,8 @@ class Lowering:
       text: hash of the program without the sizes of its mesh.
       signature: hash of the program without its numbers.
       sample: its sizes (of all axes) and its numbers.
-      is_asked: the terms at these sizes are wanted, rather than what they tell about others.
+      is_asked: the terms at these sizes are wanted; False if it was only lowered to learn about
+        others.
     """
 
     module: Any
@@ -52,10 +53,10 @@ class Lowerings:
     """A register of lowerings of one step with the same mapping and knobs.
 
     Attributes:
-      exchange: with the other workers; None if there are none.
-      state: what is known here of all meshes, and told to the others.
-      is_alike_elsewhere: True once the step was found alike on its meshes with other knobs, and
-        varied with none.
+      exchange: exchange with the other workers; None if there are none.
+      state: what is known about all meshes, also sent to the others.
+      is_alike_elsewhere: True once the step was found alike on all meshes with other knobs, and
+        different with none.
     """
 
     exchange: Exchange | None = None
@@ -74,43 +75,43 @@ class Lowerings:
         return iter(self._found.values())
 
     def of(self, signature: str) -> list[Lowering]:
-        """Those of one kind of program."""
+        """Lists the lowerings of one kind of program."""
         return [one for one in self if one.signature == signature]
 
     def find(self, sizes: Mapping[str, int]) -> Lowering | None:
-        """What was lowered at sizes of all axes."""
+        """Finds the lowering at sizes of all axes."""
         return self._found.get(_key(sizes))
 
     def is_refused(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the user's code was found to refuse sizes."""
+        """Whether the user's code is known to refuse these sizes."""
         return _key(sizes) in self._refused
 
     def is_claimed(self, sizes: Mapping[str, int]) -> bool:
-        """Whether another worker is lowering the step at these sizes, as far as is known here."""
+        """Whether another worker is known to lower the step at these sizes."""
         return _key(sizes) in self._claimed
 
     def add(self, lowering: Lowering) -> None:
-        """Takes in what was lowered here, and tells the others."""
+        """Adds a lowering of this worker, and sends it to the others."""
         self._take(replace(lowering, module=None))
         if self.exchange is not None:
             self._unsent.append(_packed(lowering))
             self.share()
 
     def refuse(self, sizes: Mapping[str, int]) -> None:
-        """Takes in that the user's code refuses sizes."""
+        """Records that the user's code refuses these sizes."""
         self._refused.add(_key(sizes))
         if self.exchange is not None:
             self._unsent.append({"sizes": dict(sizes), "refused": True})
             self.share()
 
     def settle(self, state: State) -> None:
-        """Tells the others what is known of the step with these knobs."""
+        """Sends what is known about the step with these knobs to the others."""
         if state != self.state:
             self.state = state
             self.share()
 
     def share(self, claim: Mapping[str, int] | None = None) -> None:
-        """Sends what is new here, and takes in what others have sent.
+        """Sends new lowerings, and adds those of other workers.
 
         Args:
           claim: sizes that are lowered here next.
@@ -134,7 +135,7 @@ class Lowerings:
             try:
                 self._take(_unpacked(record))
             except (ValueError, zlib.error):
-                continue  # Garbage: these sizes are lowered here, then.
+                continue  # Unreadable: these sizes are lowered here.
         self._claimed = {_key(sizes) for sizes in reply.get("claimed", ())}
         self.is_alike_elsewhere = bool(reply.get("alike", False))
 

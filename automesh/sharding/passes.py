@@ -1,8 +1,8 @@
-"""All that touches Shardy's passes: partitions a lowered module with explicit collectives (jax).
+"""Runs Shardy's passes: partitions a lowered module with explicit collectives (jax).
 
-The passes and MLIR's Python bindings carry no stability promise: they are looked up here, and what
-is missing is said in one sentence. `sdy-convert-global-to-local` is left out on purpose: it ends
-the process on some inputs.
+The passes and MLIR's Python bindings may change in any version: only this module uses them, and it
+reports what is missing in one sentence. `sdy-convert-global-to-local` is not used on purpose, as it
+ends the process on some inputs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _SHARDING = "sdy.sharding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
-    """MLIR's Python classes, those of the dialects, and the pass manager."""
+    """MLIR's Python classes, the dialects, and the pass manager."""
 
     ir: Any
     sdy: Any
@@ -118,7 +118,7 @@ class Bindings:
 
 @functools.cache
 def bindings() -> Bindings:
-    """What the installed jaxlib offers.
+    """Returns the bindings of the installed jaxlib.
 
     Raises:
       StepRefused: something is missing.
@@ -143,12 +143,11 @@ def bindings() -> Bindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What all partitions of one program begin with, whatever the sizes of its mesh.
+    """A program prepared for partitioning at any sizes of its mesh.
 
     Attributes:
-      module: in StableHLO alone, calls inlined, in the form in which XLA propagates through it.
-      sources: lines of the user's code by the attribute of a location, as far as they were read;
-        see `SourceReader`.
+      module: in StableHLO alone, with calls inlined, in the form in which XLA propagates shardings.
+      sources: cache of lines of the user's code, by attribute of a location; see `SourceReader`.
     """
 
     module: Any
@@ -156,18 +155,18 @@ class Prepared:
 
 
 def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
-    """Prepares a copy of a lowered program, to be partitioned at several sizes.
+    """Prepares a copy of a lowered program for partitioning at several sizes.
 
     Args:
-      program: the module that `lowered.compiler_ir("stablehlo")` gives, or its text.
-      is_plain: it is what `plain` gave.
+      program: the module that `lowered.compiler_ir("stablehlo")` returns, or its text.
+      is_plain: `plain` has made it.
 
     Raises:
       StepRefused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
     module = _parse(found, program) if isinstance(program, str) else program
-    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
+    with module.context, found.ir.Location.unknown(), _reporting_failures(found):
         copy = module.operation.clone()
         hand_on_to_all(copy.operation, found.ir, found.sdy)
         if not is_plain:
@@ -185,9 +184,8 @@ def partitioned(
     """Partitions a copy of a lowered program: shardings everywhere, collectives explicit.
 
     Args:
-      program: as for `prepared`, or what that gave.
-      sizes: axis sizes to partition it at instead of those it was lowered with; for axes that are
-        left out nothing changes.
+      program: as for `prepared`, or its result.
+      sizes: axis sizes for partitioning; axes that are not in it keep the sizes of the lowering.
       change: changes the copy first.
 
     Returns:
@@ -198,7 +196,7 @@ def partitioned(
     """
     found = bindings()
     module = (program if isinstance(program, Prepared) else prepared(program)).module
-    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
+    with module.context, found.ir.Location.unknown(), _reporting_failures(found):
         copy = module.operation.clone()
         if change is not None:
             change(copy)
@@ -219,24 +217,25 @@ def partitioned(
 
 
 @contextmanager
-def _saying_what_failed(found: Bindings) -> Generator[None]:
+def _reporting_failures(found: Bindings) -> Generator[None]:
     try:
         yield
     except found.ir.MLIRError as error:
         raise StepRefused(
-            Failed(stage=STAGE, reason=f"Shardy could not partition it: {_said(error)}")
+            Failed(stage=STAGE, reason=f"Shardy could not partition it: {_diagnostic(error)}")
         ) from error
 
 
-def _said(error: Any) -> str:
-    """What MLIR found wrong; the text of the error itself begins with a heading alone."""
+def _diagnostic(error: Any) -> str:
+    """Returns MLIR's diagnostic, since the text of the error itself only begins with a heading."""
     messages = [str(one.message).partition("\n")[0] for one in error.error_diagnostics]
     return "; ".join(dict.fromkeys(filter(None, messages))) or in_one_line(error)
 
 
 def plain(program: Any) -> Any:
-    """A copy of a program in StableHLO alone, with calls inlined: jax shares functions between
-    calls whose shapes happen to be equal at some sizes.
+    """Copies a program into StableHLO alone, with calls inlined.
+
+    jax shares functions between calls whose shapes happen to be equal at some sizes.
 
     Raises:
       StepRefused: this jaxlib lacks a pass, or a pass fails.
@@ -248,13 +247,13 @@ def plain(program: Any) -> Any:
             _flatten(found, copy.operation)
         except found.ir.MLIRError as error:
             raise StepRefused(
-                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_said(error)}")
+                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_diagnostic(error)}")
             ) from error
         return copy
 
 
 def lowered_text(program: Any) -> str:
-    """The program as text without locations and without its meshes' sizes.
+    """Returns the program as text, without locations and sizes of its meshes.
 
     Two lowerings of a step with equal texts differ in the sizes of mesh axes alone.
     """
@@ -282,9 +281,9 @@ def _flatten(found: Bindings, module: Any) -> None:
 
 
 def _run(found: Bindings, passes: Sequence[str], module: Any) -> None:
-    """Runs passes in turn, and looks once at the end whether the program is well formed.
+    """Runs passes in turn, and verifies the program once at the end.
 
-    A pass manager does so behind every pass, which takes twice as long as the passes themselves.
+    A pass manager verifies after every pass, which takes twice as long as the passes themselves.
     """
     manager = _pipeline(found, passes)
     manager.enable_verifier(False)
@@ -300,7 +299,7 @@ def _pipeline(found: Bindings, passes: Sequence[str]) -> Any:
 
 
 def _parse(found: Bindings, text: str) -> Any:
-    # jax alone knows how to make a context that has every dialect of its programs.
+    # Only jax can make a context with every dialect of its programs.
     module: Any = jax.jit(lambda x: x).lower(0.0).compiler_ir("stablehlo")
     with module.context, found.ir.Location.unknown():
         return found.ir.Module.parse(text)
@@ -334,7 +333,7 @@ def _forget_sizes(found: Bindings, copy: Any) -> None:
         operation.attributes["mesh"] = found.sdy.MeshAttr.get(
             [found.sdy.MeshAxisAttr.get(name, 1) for name in names]
         )
-        # Says the same once more.
+        # It repeats the same information.
         if "stablehlo.mesh" in operation.attributes:
             del operation.attributes["stablehlo.mesh"]
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
@@ -342,12 +341,12 @@ def _forget_sizes(found: Bindings, copy: Any) -> None:
             del copy.operation.attributes[name]
 
 
-# Puts the bodies of called functions in the place of the calls (jax's MLIR bindings).
+# Replaces calls by the bodies of the functions (jax's MLIR bindings).
 #
 # XLA's pipeline inlines all calls before Shardy runs (`call-inliner` in the pipeline
-# `spmd-partitioner`). If Shardy sees functions, it settles one sharding for each argument, and a
-# value that is read in a loop by a small function may be gathered whole in front of the call.
-# MLIR's own `inline` pass leaves the calls: the dialects do not allow it here.
+# `spmd-partitioner`). With functions, Shardy chooses one sharding for each argument, and a value
+# that a small function reads in a loop may be gathered whole in front of the call. MLIR's own
+# `inline` pass keeps the calls, as the dialects do not allow inlining here.
 
 
 def inline_calls(module: Any, ir: Any) -> None:
@@ -371,7 +370,7 @@ def inline_calls(module: Any, ir: Any) -> None:
 
 
 def functions_of(module: Any, ir: Any) -> dict[str, Any]:
-    """The functions of a module's operation, by name."""
+    """Returns the functions of a module's operation, by name."""
     return {
         ir.StringAttr(operation.attributes["sym_name"]).value: operation.operation
         for operation in module.regions[0].blocks[0].operations
@@ -398,7 +397,7 @@ def _move(function: Any, call: Any, ir: Any) -> None:
     returned = list(operations[-1].operands)
     for operation in operations[:-1]:
         operation.move_before(call)
-        # jax notes no file for what it traced once and calls from several places.
+        # jax records no file for functions that it traced once and calls from several places.
         for one in (operation, *_operations_in(operation)):
             one.location = ir.Location.callsite(one.location, [call.location])
     for result, value in zip(call.results, returned, strict=True):
@@ -416,10 +415,10 @@ def _operations_in(root: Any) -> list[Any]:
     return found
 
 
-# Makes Shardy put reshards where XLA's partitioner puts them: before elementwise operations.
+# Makes Shardy insert reshards where XLA's partitioner does: before elementwise operations.
 #
-# Shardy's explicit reshards compute an elementwise operation with whatever sharding moves the
-# least: `convert` from f32 to bf16 in front of a gather stays split, and bf16 is gathered. XLA runs
+# Shardy's explicit reshards compute an elementwise operation with the sharding that moves least:
+# `convert` from f32 to bf16 in front of a gather stays split, and bf16 is gathered. XLA runs
 # Shardy's propagation alone; its own partitioner then brings the operands of every elementwise
 # operation to the sharding of the result (`HandleElementwise` in
 # xla/service/spmd/spmd_partitioner.cc): f32 is gathered. Both functions run between propagation and
@@ -456,10 +455,10 @@ def reshard_before_elementwise(operations: Sequence[Named], ir: Any, sdy: Any) -
 
 
 def note_declared_shardings(operations: Sequence[Named], ir: Any, sdy: Any) -> None:
-    """Notes at each matrix product how its operands and its result are split by propagation alone.
+    """Records at each matrix product how propagation splits its operands and result.
 
-    What a gather is for is lost in explicit collectives: XLA cuts it into a ring around the product
-    only if the product itself asks for it.
+    Explicit collectives do not show why an array is gathered: XLA turns a gather into a ring around
+    the product only if the product itself needs it.
 
     Args:
       operations: as for `reshard_before_elementwise`, and before it.
@@ -490,8 +489,8 @@ def _whole(mesh: str, rank: int, sdy: Any) -> Any:
 
 
 def _is_split_as(wanted: Any | None, operand: Any, ir: Any, sdy: Any) -> bool:
-    # How arguments of functions, loop bodies and manual regions are split is written at what is
-    # around them: a reshard to the sharding that they have already vanishes later.
+    # The shardings of arguments of functions, loop bodies and manual regions are stated at the
+    # surrounding operation. A reshard to the existing sharding is removed later.
     if isinstance(operand.owner, ir.Block):
         return False
     present = _sharding_at_definition(operand, ir, sdy)
@@ -501,10 +500,10 @@ def _is_split_as(wanted: Any | None, operand: Any, ir: Any, sdy: Any) -> bool:
 
 
 def _sharding_at_definition(value: Any, ir: Any, sdy: Any) -> Any | None:
-    """The sharding of an operation's result; None if none is written: whole on every device."""
+    """Returns the sharding of an operation's result; None if none is stated (whole everywhere)."""
     attributes = value.owner.attributes
     if _SHARDING in attributes:
         shardings = sdy.TensorShardingPerValueAttr(attributes[_SHARDING]).shardings
         return list(shardings)[ir.OpResult(value).result_number]
-    # A reshard's own is not per value.
+    # The sharding of a reshard is no list with one for each value.
     return attributes["sharding"] if value.owner.name == "sdy.reshard" else None

@@ -1,4 +1,4 @@
-"""The lowered programs of one step at several axis sizes, and what they have in common (jax)."""
+"""The lowered programs of one step at several axis sizes, and what they share (jax)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
 from automesh.sharding.carry import note_carry
-from automesh.sharding.fitting import Fitting, Laws, Located, Sizes
+from automesh.sharding.fitting import Fitting, Laws, SizedProgram, Sizes
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Sample, count_numbers, note_fit
 
 
 def lowered_for(platform: str) -> tuple[str, ...]:
-    """`lowering_platforms` of jax; `none`, which has no compiler, is lowered as for CPUs."""
+    """Returns jax's `lowering_platforms`; `none`, without a compiler, is lowered as for CPUs."""
     return platform_named("cpu" if platform == "none" else platform).lowered_for
 
 
-# Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
+# After so many lowerings that only differ in the sizes of their meshes, the others are derived.
 ENOUGH = 4
-# How many times the fit of one kind of program is compared with lowerings that it was not made of.
+# How often the fit of one kind of program is compared with lowerings that it was not made of.
 _COMPARED = 2
 
 
@@ -42,11 +42,11 @@ class Programs:
       build: the step on a mesh of these axes.
       axis_names: all axes, in order.
       platform: whose programs are wanted: cpu, gpu, tpu, none.
-      seen: for how many meshes a program was lowered elsewhere, by `text_of`.
-      lowerings: all that were made, here and in other workers.
+      seen: number of meshes for which a program was lowered elsewhere, by `text_of`.
+      lowerings: all lowerings, of this and of other workers.
       lower_s: seconds spent in building and lowering so far.
-      lowered: how many programs were lowered here so far.
-      verified: how many sets of active axes were partitioned at a second size.
+      lowered: number of programs that were lowered here so far.
+      verified: number of sets of active axes that were partitioned at a second size.
     """
 
     build: Callable[[Sequence[MeshAxis]], Built]
@@ -59,7 +59,7 @@ class Programs:
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
-    # Whether a probe that another worker has lowered was lowered here too: see `_with_other`.
+    # Whether this worker has also lowered a probe of another worker: see `_with_other_probe`.
     _looked: bool = False
     _laws: Laws = field(default_factory=Laws)
 
@@ -70,19 +70,18 @@ class Programs:
 
     @property
     def witnesses(self) -> int:
-        """Meshes for which the first program was lowered, here or elsewhere."""
+        """Counts the meshes for which the first program was lowered, here or elsewhere."""
         elsewhere = self.seen[self._first.text] if self._first is not None and self._is_seen else 0
         return len(self.lowerings) + elsewhere
 
     @property
     def _is_seen(self) -> bool:
-        """Whether an inspection has lowered the first program, and no other."""
-        # Of one other mesh it may be the program by chance; of one program among several, too.
+        """Whether an inspection has lowered the first program and no other."""
+        # One other mesh, or one program among several, may have the same program by chance.
         return self._first is not None and set(self.seen) == {self._first.text}
 
     def _is_alike(self, active: Iterable[str]) -> bool:
-        """Whether the program is the same on all meshes of these axes, as far as anybody needs to
-        know."""
+        """Whether the program is the same on all wanted meshes of these axes."""
         if self.varies:
             return False
         tried: dict[str, set[int]] = {}
@@ -90,11 +89,11 @@ class Programs:
             for axis, size in lowering.sizes.items():
                 tried.setdefault(axis, set()).add(size)
         if self.witnesses >= ENOUGH:
-            # An inspection has tried all axes that the devices allow.
+            # An inspection has already tried all axes that the devices allow.
             return self._is_seen or all(len(tried[axis]) > 1 for axis in active)
         if not self.lowerings.is_alike_elsewhere:
             return False
-        # With other knobs, an axis that matters by being there or by its size has shown then.
+        # An axis whose presence or size changes the program would have shown this with other knobs.
         used = {axis for axis, sizes in tried.items() if sizes != {1}} | {*active}
         return all(1 in tried[axis] and len(tried[axis]) > 2 for axis in used)
 
@@ -106,16 +105,16 @@ class Programs:
         *,
         exact: bool = False,
         largest: Mapping[str, int] | None = None,
-    ) -> Located:
-        """The program at `sizes`, with notes of how its numbers depend on the axes.
+    ) -> SizedProgram:
+        """Returns the program at `sizes`, annotated with how its numbers depend on the axes.
 
         Args:
           sizes: of the active axes.
-          probes: other sizes of the same axes; without any, nothing is claimed about other sizes.
-          enter: told what comes next: build, lower.
+          probes: other sizes of the same axes; without any, nothing is known about other sizes.
+          enter: called with the next stage: build, lower.
           exact: lower at `sizes` in any case.
-          largest: size of each axis up to which the program is wanted; of others, and without it,
-            as many devices as there are.
+          largest: size of each axis up to which the program is wanted; the number of devices for
+            other axes, and without it.
 
         Raises:
           Exception: whatever the user's code raises at `sizes`.
@@ -126,21 +125,21 @@ class Programs:
         if self._first is not None and self._is_alike(active) and not exact:
             if self._ready is None:
                 self._ready = prepared(self._first.module, is_plain=True)
-            return Located(module=self._ready, sizes=self._whole(sizes), derived=True)
+            return SizedProgram(module=self._ready, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter, is_asked=True)
         if not probes:
             unknown = self.varies or len(self.lowerings) == 1
-            return Located(
+            return SizedProgram(
                 module=lowering.module,
                 sizes=lowering.sizes,
                 fixed=frozenset(sizes) if unknown else frozenset(),
             )
         for half in self._halves(dict(sizes), dict(probes[0])):
-            if not self.varies and self._is_open(lowering, active):
+            if not self.varies and self._needs_lowering(lowering, active):
                 self._try(half, enter)
         others: dict[Sizes, Lowering | None] = {}
         for probe in probes:
-            if self._is_open(lowering, active):
+            if self._needs_lowering(lowering, active):
                 others[probe] = self._try(dict(probe), enter)
                 if others[probe] is None:
                     text = ",".join(f"{name}:{size}" for name, size in probe)
@@ -158,13 +157,13 @@ class Programs:
                 attempt=lambda other: self._try(other, enter),
             )
             located = fitting.located(others)
-            return self._with_other(located, lowering, probes[0], enter)
+            return self._with_other_probe(located, lowering, probes[0], enter)
         failed = tuple(probe for probe, other in others.items() if other is None)
         good = [probe for probe in probes if probe not in failed]
         ready = prepared(lowering.module, is_plain=True)
-        # Nothing but this one could be lowered: nothing is known about other sizes.
+        # Only this size could be lowered, so that nothing is known about others.
         is_alone = len(self.lowerings) == 1
-        return Located(
+        return SizedProgram(
             module=ready,
             sizes=lowering.sizes,
             fixed=frozenset(sizes) if is_alone else frozenset(),
@@ -172,11 +171,13 @@ class Programs:
             failed=failed,
         )
 
-    def _with_other(
-        self, located: Located, lowering: Lowering, probe: Sizes, enter: Callable[[str], None]
-    ) -> Located:
-        """With the program at a probe that another worker has lowered: what that has seen says
-        nothing about Shardy's answer. Once, in each worker."""
+    def _with_other_probe(
+        self, located: SizedProgram, lowering: Lowering, probe: Sizes, enter: Callable[[str], None]
+    ) -> SizedProgram:
+        """Adds the program at a probe that another worker has lowered, once in each worker.
+
+        The other worker's lowering says nothing about Shardy's result.
+        """
         known = self.lowerings.find(self._whole(dict(probe)))
         is_alike = known is not None and known.signature == lowering.signature
         if self._looked or located.others or located.fixed or located.limits or not is_alike:
@@ -188,18 +189,22 @@ class Programs:
         for law in self._laws.of(lowering.signature):
             if law.explains(lowering) and law.explains(other):
                 note_fit(other.module, law.fit, lambda _: None)
-                return replace(located, others=(Located(module=other.module, sizes=other.sizes),))
+                return replace(
+                    located, others=(SizedProgram(module=other.module, sizes=other.sizes),)
+                )
         return located
 
-    def _at(self, ready: Prepared, sizes: Sizes) -> Located:
-        """The same program at other sizes of its mesh."""
-        return Located(module=ready, sizes=self._whole(dict(sizes)))
+    def _at(self, ready: Prepared, sizes: Sizes) -> SizedProgram:
+        """Returns the same program at other sizes of its mesh."""
+        return SizedProgram(module=ready, sizes=self._whole(dict(sizes)))
 
     def _halves(
         self, sizes: Mapping[str, int], probe: Mapping[str, int]
     ) -> Sequence[Mapping[str, int]]:
-        """Two meshes that together have each axis at another size, and each at 1: they tell a
-        step that is alike on all meshes with other knobs from one that is not with these."""
+        """Returns two meshes that together have each axis at another size, and at 1.
+
+        They show whether a step that is the same on all meshes with other knobs is so with these.
+        """
         if not self.lowerings.is_alike_elsewhere:
             return ()
         axes = list(sizes)
@@ -209,8 +214,8 @@ class Programs:
         halves = ({axis: other[axis] for axis in half} for half in (axes[::2], axes[1::2]))
         return [half for half in halves if half]
 
-    def _is_open(self, lowering: Lowering, active: Sequence[str]) -> bool:
-        """Whether another lowering would tell something."""
+    def _needs_lowering(self, lowering: Lowering, active: Sequence[str]) -> bool:
+        """Whether another lowering would give information."""
         if self.varies:
             return self._laws.compared(lowering.signature, self.lowerings) < _COMPARED
         return len(self.lowerings) < 2 or not self._is_alike(active)
@@ -254,17 +259,17 @@ class Programs:
         self.lowerings.add(lowering)
         if self.varies:
             self.lowerings.settle("varied")
-        elif self.witnesses >= ENOUGH:  # What was believed for less is no evidence itself.
+        elif self.witnesses >= ENOUGH:  # Conclusions from fewer lowerings are no evidence.
             self.lowerings.settle("alike")
         return lowering
 
     def _try(
         self, sizes: Mapping[str, int], enter: Callable[[str], None], *, here: bool = False
     ) -> Lowering | None:
-        """The step at other sizes than those asked for; None if the user's code refuses them.
+        """Lowers the step at other sizes; None if the user's code refuses them.
 
         Args:
-          here: lower it, though another worker has: its program is wanted.
+          here: lower it, even if another worker has, as its program is needed.
         """
         whole = self._whole(sizes)
         if not here:
@@ -277,7 +282,7 @@ class Programs:
         try:
             lowering = self._made(sizes, enter, is_asked=False)
         except (MemoryError, jax.errors.JaxRuntimeError):
-            return None  # It may go well another time.
+            return None  # It may succeed another time.
         # The user's code may refuse sizes for any reason; they then have no terms.
         except Exception:  # noqa: BLE001
             self.lowerings.refuse(whole)
@@ -293,5 +298,5 @@ class Programs:
 
 
 def text_of(module: Any) -> str:
-    """A hash of a program without the sizes of its mesh."""
+    """Hashes a program without the sizes of its mesh."""
     return hashlib.sha256(lowered_text(module).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""One set of active axes becomes terms: lower, propagate shardings, read, collect (jax).
+"""Makes the terms of one set of active axes: lower, propagate shardings, read, collect (jax).
 
-Most steps are the same program on every mesh but for the sizes of the mesh: then a few are lowered
-and the others derived from them. Steps that state sizes of one device's part (manual regions) are
-lowered at further sizes, which shows how every number depends on the axes. What does not fit is
-`Terms.fixed`: it holds at the sampled sizes only.
+Most steps have the same program on every mesh, except for the sizes of the mesh: then a few are
+lowered, and the others are derived from them. Steps that state sizes of one device's part (manual
+regions) are lowered at further sizes, which shows how every number depends on the axes. Axes for
+which that fails are in `Terms.fixed`: the terms hold at the sampled sizes only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from automesh.cost.terms import Cure, Footprint, Guard, Terms
-from automesh.ir.findings.nouns import Program, StepState
+from automesh.cost.terms import Cure, DivisibilityGuard, Footprint, Terms
+from automesh.ir.findings.nouns import PartitionedProgram, StepState
 from automesh.ir.findings.state import state_findings
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.passes.halos import axes_of_odd_moves
@@ -31,13 +31,13 @@ from automesh.sharding.carry import (
     with_arguments,
 )
 from automesh.sharding.cures import apply_cure
-from automesh.sharding.fitting import Located, Sizes
+from automesh.sharding.fitting import SizedProgram, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
 from automesh.sharding.programs import ENOUGH, Programs
 from automesh.sharding.silenced import not_silenced
 
-# How many of a worker's first sets are partitioned at another size too; the rest have guards.
+# So many of a worker's first sets are partitioned at another size, too; the rest have guards.
 _VERIFIED = 1
 _SMALL = 4096
 
@@ -53,18 +53,18 @@ def propagate(
     with_results: bool = False,
     cure: Cure | None = None,
 ) -> Propagation:
-    """The terms of a step for the axes in `sizes`.
+    """Makes the terms of a step for the axes in `sizes`.
 
     Args:
-      programs: the step; remembers between calls what it has lowered.
+      programs: the step; keeps its lowerings between calls.
       sizes: of the active axes; all others are 1.
       probes: other sizes of the same axes at which the terms must hold too.
-      exact: lower the step at `sizes`, rather than derive its program from others.
-      largest: of each axis, the largest size at which the terms are wanted; without any, as many
-        devices as there are.
-      enter: told what comes next: build, lower, propagate.
-      with_results: say how large each result is.
-      cure: what is changed in a copy of the program first.
+      exact: lower the step at `sizes` instead of deriving its program from others.
+      largest: the largest size of each axis at which the terms are wanted; without it, the number
+        of devices.
+      enter: called with the next stage: build, lower, propagate.
+      with_results: add the size of each result.
+      cure: a change that is made in a copy of the program first.
 
     Raises:
       StepRefused: Shardy's passes are missing or fail; or the cure has no place in the program.
@@ -96,7 +96,9 @@ def propagate(
         if not fixed.issuperset(guard.axes)
     )
     of_state = tuple(
-        state_findings(Program(graph=first.graph, platform=programs.platform, state=first.state))
+        state_findings(
+            PartitionedProgram(graph=first.graph, platform=programs.platform, state=first.state)
+        )
     )
     collected = collect(graph, active=active, platform=programs.platform, state=first.state)
     terms = replace(
@@ -120,13 +122,13 @@ def propagate(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A step that was partitioned.
+class _PartitionedStep:
+    """A partitioned step.
 
     Attributes:
-      module: with the shardings that were propagated.
-      carried: what its state is, if that is known.
-      moved: pairs of the state that come back split otherwise.
+      module: with propagated shardings.
+      carried: its state, if that is known.
+      moved: pairs of the state that come back with another sharding.
     """
 
     ready: Prepared
@@ -141,20 +143,22 @@ class _Step:
 
 
 _Change = Callable[[Any], None]
-# How often the splits of a step's state are followed from one step to the next.
+# How many steps the shardings of the state are followed.
 _SETTLING_TRIES = 3
 
 
-def _first_step(located: Located, change: _Change | None = None) -> _Step:
+def _first_step(located: SizedProgram, change: _Change | None = None) -> _PartitionedStep:
     module = located.module
     ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
     return _partitioned(ready, located.sizes, change)
 
 
-def _partitioned(ready: Prepared, sizes: Mapping[str, int], change: _Change | None = None) -> _Step:
+def _partitioned(
+    ready: Prepared, sizes: Mapping[str, int], change: _Change | None = None
+) -> _PartitionedStep:
     module = partitioned(ready, sizes=sizes, change=change)
     graph, carried = read_graph(module, ready.sources), read_carry(module)
-    return _Step(
+    return _PartitionedStep(
         ready=ready,
         module=module,
         graph=graph,
@@ -163,11 +167,11 @@ def _partitioned(ready: Prepared, sizes: Mapping[str, int], change: _Change | No
     )
 
 
-def _settled(located: Located, first: _Step, change: _Change | None) -> Graph:
-    """The program that all steps but the first few run: its state comes back as it went in.
+def _settled(located: SizedProgram, first: _PartitionedStep, change: _Change | None) -> Graph:
+    """Finds the program of all steps but the first few, whose state keeps its sharding.
 
     Args:
-      change: that was made in the first step, too.
+      change: as in the first step.
     """
 
     def changed(module: Any, shardings: Mapping[int, Any]) -> None:
@@ -186,7 +190,7 @@ def _settled(located: Located, first: _Step, change: _Change | None) -> Graph:
 
 
 def _footprint(graph: Graph, platform: str) -> Footprint:
-    """What a step keeps in memory. Changes its graph."""
+    """Computes the memory of a step. Changes its graph."""
     found = collect(graph, active=(), platform=platform)
     return Footprint(
         points=found.points,
@@ -196,12 +200,12 @@ def _footprint(graph: Graph, platform: str) -> Footprint:
     )
 
 
-def _graph(located: Located) -> Graph:
+def _graph(located: SizedProgram) -> Graph:
     return _first_step(located).graph
 
 
-def _contradicting(graph: Graph, located: Located, probes: Sequence[Sizes]) -> list[Sizes]:
-    """Probes at which Shardy partitions the program in another way."""
+def _contradicting(graph: Graph, located: SizedProgram, probes: Sequence[Sizes]) -> list[Sizes]:
+    """Returns the probes at which Shardy partitions the program in another way."""
     found: list[Sizes] = []
     for other in located.others:
         if not same_program(graph, _graph(other)):
@@ -212,12 +216,12 @@ def _contradicting(graph: Graph, located: Located, probes: Sequence[Sizes]) -> l
 
 
 def same_program(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same operations on values that are split in the same way."""
+    """Whether two graphs have the same operations on values with the same shardings."""
     return list(_described(one.top)) == list(_described(other.top))
 
 
 def _described(block: Block) -> Iterator[tuple[object, ...]]:
-    """Operations on arrays of a size worth counting, collectives and loops."""
+    """Describes operations on large arrays, collectives and loops."""
     yield _splits(block.arguments)
     for operation in block.operations:
         axes = operation.attributes.get("axes")
@@ -244,8 +248,8 @@ def _splits(values: Sequence[Value]) -> tuple[object, ...]:
     )
 
 
-def _guards(graph: Graph) -> tuple[Guard, ...]:
-    """Where every dimension of every array is divided evenly, as at the sampled sizes."""
+def _guards(graph: Graph) -> tuple[DivisibilityGuard, ...]:
+    """Makes the conditions that every array is divided evenly, as at the sampled sizes."""
     found: set[tuple[int, tuple[str, ...]]] = set()
     for value in _values(graph.top):
         for index, axes in enumerate(value.axes):
@@ -253,7 +257,7 @@ def _guards(graph: Graph) -> tuple[Guard, ...]:
                 found.add((value.shape[index], axes))
     order = {axis: place for place, (axis, _) in enumerate(graph.mesh)}
     kept = {(size, tuple(sorted(axes, key=lambda axis: order[axis]))) for size, axes in found}
-    return tuple(Guard(size=size, axes=axes) for size, axes in sorted(kept))
+    return tuple(DivisibilityGuard(size=size, axes=axes) for size, axes in sorted(kept))
 
 
 def _values(block: Block) -> Iterator[Value]:
@@ -265,7 +269,7 @@ def _values(block: Block) -> Iterator[Value]:
 
 
 def _notes(
-    located: Located, graph: Graph, terms: Terms, *, moving: Collection[str], probed: bool
+    located: SizedProgram, graph: Graph, terms: Terms, *, moving: Collection[str], probed: bool
 ) -> tuple[str, ...]:
     notes: list[str] = []
     if located.derived:

@@ -1,8 +1,8 @@
-"""Running sums and their like in the form that every platform but GPUs has (jax).
+"""Rewrites cumulative operations on GPUs to the form of all other platforms (jax).
 
 For GPUs jax 0.12 lowers `jnp.cumsum`, `cumprod`, `cummax` and `cummin` to `chlo.scan`, which XLA
-hands to a library as one operation. Shardy knows no scans, and the pass that goes before it makes
-them loops of one row each. A window over all rows before says the same, as for CPUs and TPUs.
+passes to a library as one operation. Shardy knows no scans, and the pass before it turns them into
+loops over single rows. A window over all previous rows is equivalent, as on CPUs and TPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SCAN = "chlo.scan"
 
 
 def scans_as_windows(module: Any, ir: Any) -> None:
-    """Replaces scans by windows, those that reduce one array by one operation.
+    """Replaces scans that reduce one array by one operation with windows.
 
     Args:
       module: the operation of a module; changed in place.
@@ -28,7 +28,7 @@ def scans_as_windows(module: Any, ir: Any) -> None:
 
 
 def _reducer(scan: Any) -> str:
-    """`stablehlo.add`; empty if the scan is anything else than a reduction forwards."""
+    """Returns the reducer, as `stablehlo.add`; empty if the scan is no forward reduction."""
     attributes = scan.attributes
     block = scan.regions[0].blocks[0]
     body = [view.operation for view in block.operations]
@@ -38,7 +38,7 @@ def _reducer(scan: Any) -> str:
         and str(attributes["is_reverse"]) == "false"
         and len(body) == 2
         and list(body[0].operands) == list(block.arguments)
-        # The last row is the second result; nobody needs it beside the rows themselves.
+        # The last row is the second result, which is in the first one, too.
         and not list(scan.results[1].uses)
     )
     return str(body[0].name) if is_simple else ""
@@ -52,8 +52,7 @@ def _replace(scan: Any, reducer: str, ir: Any) -> None:
     padding = ", ".join(
         f"[{kind.shape[d] - 1 if d == dimension else 0}, 0]" for d in range(kind.rank)
     )
-    # The value that a reduction begins with leaves every other as it is; which it is does not
-    # matter to what looks at shapes.
+    # The neutral element of the reduction; analyses of shapes do not need its value.
     first = ir.Operation.create(
         "stablehlo.constant",
         results=[scalar],

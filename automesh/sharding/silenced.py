@@ -1,4 +1,4 @@
-"""Findings that a comment at their line silences (no jax).
+"""Removes findings that a comment at their line silences (no jax).
 
     x = x.reshape(4, -1, 512)  # automesh: ignore[microbatch-reshape]
 
@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"#\s*automesh:\s*ignore(?:\[([^\]]*)\])?")
 
 
 def not_silenced(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings that no comment at their line silences."""
+    """Returns the findings that no comment at their line silences."""
     return tuple(finding for finding in findings if not _is_silenced(finding))
 
 

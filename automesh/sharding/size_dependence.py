@@ -1,13 +1,13 @@
-"""How the numbers in a program (dimensions, trip counts) depend on the sizes of mesh axes (jax).
+"""Finds how numbers in a program (dimensions, trip counts) depend on mesh axes (jax).
 
 Inside a manual region a program states the shape of one device's part. Two programs with the same
-operations are compared number by number: doubling one axis shows how each number depends on it,
-as a power of the axis' size or, for trip counts such as `n - 1`, linearly; the dimensions of tiny
-arrays of another kind (an array of `n - 1` indices) keep what they have. Axes are taken as
-independent of each other; `Fit.holds` finds where that, or anything else here, is wrong.
+operations are compared number by number: doubling one axis shows how each number depends on it, as
+a power of the axis' size or, for trip counts such as `n - 1`, linearly; the dimensions of tiny
+arrays with another dependence (an array of `n - 1` indices) are ignored. Axes are assumed to be
+independent of each other; `Fit.holds` finds where that, or another assumption here, is wrong.
 
-The numbers are read off lowered modules, and the fit is noted there as attributes of the
-operations. They outlive Shardy's passes; `mlir.module` reads them.
+The numbers are read from lowered modules, and the fit is stored there as attributes of the
+operations. Shardy's passes keep them, and `mlir.module` reads them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from automesh.sharding.passes import Bindings, bindings, functions_of
 Numbers = NDArray[np.float64]
 Powers = tuple[tuple[str, int], ...]
 _LARGEST_POWER = 3
-# Arrays of so few elements are counters and indices: how they grow is not worth a failing fit.
+# Arrays of so few elements are counters and indices; the fit may ignore their growth.
 _TINY = 64
-# Stands for the dependence of a dimension that is not looked at.
+# Marks an ignored dependence of a dimension.
 ANYHOW = ("?", 0)
 _UNKNOWN = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The numbers of a program at some axis sizes, in the order in which they stand there.
+    """The numbers of a program at some axis sizes, in program order.
 
     Attributes:
-      elements: of the array that each number is a dimension of; infinite for other numbers.
+      elements: size of the array that each number is a dimension of; infinite for other numbers.
     """
 
     sizes: Mapping[str, int]
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slope:
-    """What one axis does to the numbers: `power` where `linear` is False, else `a * n + b`."""
+    """The effect of one axis on the numbers: `power` where `linear` is False, else `a * n + b`."""
 
     power: NDArray[np.int64]
     linear: NDArray[np.bool_]
@@ -66,7 +66,7 @@ class Fit:
     """The numbers of one program as functions of axis sizes.
 
     Attributes:
-      base: where all samples start from.
+      base: the sample that all others are compared with.
     """
 
     base: Sample
@@ -77,7 +77,7 @@ class Fit:
         return axis in self._slopes
 
     def learn(self, axis: str, sample: Sample) -> None:
-        """Takes in a sample that differs from the base in the size of `axis` alone."""
+        """Learns from a sample that differs from the base in the size of `axis` alone."""
         before, after = self.base.sizes.get(axis, 1), sample.sizes.get(axis, 1)
         old, new = self.base.numbers, sample.numbers
         ratio = np.divide(new, old, out=np.ones_like(new), where=(old != 0) & (new != 0))
@@ -93,7 +93,7 @@ class Fit:
         )
 
     def at(self, sizes: Mapping[str, int]) -> Numbers:
-        """The numbers at other sizes; every axis that differs from the base must be known."""
+        """Computes the numbers at other sizes; all axes that differ from the base must be known."""
         numbers = self.base.numbers.copy()
         for axis in sorted({*sizes, *self.base.sizes}):
             before, after = self.base.sizes.get(axis, 1), sizes.get(axis, 1)
@@ -108,13 +108,13 @@ class Fit:
                 where=slope.linear & (self.base.numbers != 0),
             )
             numbers *= factor
-            # A loop that does not run at the base's sizes: nothing to multiply.
+            # A loop that does not run at the base's sizes cannot be scaled.
             from_zero = slope.linear & (self.base.numbers == 0)
             numbers[from_zero] += (slope.a * after + slope.b)[from_zero]
         return numbers
 
     def holds(self, sample: Sample) -> bool:
-        """Whether the numbers of `sample` are those that the fit expects there."""
+        """Whether the fit predicts the numbers of `sample`."""
         expected = self.at(sample.sizes)
         if expected.shape != sample.numbers.shape:
             return False
@@ -122,7 +122,7 @@ class Fit:
         return bool((same if self._ignored is None else same | self._ignored).all())
 
     def powers(self, index: int) -> tuple[tuple[str, int], ...]:
-        """Axes and powers of one number, sorted by axis; its linear axes are left out."""
+        """Returns axes and powers of one number, sorted by axis, without its linear axes."""
         return tuple(
             (axis, int(slope.power[index]))
             for axis, slope in sorted(self._slopes.items())
@@ -130,15 +130,15 @@ class Fit:
         )
 
     def is_ignored(self, index: int) -> bool:
-        """Whether one number changes in a way that is not looked at, as arrays of indices do."""
+        """Whether a number's dependence is ignored, as for arrays of indices."""
         return self._ignored is not None and bool(self._ignored[index])
 
     def linear_axes(self, index: int) -> tuple[str, ...]:
-        """Axes on which one number depends linearly, sorted."""
+        """Returns the axes on which one number depends linearly, sorted."""
         return tuple(axis for axis, slope in sorted(self._slopes.items()) if slope.linear[index])
 
     def varying(self) -> dict[str, NDArray[np.int64]]:
-        """Per axis, the places of the numbers that depend on it, or may."""
+        """Returns, per axis, the positions of the numbers that depend on it, or may."""
         ignored = False if self._ignored is None else self._ignored
         return {
             axis: np.flatnonzero((slope.power != 0) | slope.linear | ignored)
@@ -146,7 +146,7 @@ class Fit:
         }
 
     def formula(self, index: int) -> Sum | None:
-        """One number as a sum; None if it depends linearly on more than one axis."""
+        """Returns one number as a sum; None if it depends linearly on more than one axis."""
         linear, powers = self.linear_axes(index), dict(self.powers(index))
         value = float(self.base.numbers[index])
         for axis, power in powers.items():
@@ -172,7 +172,7 @@ def _monomial(coefficient: float, powers: Mapping[str, int]) -> Monomial:
     )
 
 
-# Read off a module, and noted there.
+# Reading numbers from a module, and storing the fit in it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +180,9 @@ class Counted:
     """The numbers of one module.
 
     Attributes:
-      signature: equal for programs that differ in numbers alone.
-      numbers: dimensions of all results; trip counts of loops, -1 where unknown; what custom calls
-        state as their cost.
+      signature: equal for programs that only differ in numbers.
+      numbers: dimensions of all results; trip counts of loops, -1 where unknown; costs that custom
+        calls state.
       elements: see `fitting.Sample`.
     """
 
@@ -192,7 +192,7 @@ class Counted:
 
 
 def count_numbers(module: Any) -> Counted:
-    """The numbers of a lowered module, in the order of its operations."""
+    """Reads the numbers of a lowered module, in the order of its operations."""
     found = bindings()
     numbers: list[float] = []
     elements: list[float] = []
@@ -225,10 +225,10 @@ def _more_numbers(found: Bindings, operation: Any) -> list[float]:
 
 
 def note_fit(module: Any, fit: Fit, report: Callable[[str], None]) -> None:
-    """Notes at the operations of `module` how their numbers depend on axis sizes.
+    """Stores at the operations of `module` how their numbers depend on axis sizes.
 
     Args:
-      report: is called with every axis on which some number depends in a way that has no formula.
+      report: called with every axis on which some number depends without a formula.
     """
     found = bindings()
     varying = fit.varying()
@@ -251,8 +251,7 @@ def note_fit(module: Any, fit: Fit, report: Callable[[str], None]) -> None:
 def _visited(
     found: Bindings, module: Any
 ) -> Iterator[tuple[Any, list[tuple[str, tuple[int, ...]]]]]:
-    """Every operation, callees in the place of their calls, with the types and shapes of its
-    results."""
+    """Yields every operation with its results' types and shapes; calls are replaced by callees."""
     functions = functions_of(module.operation, found.ir)
     operations: list[Any] = []
 
@@ -300,7 +299,7 @@ def _note_dimensions(
 
 
 def read_dimensions(text: str) -> list[list[Powers]]:
-    """Of each result, per dimension the axes and powers that `note_fit` has noted, or ANYHOW."""
+    """Reads, per dimension of each result, the axes and powers of `note_fit`, or ANYHOW."""
     return [[_powers(dimension) for dimension in dimensions] for dimensions in json.loads(text)]
 
 
@@ -324,7 +323,7 @@ def _note_formulas(
 
 
 def read_formulas(text: str) -> list[Sum]:
-    """The sums that `note_fit` has noted."""
+    """Reads the sums that `note_fit` has stored."""
     return [
         tuple(Monomial(coefficient=number, powers=_powers(powers)) for number, powers in formula)
         for formula in json.loads(text)

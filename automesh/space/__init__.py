@@ -1,1 +1,1 @@
-"""Which plans a search may try: axes, constraints and knobs -> legal plans, and why not others."""
+"""Search spaces: axes, constraints and knobs -> legal plans, and why others are not."""

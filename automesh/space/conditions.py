@@ -1,4 +1,4 @@
-"""One condition that a plan must meet, as one noun: for thousands of meshes at once, or for one."""
+"""A condition that a plan must meet, for thousands of meshes at once or for one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from automesh.space.space import AxisRange, Relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SpaceRule:
     """A relation between a product of axes and integer knobs, and a number.
 
     Attributes:
-      name: stable, for counting: `tp max 16`, `dp*fsdp divides batch`,
-        `axis ep unused by the step`.
-      fact: name of the fact that `bound` is the value of; empty if the space gives the number.
+      name: stable, for counting: `tp max 16`, `dp*fsdp divides batch`, `axis ep unused by the
+        step`.
+      fact: name of the fact whose value is `bound`; empty if the space gives the number.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Rule:
     fact: str = ""
 
     def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
-        """Which of the rows of `values` (name -> sizes, all of one shape) meet the rule."""
+        """Says which rows of `values` (name -> sizes, all of one shape) meet the rule."""
         factors = [np.asarray(values[name]) for name in self.factors]
         largest = math.prod(int(np.abs(one).max(initial=1)) for one in factors)
         # Beyond 64 bits numpy would wrap around: then with Python's integers.
@@ -50,7 +50,7 @@ class Rule:
                 return (product != 0) & (self.bound % np.where(product == 0, 1, product) == 0)
 
     def detail(self, values: Mapping[str, int]) -> str:
-        """The numbers of one plan that the rule rejects."""
+        """Describes the numbers of one plan that the rule rejects."""
         product = math.prod(int(values[name]) for name in self.factors)
         bound = f"{self.fact} = {self.bound}" if self.fact else str(self.bound)
         wanted = {
@@ -64,14 +64,14 @@ class Rule:
 
 def rules_of_axes(
     axes: Sequence[AxisRange], used_axes: Collection[str], *, sometimes: Collection[str] = ()
-) -> list[Rule]:
-    """The rules that the step's use of the axes and the axes' own bounds make, in that order.
+) -> list[SpaceRule]:
+    """Makes the rules that follow from the step's use of the axes, and from the axes' bounds.
 
     Args:
       sometimes: axes that the step uses under another mapping.
     """
     rules = [
-        Rule(
+        SpaceRule(
             name=f"axis {axis.name} unused by the "
             + ("mapping" if axis.name in sometimes else "step"),
             factors=(axis.name,),
@@ -91,7 +91,7 @@ def rules_of_axes(
             if axis.maximum:
                 bounds.append(("max", axis.maximum))
         rules += [
-            Rule(
+            SpaceRule(
                 name=f"{axis.name} {relation} {bound}",
                 factors=(axis.name,),
                 relation=relation,

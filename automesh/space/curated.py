@@ -1,4 +1,4 @@
-"""Compiler options that come with automesh because they are worth a comparison."""
+"""The compiler options that come with automesh for `--xla curated`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CuratedOption:
 
     Attributes:
       values: the compiler's own choice first.
-      reason: what it changes, and where that pays.
-      generations: slugs of the chips that it is for; empty for all of the platform.
-      slices: True if it is of use between slices only.
+      reason: what it changes, and when that is faster.
+      generations: slugs of its chips; empty for all of the platform.
+      slices: True if it only matters between slices.
     """
 
     platform: str
@@ -35,18 +35,18 @@ class CuratedOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _CuratedTable:
     option: list[CuratedOption]
 
 
 @cache
 def curated_options() -> tuple[CuratedOption, ...]:
-    """All options on record."""
-    return tuple(read_table(_TABLE, _Table).option)
+    """Returns all options on record."""
+    return tuple(read_table(_TABLE, _CuratedTable).option)
 
 
 def curated_for(platform: str, chip: str, num_granules: int) -> tuple[Knob, ...]:
-    """The options that are worth trying on some devices.
+    """Selects the options that are worth trying on some devices.
 
     Args:
       platform: cpu, gpu or tpu.

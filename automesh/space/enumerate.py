@@ -1,4 +1,4 @@
-"""Every factorization of the devices into the axes, over ICI and DCN, as arrays."""
+"""Enumerates all factorizations of the devices into axes, over ICI and DCN, as arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def enumerate_meshes(
     """Lists every way to give all devices to the axes, before any rule.
 
     ICI sizes multiply to the devices in a granule; DCN sizes multiply to the granules, over the
-    axes with `dcn`. Order: by total sizes, the first axis largest first, then by DCN sizes alike.
+    axes with `dcn`. Order: by total sizes, the first axis largest first, then in the same way by
+    DCN sizes.
 
     Raises:
       UsageError: no devices, granules that do not divide the devices, several granules and no axis
@@ -66,7 +67,7 @@ def factorizations(total: int, parts: int) -> Sizes:
 
 
 def count_factorizations(total: int, parts: int) -> int:
-    """How many rows `factorizations` has, without making them.
+    """Counts the rows of `factorizations` without making them.
 
     An exponent e falls on n parts in C(e+n-1, n-1) ways, each prime on its own.
     """

@@ -16,7 +16,7 @@ _NAMES = ((bool, "a bool"), (int, "an int"), (float, "a float"))
 
 
 def type_name(default: Scalar) -> str:
-    """What a knob with this default takes, in words.
+    """Names the type of a knob with this default.
 
     >>> type_name(False), type_name(2), type_name(0.5), type_name("full")
     ('a bool', 'an int', 'a float', 'a str')
@@ -25,7 +25,7 @@ def type_name(default: Scalar) -> str:
 
 
 def as_type_of(default: Scalar, value: Scalar) -> Scalar | None:
-    """The value as a knob with this default takes it; None if it is of another type.
+    """Converts a value to the type of a knob with this default; None if it has another type.
 
     >>> as_type_of(1.0, 2), as_type_of(1, 2.0), as_type_of(1, True), as_type_of(False, 0)
     (2.0, None, None, None)
@@ -42,12 +42,12 @@ def as_type_of(default: Scalar, value: Scalar) -> Scalar | None:
 def fitting_knob(
     knob: Knob, default: Scalar, *, space: str, shipped: bool, notices: list[str]
 ) -> Knob | None:
-    """The knob of a search space with values of the type that `build` takes; None leaves it out.
+    """Checks a knob's values against the type that `build` takes; None leaves the knob out.
 
     Args:
       space: its name.
-      shipped: true for a space that comes with automesh, which cannot know the user's types: what
-        does not fit becomes a notice, and a knob that is on or off is tried so.
+      shipped: true for a space that comes with automesh, which cannot know the user's types: values
+        of another type become a notice, and a boolean knob is tried with false and true.
 
     Raises:
       UsageError: a user's own space has a value of another type.
@@ -56,15 +56,15 @@ def fitting_knob(
     kept = tuple(value for value in values if value is not None)
     if len(kept) == len(values):
         return Knob(name=knob.name, values=kept)
-    wanted = f"{type_name(default)} (its default is {_written(default)})"
+    wanted = f"{type_name(default)} (its default is {_as_toml(default)})"
     if not shipped:
         wrong = next(old for old, new in zip(knob.values, values, strict=True) if new is None)
         raise UsageError(
             f"the search space `{space}` gives the knob `{knob.name}` the value "
-            f"{_written(wrong)}, but `build` takes {wanted}",
+            f"{_as_toml(wrong)}, but `build` takes {wanted}",
             hint=f"list values of that type, as in `{knob.name} = {_example(default)}`",
         )
-    listed = ", ".join(map(_written, knob.values))
+    listed = ", ".join(map(_as_toml, knob.values))
     if isinstance(default, bool):
         notices.append(f"knob `{knob.name}` is tried with false and true: `build` takes {wanted}")
         return Knob(name=knob.name, values=(False, True))
@@ -72,8 +72,8 @@ def fitting_knob(
     return None
 
 
-def _written(value: Scalar) -> str:
-    """As TOML writes it."""
+def _as_toml(value: Scalar) -> str:
+    """Writes a value as TOML does."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)
@@ -81,4 +81,4 @@ def _written(value: Scalar) -> str:
 
 def _example(default: Scalar) -> str:
     examples: Sequence[Scalar] = (False, True) if isinstance(default, bool) else (default,)
-    return f"[{', '.join(map(_written, examples))}]"
+    return f"[{', '.join(map(_as_toml, examples))}]"

@@ -1,4 +1,4 @@
-"""From a search space and what the step says of itself to legal plans, and why not the others."""
+"""Finds the legal plans of a search space and a step, and says why others are not legal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.outcomes import RuledOut
-from automesh.space.conditions import Rule, rules_of_axes
+from automesh.space.conditions import SpaceRule, rules_of_axes
 from automesh.space.enumerate import enumerate_meshes
 from automesh.space.mapping import (
     Never,
@@ -25,19 +25,19 @@ from automesh.space.mapping import (
     used_axes_of,
 )
 from automesh.space.pipelines import OnePipeline, Runnable, numbers_of, rules_of_pipelines
-from automesh.space.settings import Setting, StepFacts, combine_settings, known_knobs
+from automesh.space.settings import PlanSetting, StepFacts, combine_settings, known_knobs
 from automesh.space.space import AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
-_MOST_RULES = 8  # of those that left nothing, in the error that says so
+_MOST_RULES = 8  # rejections that the error of an empty space names
 REPEATED = "mapping that is another one's on the mesh"
 Mesh = tuple[MeshAxis, ...]
-Condition = Rule | Never | OnePipeline | Runnable
+Condition = SpaceRule | Never | OnePipeline | Runnable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """How many plans a rule was the first to reject, with one of them and its numbers."""
+    """The number of plans that a rule was the first to reject, with one of them and its numbers."""
 
     rule: str
     count: int
@@ -47,7 +47,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What plans must meet, in the order in which it is tried."""
+    """The conditions for plans, in the order in which they are checked."""
 
     axes: tuple[AxisRange, ...]
     step: StepFacts
@@ -55,7 +55,7 @@ class Conditions:
     constraints: tuple[Condition, ...]
 
     def of(self, mapping: LogicalAxes, knobs: Knobs) -> tuple[Condition, ...]:
-        """The rules for plans with one mapping and these knobs."""
+        """Returns the rules for plans with one mapping and these knobs."""
         used, whole = {*self.step.used_axes}, self.step.mapping
         if not self.logical or whole is None:
             return (*rules_of_axes(self.axes, used), *self.constraints)
@@ -74,17 +74,17 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enumeration:
-    """Every plan, legal or counted under the first rule that rejected it.
+    """All plans: legal, or counted under the first rule that rejected them.
 
     Attributes:
       legal: default knobs first, then those with fewer settings changed; meshes in one fixed order.
       num_meshes: factorizations of the devices before rules.
       num_plans: meshes times settings: `len(legal)` plus the counts of `rejections`.
       rejections: most frequent first.
-      conditions: what each plan was held against.
-      mapping: of the logical axes, by default; empty where none is searched.
-      defaults: what `build` gets for knobs that a plan does not set.
-      notices: what of a shipped space does not apply to this step, one sentence each.
+      conditions: the conditions that each plan was checked with.
+      mapping: the default mapping of the logical axes; empty if none is searched.
+      defaults: arguments of `build` for knobs that a plan does not set.
+      notices: parts of a shipped space that do not apply to this step, one sentence each.
     """
 
     legal: tuple[Plan, ...]
@@ -97,7 +97,7 @@ class Enumeration:
     notices: tuple[str, ...] = ()
 
     def reasons_against(self, plan: Plan) -> tuple[RuledOut, ...]:
-        """Every rule that a plan breaks, with its numbers; empty if it is legal."""
+        """Lists every rule that a plan breaks, with its numbers; empty if the plan is legal."""
         knobs = tuple({**dict(self.defaults), **dict(plan.knobs)}.items())
         values = {**numbers_of(knobs), **plan.sizes}
         arrays = {name: np.array(value, np.int64) for name, value in values.items()}
@@ -108,7 +108,7 @@ class Enumeration:
         )
 
     def without(self, refused: Mapping[Plan, RuledOut]) -> Enumeration:
-        """With plans ruled out that turned out not to be legal.
+        """Returns the enumeration without plans that turned out not to be legal.
 
         Raises:
           NoFeasibleMesh: no other plan is left.
@@ -201,7 +201,7 @@ def find_legal(
 def _unused_notice(
     space: SearchSpace, step: StepFacts, logical: Sequence[LogicalAxis]
 ) -> list[str]:
-    """Says which axes the mesh has for nothing; whoever lists the axes knows."""
+    """Says which axes of a shipped space are in the mesh but unused."""
     if not space.shipped:
         return []
     used = {*step.used_axes}
@@ -221,7 +221,7 @@ def _unused_notice(
 def _of_pipelines(
     space: SearchSpace, step: StepFacts, knobs: Sequence[Knob]
 ) -> tuple[Condition, ...]:
-    """The rules of pipelines, with each knob's default first, if the search tries it."""
+    """Makes the rules of pipelines, with each knob's default first, if the search tries it."""
     defaults = dict(step.knobs)
     values: dict[str, Sequence[Scalar]] = {name: (value,) for name, value in step.knobs}
     for knob in knobs:
@@ -243,7 +243,7 @@ class _Tally:
         values: Mapping[str, Sizes],
         table: Batch,
         space: SearchSpace,
-        setting: Setting,
+        setting: PlanSetting,
         rules: Sequence[Condition],
     ) -> None:
         found, first_rows, counts = np.unique(broken, return_index=True, return_counts=True)
@@ -261,9 +261,9 @@ class _Tally:
             self._add(rule.name, count, example, rule.detail(numbers))
 
     def add_repeats(
-        self, rows: NDArray[np.int64], table: Batch, space: SearchSpace, setting: Setting
+        self, rows: NDArray[np.int64], table: Batch, space: SearchSpace, setting: PlanSetting
     ) -> None:
-        """Plans that another mapping makes, too."""
+        """Counts plans that an earlier mapping makes, too."""
         if len(rows):
             example = _plan(space, table, int(rows[0]), setting, {})
             self._add(REPEATED, len(rows), example, explain_repeat(setting.mapping))
@@ -287,10 +287,10 @@ def _verdicts(
     step: StepFacts,
     table: Batch,
     conditions: Conditions,
-    settings: Sequence[Setting],
-) -> Iterable[tuple[Setting, Sequence[Condition], NDArray[np.int64], Mapping[str, Sizes]]]:
-    """For each setting its rules, the first of them that each mesh breaks (by index), and what
-    rules look at."""
+    settings: Sequence[PlanSetting],
+) -> Iterable[tuple[PlanSetting, Sequence[Condition], NDArray[np.int64], Mapping[str, Sizes]]]:
+    """Yields for each setting its rules, the first that each mesh breaks (by index), and
+    numbers."""
     one = np.ones(len(table), np.int64)
     sizes = dict.fromkeys(space.names, one)
     sizes |= dict(zip(table.names, table.sizes.T, strict=True))
@@ -317,7 +317,7 @@ def _verdicts(
 
 
 def _plan(
-    space: SearchSpace, table: Batch, row: int, setting: Setting, known: dict[int, Mesh]
+    space: SearchSpace, table: Batch, row: int, setting: PlanSetting, known: dict[int, Mesh]
 ) -> Plan:
     if row not in known:
         sizes = zip(table.ici[row].tolist(), table.dcn[row].tolist(), strict=True)
@@ -351,13 +351,13 @@ def _why_nothing(rejections: Sequence[Rejection], num_devices: int, num_meshes: 
     )
 
 
-# Constraints of a search space, applied to the facts of one step.
+# Applies the constraints of a search space to the facts of one step.
 
 
 def rules_of_constraints(
     space: SearchSpace, step: StepFacts, knobs: Sequence[Knob], notices: list[str]
-) -> list[Rule]:
-    """The constraints as rules; those that do not apply become notices (shipped space) or errors.
+) -> list[SpaceRule]:
+    """Makes rules of constraints; those that do not apply become notices (shipped space) or errors.
 
     Raises:
       UsageError: a user's own space names a fact or factor that the step lacks; a fact is below 1.
@@ -365,7 +365,7 @@ def rules_of_constraints(
     facts = dict(step.facts)
     values: dict[str, Sequence[Scalar]] = {name: (value,) for name, value in step.knobs}
     values |= {knob.name: knob.values for knob in knobs}
-    rules: list[Rule] = []
+    rules: list[SpaceRule] = []
     for constraint in space.constraints:
         problem = _inapplicable(constraint, facts, space.names, values)
         if problem and not space.shipped:
@@ -383,7 +383,7 @@ def rules_of_constraints(
                 f"the constraint `{constraint}` needs a positive number, but {fact} is {bound}"
             )
         rules.append(
-            Rule(
+            SpaceRule(
                 name=str(constraint),
                 factors=constraint.factors,
                 relation=constraint.relation,
@@ -400,7 +400,7 @@ def _inapplicable(
     axes: Sequence[str],
     knobs: Mapping[str, Sequence[Scalar]],
 ) -> str:
-    """Why a constraint cannot be applied to this step, to follow its name; empty if it can."""
+    """Says why a constraint cannot be applied to this step, to follow its name; else empty."""
     for name in constraint.factors:
         if name in axes:
             continue

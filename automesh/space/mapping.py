@@ -1,4 +1,4 @@
-"""Logical axes in a search: every mapping of the space, and what each makes illegal."""
+"""Searches logical axes: all mappings of the space, and the plans that each makes illegal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MAPPING, Knobs
 from automesh.mesh.mapping import LogicalAxes, MappedAxes, check_mapped_axes, format_mapped
 from automesh.mesh.plan_arrays import Sizes
-from automesh.space.conditions import Rule
+from automesh.space.conditions import SpaceRule
 from automesh.space.space import LogicalAxis, SearchSpace
 
 
@@ -21,8 +21,8 @@ class SplitDimension:
     """A dimension of an array that is split by name.
 
     Attributes:
-      place: which dimension, from 0.
-      size: 0 for one that the step makes as large as it must be to divide evenly.
+      place: number of the dimension, from 0.
+      size: 0 for one that the step pads until it divides evenly.
       names: in the order of the split: mesh axes, and logical axes as `mapping.NAME`.
     """
 
@@ -33,10 +33,10 @@ class SplitDimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitArray:
-    """An array of the step some of whose dimensions are split by name.
+    """An array of the step with dimensions that are split by name.
 
     Attributes:
-      name: what it is, for people.
+      name: of the array, for messages.
     """
 
     name: str
@@ -45,14 +45,15 @@ class SplitArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How much of a step's parameters logical axes split over one mesh axis. What they leave whole
-    all devices along it compute alike.
+    """The share of a step's parameters that logical axes split over one mesh axis.
+
+    All devices along the axis compute the other parameters alike.
 
     Attributes:
       axis: of the mesh.
-      parts: logical axes that split the same arrays, and how many elements these have.
+      parts: logical axes that split the same arrays, and the number of elements of these.
       total: elements of all parameters.
-      most: elements that the best of the legal mappings splits.
+      most: elements that the best legal mapping splits.
     """
 
     axis: str
@@ -61,13 +62,16 @@ class Shares:
     most: int
 
     def split(self, mapping: LogicalAxes) -> int:
-        """Elements of the arrays that a mapping splits over the axis."""
+        """Counts the elements of the arrays that a mapping splits over the axis."""
         mine = {name for name, axes in mapping if self.axis in axes}
         return sum(count for names, count in self.parts if mine.intersection(names))
 
     def why_never(self, mapping: LogicalAxes) -> str:
-        """Why a mapping cannot be the best one, whatever its mesh: it uses the axis for less than
-        half of what another mapping uses it for. Empty if it may be."""
+        """Says why a mapping cannot be the best one on any mesh; empty if it may be.
+
+        It cannot if it splits less than half of the elements that another mapping splits over the
+        axis.
+        """
         mine = self.split(mapping)
         if not 0 < 2 * mine < self.most:
             return ""
@@ -79,10 +83,10 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobArrays:
-    """What logical axes split at some values of knobs.
+    """The arrays that logical axes split at some values of knobs.
 
     Attributes:
-      knobs: those that change arrays, with their values.
+      knobs: knobs that change arrays, with their values.
       arrays, unseen: as in `StepMapping`.
     """
 
@@ -93,16 +97,15 @@ class KnobArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMapping:
-    """What a step says of its logical axes.
+    """The use of logical axes in a step.
 
     Attributes:
       defaults: of `build`'s keyword `mapping`.
-      arrays: those that logical axes split, one for each way in which that happens; at the default
-        knobs.
-      unseen: why the arrays are not known, in words; empty if they are.
-      by_knobs: the arrays at every combination of the knobs that change them, as far as it was
-        looked at; empty if no knob does.
-      shares: of mesh axes over which little is worth nothing.
+      arrays: those that logical axes split, one for each kind of split; at the default knobs.
+      unseen: why the arrays are unknown, in words; empty if they are known.
+      by_knobs: the arrays at every inspected combination of the knobs that change them; empty if no
+        knob does.
+      shares: of mesh axes that are only useful if they split much.
     """
 
     defaults: LogicalAxes = ()
@@ -113,12 +116,15 @@ class StepMapping:
 
     @property
     def telling(self) -> frozenset[str]:
-        """The knobs that change arrays."""
+        """Returns the knobs that change arrays."""
         return frozenset(name for knob in self.by_knobs for name, _ in knob.knobs)
 
     def at(self, knobs: Knobs) -> StepMapping:
-        """What the step says at the knobs of a plan; nothing of its arrays where that was not
-        looked at, so that no plan is ruled out by those of another."""
+        """Returns the mapping facts at the knobs of a plan.
+
+        Arrays are unknown for combinations that were not inspected, so that no plan is ruled out by
+        the arrays of another.
+        """
         if not self.by_knobs:
             return self
         said = _in_words(knobs)
@@ -129,7 +135,7 @@ class StepMapping:
 
     @property
     def logical(self) -> frozenset[str]:
-        """The logical axes that split some array, at some value of the knobs."""
+        """Returns the logical axes that split some array, at some value of the knobs."""
         arrays = [*self.arrays, *(array for knob in self.by_knobs for array in knob.arrays)]
         names = {name for one in arrays for part in one.split for name in part.names}
         return frozenset(name[len(MAPPING) :] for name in names if name.startswith(MAPPING))
@@ -153,25 +159,25 @@ class Never:
     factors: tuple[str, ...] = ()
 
     def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
-        """False for all rows of `values`."""
+        """Returns False for all rows of `values`."""
         return np.zeros(next(iter(values.values())).shape, np.bool_)
 
     def detail(self, _: Mapping[str, int]) -> str:
-        """The reason, which the sizes of a plan do not change."""
+        """Returns the reason, which does not depend on the sizes of a plan."""
         return self.reason
 
 
 def known_logical(
     space: SearchSpace, step: StepMapping | None, notices: list[str]
 ) -> tuple[LogicalAxis, ...]:
-    """All logical axes of a search with their choices, those of `build` first, in its order.
+    """Lists the logical axes of a search with their choices, those of `build` first, in its order.
 
-    An axis that the space leaves out keeps what `build` maps it to. What the step does not have
+    An axis that the space leaves out keeps the mapping of `build`. An axis that the step lacks
     becomes a notice (shipped space) or an error (own).
 
     Raises:
-      UsageError: `build` takes no mapping, or maps an axis to what is none of the space's; in a
-        user's own space, a logical axis that splits nothing.
+      UsageError: `build` takes no mapping, or maps an axis to none of the space's axes; in a user's
+        own space, a logical axis that splits nothing.
     """
     if not space.mapping:
         return ()
@@ -205,7 +211,7 @@ def known_logical(
 def _kept(
     space: SearchSpace, step: StepMapping, notices: list[str]
 ) -> list[tuple[str, tuple[MappedAxes, ...]]]:
-    """The logical axes of the space that split something, with their choices."""
+    """Returns the logical axes of the space that split something, with their choices."""
     kept: list[tuple[str, tuple[MappedAxes, ...]]] = []
     if step.unseen:
         notices.append(
@@ -244,21 +250,20 @@ def _default_first(
 
 
 def used_axes_of(mapping: Iterable[tuple[str, MappedAxes]], step: StepMapping) -> frozenset[str]:
-    """The mesh axes that a mapping makes the step use."""
+    """Returns the mesh axes that a mapping makes the step use."""
     return frozenset(
         axis for name, axes in mapping if step.unseen or name in step.logical for axis in axes
     )
 
 
-def conditions_of(mapping: LogicalAxes, step: StepMapping) -> list[Rule | Never]:
-    """What one mapping asks of a mesh: no axis twice on an array, none that splits little, and
-    sizes that divide.
+def conditions_of(mapping: LogicalAxes, step: StepMapping) -> list[SpaceRule | Never]:
+    """Makes the conditions of one mapping: no axis twice on an array, useful axes, even division.
 
-    jax refuses an axis twice even where its size is 1.
+    jax refuses an axis twice even if its size is 1.
     """
     targets = {f"{MAPPING}{name}": axes for name, axes in mapping}
     twice: dict[str, Never] = {}
-    divides: dict[tuple[tuple[str, ...], int], Rule] = {}
+    divides: dict[tuple[tuple[str, ...], int], SpaceRule] = {}
     for array in step.arrays:
         taken: dict[str, str] = {}
         for part in array.split:
@@ -291,10 +296,10 @@ def _said(name: str, targets: Mapping[str, MappedAxes]) -> str:
 
 def _divides(
     array: SplitArray, part: SplitDimension, logical: Sequence[str], axes: tuple[str, ...]
-) -> Rule:
+) -> SpaceRule:
     names = "*".join(name[len(MAPPING) :] for name in logical)
     over = "*".join(dict.fromkeys(axes))
-    return Rule(
+    return SpaceRule(
         name=f"{over} divides {names} of {part.size}",
         factors=tuple(dict.fromkeys(axes)),
         relation="divides",
@@ -304,7 +309,7 @@ def _divides(
 
 
 class Repeats:
-    """Finds plans whose mapping is another one's on their mesh: axes of size 1 split nothing.
+    """Finds plans whose mapping equals another one on their mesh: axes of size 1 split nothing.
 
     Args:
       axes: of the meshes, in order.
@@ -322,11 +327,11 @@ class Repeats:
     def fresh(
         self, mapping: LogicalAxes, others: object, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which of the rows have not been seen with the same effect of the mapping; all are then.
+        """Says which rows have a new effect of the mapping, and remembers all of them.
 
         Args:
           others: the rest of the setting.
-          rows: of the table of meshes.
+          rows: rows of the table of meshes.
         """
         effects = np.array([self._effect(mapping, pattern) for pattern in self._patterns], np.int64)
         keys = (effects[self._row_pattern[rows]] * self._number + rows).tolist()
@@ -344,6 +349,6 @@ class Repeats:
 
 
 def explain_repeat(mapping: LogicalAxes) -> str:
-    """Why a plan is another one, too."""
+    """Says why a plan repeats another one."""
     text = " ".join(format_mapped(name, axes) for name, axes in mapping)
     return f"{text} splits arrays as an earlier mapping does: axes of size 1 split nothing"

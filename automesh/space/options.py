@@ -1,4 +1,4 @@
-"""Compiler options from the command line, `--xla NAME=VALUE`, as knobs of a search space."""
+"""Reads compiler options of the command line, `--xla NAME=VALUE`, as knobs of a search space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from automesh.space.space import Knob, SearchSpace, checked_knob
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE = "--xla xla_jf_spmd_threshold_for_windowed_einsum_mib=default,1000000"
-# What people write for a truth value in XLA_FLAGS, beside TOML's own words.
+# Truth values in XLA_FLAGS, in addition to TOML's words.
 _TRUTH = {"true": True, "True": True, "false": False, "False": False}
 
 
@@ -43,7 +43,7 @@ def parse_options(texts: Iterable[str]) -> tuple[Knob, ...]:
 
 
 def knobs_of(options: Mapping[str, Scalar | Sequence[Scalar]]) -> tuple[Knob, ...]:
-    """Compiler options with the value or the values to try of each.
+    """Makes knobs of compiler options with one or several values each.
 
     Raises:
       UsageError: a name that no option has, no value, or a value twice.
@@ -67,7 +67,7 @@ def _knob(name: str, values: Sequence[Scalar]) -> Knob:
 
 
 def with_options(space: SearchSpace, knobs: Sequence[Knob]) -> SearchSpace:
-    """The space with compiler options on every platform; those of the same name are replaced."""
+    """Adds compiler options to a space, on every platform; replaces those of the same name."""
     if not knobs:
         return space
     named = {knob.name: knob for knob in knobs}
@@ -93,7 +93,7 @@ def _values(text: str) -> list[Scalar]:
             hint=f"write for example `{_EXAMPLE}`",
         ) from None
     except Malformed:
-        pass  # Words without quotes, which are meant as they stand.
+        pass  # Words without quotes, which stand for themselves.
     try:
         pieces = next(csv.reader([text], skipinitialspace=True))
     except csv.Error as error:  # A line end, or a word of more than 128 KiB.
@@ -105,7 +105,7 @@ def _values(text: str) -> list[Scalar]:
 
 
 def value_of(text: str) -> Scalar:
-    """What a word without quotes means: a truth value, a number, or itself."""
+    """Reads a word without quotes: a truth value, a number, or the word itself."""
     if text in _TRUTH:
         return _TRUTH[text]
     for kind in (int, float):

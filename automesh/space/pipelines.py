@@ -1,5 +1,4 @@
-"""What a pipeline asks of a plan: its schedule, its microbatches and the mesh axis that it runs
-along."""
+"""Rules of pipelines: schedule, microbatches, and the mesh axis of the pipeline."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ VIRTUAL_STAGES = "virtual_stages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnePipeline:
-    """A mesh without a pipeline is tried with one schedule: all of them are the same program there.
+    """The rule that tries a mesh without a pipeline with one schedule: all are equal there.
 
     Attributes:
-      usual: of each knob that only a pipeline has, its first value.
+      usual: the first value of each knob that only pipelines have.
     """
 
     usual: Mapping[str, int]
@@ -35,12 +34,12 @@ class OnePipeline:
         object.__setattr__(self, "factors", (PIPELINE, *self.usual))
 
     def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
-        """Which of the rows of `values` are no repetition."""
+        """Says which rows of `values` are no repetition."""
         is_usual = [values[name] == one for name, one in self.usual.items()]
         return (values[PIPELINE] > 1) | np.logical_and.reduce(is_usual)
 
     def detail(self, values: Mapping[str, int]) -> str:
-        """What of a plan has no meaning."""
+        """Says which knobs of a plan have no effect."""
         del values
         knobs = " and ".join(f"`{name}`" for name in self.usual)
         return f"{PIPELINE} is 1, where {knobs} change nothing"
@@ -48,20 +47,20 @@ class OnePipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runnable:
-    """The schedule can be made for the ranks, stages and microbatches of the plan."""
+    """The rule that the schedule exists for the ranks, stages and microbatches of the plan."""
 
     factors: tuple[str, ...]
     name: str = "schedule for pp and microbatches"
 
     def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
-        """Which of the rows of `values` have a schedule."""
+        """Says which rows of `values` have a schedule."""
         columns = np.stack([np.atleast_1d(values[name]) for name in self.factors], axis=1)
         distinct, rows = np.unique(columns, axis=0, return_inverse=True)
         fits = [not self._refusal(one) for one in distinct.tolist()]
         return np.array(fits, np.bool_)[rows.reshape(values[PIPELINE].shape)]
 
     def detail(self, values: Mapping[str, int]) -> str:
-        """Why there is none for a plan."""
+        """Says why a plan has no schedule."""
         return self._refusal([values[name] for name in self.factors])
 
     def _refusal(self, numbers: Iterable[int]) -> str:
@@ -79,7 +78,7 @@ class Runnable:
 
 
 def numbers_of(knobs: Iterable[tuple[str, Scalar]]) -> dict[str, int]:
-    """What rules look at: knobs that are integers, and the number of a schedule that has a name."""
+    """Returns the values that rules read: integer knobs, and the number of a named schedule."""
     pairs = tuple(knobs)
     found = integers_of(pairs)
     named = dict(pairs).get(SCHEDULE)
@@ -91,11 +90,11 @@ def numbers_of(knobs: Iterable[tuple[str, Scalar]]) -> dict[str, int]:
 def rules_of_pipelines(
     axes: Collection[str], knobs: Mapping[str, Collection[Scalar]]
 ) -> tuple[OnePipeline | Runnable, ...]:
-    """The rules of a space in which pipelines are searched; none if it has no axis `pp`.
+    """Makes the rules of a space with pipelines; none if it has no axis `pp`.
 
     Args:
-      axes: the names of those that vary.
-      knobs: what `build` takes and its values in the search, the first of which is the usual one.
+      axes: the names of the varying axes.
+      knobs: knobs of `build` and their values in the search, the usual one first.
     """
     schedules = knobs.get(SCHEDULE, ())
     if (

@@ -1,4 +1,4 @@
-"""Knobs and compiler options: which apply to a step, and every combination of their values."""
+"""Finds the knobs and compiler options that apply to a step, and combines their values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAX_SETTINGS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What the inspection of the user's step says that bears on legality.
+    """The results of inspecting the user's step that matter for legality.
 
     Attributes:
       facts: named integers that constraints may refer to.
-      used_axes: mesh axes that the step shards anything over, other than by its mapping.
-      mapping: what it says of its logical axes; None if `build` takes no mapping.
+      used_axes: mesh axes over which the step splits arrays, except by its mapping.
+      mapping: its use of logical axes; None if `build` takes no mapping.
       knobs: `build`'s keyword parameters with their defaults.
       takes_any_knob: True if `build` has `**kwargs`.
     """
@@ -38,8 +38,8 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One combination of mapping, knobs and compiler options, as a plan holds it."""
+class PlanSetting:
+    """One combination of mapping, knobs and compiler options, as in a plan."""
 
     mapping: LogicalAxes
     knobs: Knobs
@@ -47,8 +47,9 @@ class Setting:
 
 
 def known_knobs(space: SearchSpace, step: StepFacts, notices: list[str]) -> list[Knob]:
-    """The knobs that `build` takes, with values of the types of their defaults; the others become
-    notices (shipped space) or an error (own).
+    """Returns the knobs that `build` takes, with values of the types of their defaults.
+
+    The others become notices (shipped space) or an error (own space).
 
     Raises:
       UsageError: a user's own space has a knob that `build` does not take, or a value of another
@@ -84,8 +85,8 @@ def combine_settings(
     knobs: Sequence[Knob],
     options: Sequence[Knob],
     defaults: Mapping[str, Scalar],
-) -> list[Setting]:
-    """All combinations: defaults first, then few changes before many.
+) -> list[PlanSetting]:
+    """Lists all combinations: defaults first, then few changes before many.
 
     Args:
       logical: with the default choice of each first.
@@ -111,10 +112,10 @@ def combine_settings(
     names = [one.name for one in (*logical, *knobs, *options)]
     first, second = len(logical), len(logical) + len(knobs)
 
-    def setting(values: Sequence[Any]) -> Setting:
+    def setting(values: Sequence[Any]) -> PlanSetting:
         named = tuple(zip(names, values, strict=True))
         chosen = named[second:]
-        return Setting(
+        return PlanSetting(
             mapping=named[:first],
             knobs=named[first:second],
             compiler_options=tuple((name, one) for name, one in chosen if one != DEFAULT_OPTION),
@@ -124,7 +125,7 @@ def combine_settings(
 
 
 def default_first(knob: Knob, default: Scalar) -> list[Scalar]:
-    """The values of a knob, its default before the others."""
+    """Returns the values of a knob, its default first."""
 
     # True == 1: types are compared as well.
     def is_other(value: Scalar) -> bool:
@@ -134,7 +135,7 @@ def default_first(knob: Knob, default: Scalar) -> list[Scalar]:
 
 
 def integers_of(knobs: Iterable[tuple[str, Scalar]]) -> dict[str, int]:
-    """Those knobs that are integers (and not booleans)."""
+    """Selects the knobs that are integers (and not booleans)."""
     return {
         name: value
         for name, value in knobs

@@ -18,7 +18,7 @@ DEFAULT_OPTION = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRange:
-    """What sizes one mesh axis may take; the bounds hold for `ici * dcn`.
+    """The possible sizes of one mesh axis; the bounds apply to `ici * dcn`.
 
     Attributes:
       maximum: 0 for no bound.
@@ -65,13 +65,13 @@ class Knob:
 
 
 def checked_knob(name: str, values: Sequence[Scalar], *, said: str) -> Knob:
-    """A knob whose values are distinct and finite, and whole numbers among them of 64 bits.
+    """Makes a knob; its values must be distinct and finite, and integers have at most 64 bits.
 
     Args:
       said: the beginning of an error: `` `knobs.remat` lists``.
 
     Raises:
-      UsageError: they are not.
+      UsageError: the values are not so.
     """
     kinds = [(type(value), value) for value in values]
     if len(set(kinds)) < len(kinds):
@@ -85,7 +85,7 @@ def checked_knob(name: str, values: Sequence[Scalar], *, said: str) -> Knob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalAxis:
-    """A logical axis of the step's arrays, and what it may be split over, in the order of the file.
+    """A logical axis of the step's arrays, and its possible mesh axes, in the order of the file.
 
     Attributes:
       choices: mesh axes, the slowest varying first; an empty choice splits nothing.
@@ -101,8 +101,8 @@ class SearchSpace:
 
     Attributes:
       name: shipped name, or the path of the user's file.
-      shipped: True for a space that comes with automesh: what a workload lacks is dropped with a
-        notice there, and is an error in a user's own space.
+      shipped: True for a space that comes with automesh: if a workload lacks something, that is
+        dropped with a notice; in a user's own space it is an error.
       names: all axes of the mesh in order; those without a range have size 1.
       axes: the axes that vary, in the order of `names`.
       batch_axes: axes that the rows of a batch are split over, for the rule.
@@ -121,5 +121,5 @@ class SearchSpace:
     compiler_options: tuple[tuple[str, tuple[Knob, ...]], ...] = ()
 
     def options_for(self, platform: str) -> tuple[Knob, ...]:
-        """The compiler options of one platform (cpu, gpu or tpu)."""
+        """Returns the compiler options of one platform (cpu, gpu or tpu)."""
         return dict(self.compiler_options).get(platform, ())

@@ -64,21 +64,21 @@ def read_space(name: str) -> SearchSpace:
     """Reads the space `name`: a shipped one (`auto`, `dense_lm`, ...) or the path of a TOML file.
 
     Raises:
-      UsageError: no such space; or what is wrong in the file, with the path of the key.
+      UsageError: no such space; or an error in the file, with the path of the key.
     """
     path, shipped = _locate(name)
     try:
         table = check_tree(parse_tree(read_text(path), source=path), _SpaceTable, source=path)
         return _space(table, name=name, shipped=shipped)
     except UsageError as error:
-        # What reads the file names it; what makes sense of it does not know it.
+        # Errors of reading name the file; later errors do not.
         where = "" if f"`{path}`" in error.message else f"`{path}`: "
         hint = error.hint or f"`{shipped_spaces()['auto']}` shows what a search space may say"
         raise UsageError(f"{where}{error.message}", hint=hint) from None
 
 
 def shipped_spaces() -> dict[str, Path]:
-    """Name -> file of every space that comes with automesh, installed or in a checkout."""
+    """Maps the name of every space that comes with automesh to its file."""
     installed = PACKAGE / "search_spaces"
     folder = installed if installed.is_dir() else PACKAGE.parent / "search_spaces"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -115,9 +115,9 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
         raise UsageError("`axes` must not be empty", hint="write for example `dp = { dcn = true }`")
     axes = [_axis(axis, bounds) for axis, bounds in table.axes.items()]
     listed = [axis.name for axis in axes]
-    names = _with_usual(listed) if shipped else tuple(listed)
+    names = _with_usual_axes(listed) if shipped else tuple(listed)
     axes.sort(key=lambda axis: names.index(axis.name))
-    # What cannot vary is an axis of the mesh, and nothing to enumerate.
+    # An axis that cannot vary is in the mesh, but is not enumerated.
     varying = [axis for axis in axes if axis.maximum != 1] or axes
     clash = [knob for knob in table.knobs if knob in names]
     if clash:
@@ -175,9 +175,11 @@ def _batch_axes(said: Sequence[str] | None, names: Sequence[str]) -> tuple[str, 
     return batch
 
 
-def _with_usual(listed: Sequence[str]) -> tuple[str, ...]:
-    """All axes of a shipped space: scripts for the usual ones shall run with each of them, so that
-    those which it leaves out exist with size 1."""
+def _with_usual_axes(listed: Sequence[str]) -> tuple[str, ...]:
+    """Adds the usual axes to those of a shipped space, with size 1.
+
+    So scripts for the usual axes run with each shipped space.
+    """
     usual = (PIPELINE, *DEFAULT_AXES) if PIPELINE in listed else DEFAULT_AXES
     return (*usual, *(name for name in listed if name not in usual))
 

@@ -1,1 +1,1 @@
-"""Texts that people and others give: what is refused, what is secret, what a terminal may show."""
+"""Checks texts of users and others: refuses some, hides secrets, makes them safe for terminals."""

@@ -1,4 +1,4 @@
-"""What is secret in a storage URL: where it stands, how it is hidden, and where else it comes from.
+"""Finds and hides the secrets of a storage URL, and reads passwords from other places.
 
 A text passes through here before it is shown, stored, logged, raised or put into JSON:
 
@@ -31,7 +31,7 @@ PASSWORD = "AUTOMESH_STORAGE_PASSWORD"
 PASSWORD_FILE = "AUTOMESH_STORAGE_PASSWORD_FILE"
 """The environment variable that names a file, whose first line is the password of any server."""
 OWN_VARIABLES = (PASSWORD, PASSWORD_FILE)
-"""What automesh alone reads: users' code in workers and commands has no business with it."""
+"""Variables that only automesh reads; they are removed for users' code in workers and commands."""
 
 _HINT = "write `postgresql+psycopg://user@host:5432/database`, and the password into " + PASSWORD
 _ESCAPES = "in users and passwords write `@` as `%40`, `?` as `%3F`, `/` as `%2F` and `%` as `%25`"
@@ -45,7 +45,7 @@ _PORT_AND_QUERY = re.compile(r"\d{1,5}(?:/[^?@]*)?\?")
 _SECRET_KEY = re.compile(
     r"pass(?!file|ive)|pwd|secret|token(?!s|iz)|credential|api_?key|scram_\w+_key", re.IGNORECASE
 )
-# As libpq has it, in texts of its errors and in what people write: `host=db password=secret`.
+# libpq's form, in its errors and in what people write: `host=db password=secret`.
 _SETTING = re.compile(
     r"""(?<!\w)((?:ssl_?)?(?:password|passwd|passphrase))\s*=\s*"""
     r"""('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s&'"`]+)""",
@@ -61,18 +61,19 @@ _IN_TEXT = re.compile(
     rf"|(?P<spaced>{_SCHEME}[^\s/:@]*:(?!\d+(?:[/?\s]|$))[^\n]{{1,200}}@[^\s'\"`]*)"
     rf"|(?P<plain>{_SCHEME}[^\s'\"`]*)",
 )
-_SHORT = 4  # A shorter password is part of many words: only where it stands alone it is one.
+_SHORT = 4  # A shorter password is part of many words: it is only masked as a separate word.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUrl:
-    """The URL of a database server, its secrets apart.
+    """The URL of a database server, separate from its secrets.
 
     Attributes:
-      shown: for people: as it was given, each secret replaced by `***`.
-      bare: as it was given, without its secrets: for SQLAlchemy, and for commands that people type.
-      secrets: what the driver gets besides: name of the argument and value.
-      hidden: values that are secret, too, and that the driver finds by itself.
+      shown: for people: the given URL, each secret replaced by `***`.
+      bare: the given URL without its
+      secrets: for SQLAlchemy, and for commands that people type. secrets: further arguments of the
+        driver: name and value.
+      hidden: other secret values, which the driver finds by itself.
     """
 
     shown: str
@@ -82,19 +83,18 @@ class StorageUrl:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """All secret values, for `masked`."""
+        """Returns all secret values, for `masked`."""
         return (*(value for _, value in self.secrets), *self.hidden)
 
 
 def read_url(text: str) -> StorageUrl:
     """Reads the URL of a database server as SQLAlchemy does.
 
-    A password may have `/`, spaces, `%40` for `@`, and an `@` itself where that can be told from
-    the `@` before the host.
+    A password may contain `/`, spaces, `%40` for `@`, and an `@` itself if it cannot be mistaken
+    for the one before the host.
 
     Raises:
-      UsageError: no URL, or one in which it cannot be told what the password is. The message has no
-        secret.
+      UsageError: no URL, or one whose password is ambiguous. The message contains no secret.
     """
     import sqlalchemy as sa
     import sqlalchemy.exc as sa_errors
@@ -102,7 +102,7 @@ def read_url(text: str) -> StorageUrl:
     parts = _split(text)
     if parts is None:
         raise UsageError(
-            f"it cannot be told where the password ends in the storage URL `{masked_url(text)}`",
+            f"it is not clear where the password ends in the storage URL `{masked_url(text)}`",
             hint=f"{_ESCAPES}; or leave the password out, and set {PASSWORD}",
         )
     if MASK in (parts.password, *(value for _, value in parts.secret_pairs)):
@@ -114,7 +114,7 @@ def read_url(text: str) -> StorageUrl:
         url = sa.make_url(parts.whole)
         sa.make_url(parts.bare)
     except (sa_errors.ArgumentError, ValueError):
-        # Not as its cause: its text quotes pieces of the URL.
+        # Without the original error, whose text quotes pieces of the URL.
         raise UsageError(f"`{parts.masked}` is not a database URL", hint=_HINT) from None
     secrets = {"password": str(url.password)} if url.password else {}
     for key, values in url.query.items():
@@ -124,11 +124,11 @@ def read_url(text: str) -> StorageUrl:
 
 
 def with_password(url: StorageUrl, environ: Mapping[str, str]) -> StorageUrl:
-    """The URL with the password that the environment has for it, unless it has one itself.
+    """Adds the password of the environment to a URL, unless the URL has one.
 
     The first of these counts: the URL's own, AUTOMESH_STORAGE_PASSWORD,
-    AUTOMESH_STORAGE_PASSWORD_FILE, and for PostgreSQL PGPASSWORD. PGPASSFILE and ~/.pgpass are
-    libpq's to read.
+    AUTOMESH_STORAGE_PASSWORD_FILE, and for PostgreSQL PGPASSWORD. libpq itself reads PGPASSFILE and
+    ~/.pgpass.
 
     Raises:
       UsageError: the file of AUTOMESH_STORAGE_PASSWORD_FILE cannot be read, holds no password, or
@@ -136,7 +136,7 @@ def with_password(url: StorageUrl, environ: Mapping[str, str]) -> StorageUrl:
     """
     if any(key.lower() in ("password", "passwd") for key, _ in url.secrets):
         return url
-    # libpq finds it in any case; what it says in an error must not have it.
+    # libpq finds it in any case; it must not be in libpq's error messages.
     postgres = environ.get("PGPASSWORD", "") if url.bare.startswith("postgres") else ""
     url = replace(url, hidden=(postgres,) if postgres else ())
     password = environ.get(PASSWORD, "")
@@ -147,7 +147,7 @@ def with_password(url: StorageUrl, environ: Mapping[str, str]) -> StorageUrl:
 
 
 def _password_in(name: str) -> str:
-    """The first line of a file that its owner alone may read."""
+    """Reads the first line of a file that only its owner may read."""
     hint = f"{PASSWORD_FILE} names a file with the password in its first line; `chmod 600` it"
     try:
         path = user_path(name)
@@ -159,7 +159,7 @@ def _password_in(name: str) -> str:
             data = file.read(MOST_PASSWORD_BYTES + 1)
     except Unreadable as error:
         raise UsageError(f"the password file {error.message}", hint=hint) from None
-    # As libpq wants it of keys: a file of root may be read by a group, as containers mount them.
+    # As libpq requires for keys: a group may read a file of root, as containers mount them.
     open_to = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
     if found.st_mode & open_to:
         raise UsageError(f"the password file `{path}` may be read by others", hint=hint)
@@ -189,7 +189,7 @@ def is_secret(key: str) -> bool:
 
 
 def masked(text: str, secrets: Sequence[str] = ()) -> str:
-    """A text without the secrets of the URLs in it: each is replaced by `***`.
+    """Replaces each secret of the URLs in a text by `***`.
 
     Args:
       secrets: further values to replace, wherever and however they are quoted.
@@ -211,7 +211,7 @@ def _masked_match(match: re.Match[str]) -> str:
 
 
 def masked_url(url: str) -> str:
-    """As `masked`, of a text that is one URL and nothing else, whatever its password is made of."""
+    """Masks a text that is exactly one URL, whatever its password contains."""
     scheme, mark, _ = url.partition("://")
     if not mark:
         return url
@@ -227,13 +227,13 @@ def has_secret(word: str) -> bool:
 
 
 def masked_word(word: str) -> str:
-    """A word of a command, masked: `URL`, `--option=URL`, or anything else."""
+    """Masks a word of a command: `URL`, `--option=URL`, or anything else."""
     match = re.match(rf"([\w.-]*=)?({_SCHEME}.*)", word, re.DOTALL)
     return f"{match[1] or ''}{masked_url(match[2])}" if match else masked(word)
 
 
 def typeable(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command of automesh as they may be shown, and typed again.
+    """Returns the words of a command of automesh so that they can be shown and typed again.
 
     >>> typeable(["search", "a.py", "--storage", "postgresql://me:secret@host/db"])
     ('search', 'a.py', '--storage', 'postgresql://me@host/db')
@@ -254,7 +254,7 @@ def typeable(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def bare_url(url: str) -> str:
-    """A storage without its secrets, for a command that is typed again; a file is left as it is."""
+    """Removes the secrets of a storage, for a command that is typed again; keeps a file name."""
     if "://" not in url:
         return masked(url)
     parts = _split(url)
@@ -262,8 +262,10 @@ def bare_url(url: str) -> str:
 
 
 def secrets_among(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Values that are secret in a command line, and in the environment if a server is named in it,
-    for `masked`: a password may be a common word, and then stands in many texts by itself."""
+    """Finds the secret values of a command line, and of the environment if it names a server.
+
+    They are for `masked`: a password may be a common word that other texts contain, too.
+    """
     names_server = any("://" in word for word in words)
     found = [environ.get(name, "") for name in (PASSWORD, "PGPASSWORD")] if names_server else []
     for word in words:
@@ -286,7 +288,7 @@ def _without_values(text: str, secrets: Sequence[str]) -> str:
 
 
 def _spellings(value: str) -> Iterator[str]:
-    """How a value may stand in a text: as it is, in a URL, in Python, in JSON, in a shell."""
+    """Lists the spellings of a value in texts: plain, in a URL, in Python, in JSON, in a shell."""
     yield value
     yield from (quote(value, safe=""), quote(value), quote(value, safe=" +"), quote_plus(value))
     yield from (repr(value)[1:-1], json.dumps(value)[1:-1], value.replace("'", "'\"'\"'"))
@@ -298,7 +300,7 @@ def _spellings(value: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """A URL, cut where its secrets begin and end; all as written.
+    """The parts of a URL, as written, so that secrets are separate.
 
     Attributes:
       user: empty if there is none.
@@ -324,7 +326,7 @@ class _Parts:
 
     @property
     def whole(self) -> str:
-        """The URL in the one way that SQLAlchemy understands."""
+        """Returns the URL in the form that SQLAlchemy understands."""
         password = None if self.password is None else self.password.replace("@", "%40")
         return self._joined(password, self._escaped(self.query))
 
@@ -344,7 +346,7 @@ class _Parts:
 
     @staticmethod
     def _escaped(query: str | None) -> str | None:
-        # Behind a port SQLAlchemy would take the `@` for the end of a password.
+        # After a port, SQLAlchemy would mistake the `@` for the end of a password.
         return query and query.replace("@", "%40")
 
     def _joined(self, password: str | None, query: str | None) -> str:
@@ -358,10 +360,10 @@ def _query(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _split(url: str) -> _Parts | None:
-    """Cuts a URL; None if it can be understood in more than one way.
+    """Splits a URL; None if it is ambiguous.
 
-    As SQLAlchemy reads it: the password ends at the first `@`. Where a host would then have an `@`,
-    which none has, it ends at the last one before the `/`.
+    As in SQLAlchemy, the password ends at the first `@`; but if the host would then contain an `@`,
+    it ends at the last one before the `/`.
     """
     scheme, _, rest = url.partition("://")
     user, password, place = "", None, rest
@@ -383,7 +385,7 @@ def _split(url: str) -> _Parts | None:
     place, mark, query = place.partition("?")
     if password is not None and any(("?" in password, "@" in place, "@" in query)):
         return None
-    # No host and no database has these: they are what is left of a password that was mistyped.
+    # Hosts and databases have no such characters: they are the rest of a mistyped password.
     if _SERVER.match(scheme) and (
         _LEFT_OF_PASSWORD.search(place) or "%3a" in user.lower() or _SETTING.search(place)
     ):

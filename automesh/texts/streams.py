@@ -1,9 +1,9 @@
-"""The standard streams of a command: what cannot be written to one of them ends nothing.
+"""Standard streams of a command that never raise: unwritable output is dropped.
 
 Progress, notes and errors go to stderr, the result to stdout, and either may be on a full disk,
-closed, or a pipe whose reader has gone. A search that ended for that would lose hours for a line.
-So both streams take everything: what the system refuses is dropped, and the first refusal is kept,
-so that the command can say at its end that its result did not arrive.
+closed, or a pipe whose reader has gone. A search that ended for that would lose hours because of
+one line. So both streams accept everything: output that the system refuses is dropped, and the
+first error is kept, so that the command can say at its end that its result was not written.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STUCK_S = 1.0
-"""For a descriptor that does not block, and takes nothing more: whoever reads there may be busy."""
+"""Seconds to wait for a full non-blocking descriptor, whose reader may be busy."""
 
 
 class _Sink(io.RawIOBase):
     """A descriptor to which everything can be written.
 
     Args:
-      name: as Python calls the stream, `<stderr>`.
+      name: Python's name of the stream, `<stderr>`.
       is_closed: the program was started without it.
 
-    Attributes:
-      failure: why something was not written; None while all was.
+      Attributes:
+        failure: why something was not written; None if everything was.
     """
 
     def __init__(self, fd: int, name: str, *, is_closed: bool) -> None:
@@ -73,14 +73,14 @@ class _Sink(io.RawIOBase):
 
 
 def open_streams(*, errors: str) -> None:
-    """Makes stdout and stderr streams that take everything.
+    """Replaces stdout and stderr by streams that accept everything.
 
-    Streams that are not those of the process, as in a test or a notebook, stay. Descriptors that
-    the process was started without are opened: a database would get their numbers otherwise, and
-    what is printed into one would damage it.
+    Streams that are not those of the process, as in a test or a notebook, stay. Missing descriptors
+    are opened: otherwise a database could get their numbers, and printing would damage it.
 
     Args:
-      errors: how what the encoding of the terminal lacks is written; see `codecs.register_error`.
+      errors: handler for characters that the terminal's encoding lacks; see
+        `codecs.register_error`.
     """
     missing = _open_missing()
     for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -92,10 +92,10 @@ def open_streams(*, errors: str) -> None:
 
 
 def unwritten(stream: TextIO) -> OSError | None:
-    """Flushes a stream and says why something of it was not written; None if all was."""
+    """Flushes a stream and says why output was not written; None if all was."""
     try:
         stream.flush()
-    except OSError as error:  # No stream of ours.
+    except OSError as error:  # Not one of our streams.
         return error
     buffer = getattr(stream, "buffer", None)
     sink = getattr(buffer, "raw", buffer)
@@ -103,13 +103,15 @@ def unwritten(stream: TextIO) -> OSError | None:
 
 
 def taking_all(stream: TextIO) -> TextIO:
-    """A stream like another one, to which everything can be written: for what is said beside a
-    result in a program that is not ours, whose streams stay as they are."""
+    """Wraps a stream so that everything can be written to it.
+
+    It is for messages in another program, whose own streams stay as they are.
+    """
     return cast(TextIO, _Tolerant(stream))
 
 
 class _Tolerant:
-    """A stream that drops what the one below does not take."""
+    """A stream that drops output which the wrapped one refuses."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -134,7 +136,7 @@ def _open_missing() -> set[int]:
             os.fstat(fd)
         except OSError:
             missing.add(fd)
-            # The lowest number that is free is this one.
+            # The lowest free number is this one.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
     return missing
@@ -145,7 +147,7 @@ def _replacement(
 ) -> io.TextIOWrapper:
     sink = _Sink(fd, f"<{name}>", is_closed=is_closed or stream is None)
     if not isinstance(stream, io.TextIOWrapper):
-        # As Python would have made it: whoever reads stderr sees each line at once.
+        # As Python makes it: a reader of stderr sees each line at once.
         return io.TextIOWrapper(
             io.BufferedWriter(sink), encoding="utf-8", errors=errors, line_buffering=fd == 2
         )

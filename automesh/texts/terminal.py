@@ -1,8 +1,8 @@
-"""Text that others wrote, made safe to be shown on a terminal.
+"""Makes text of others safe to show on a terminal.
 
 Exception texts, file names, names of studies, notes and what a script prints may hold anything:
-escape sequences that move the cursor or rename the window, control characters, marks that turn the
-direction of writing around, and bytes that are no UTF-8. All of it is shown by way of this module.
+escape sequences that move the cursor or rename the window, control characters, marks that reverse
+the direction of writing, and bytes that are no UTF-8. All such text passes through this module.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _ESCAPE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-# Of what ends a line in Unicode, only the line feed parts lines here.
+# Of Unicode's line ends, only the line feed separates lines here.
 _LINE_END = re.compile(r"\r\n|\r")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BYTES = range(0xDC80, 0xDD00)  # where Python keeps the bytes of a name that are no UTF-8
+_BYTES = range(0xDC80, 0xDD00)  # the code points for bytes of a name that are no UTF-8
 
 
 def as_unicode(text: str, *, mark: str = "\\") -> str:
-    r"""Writes what no UTF-8 can hold as one writes it in Python: a byte as `\xe9`.
+    r"""Escapes what UTF-8 cannot hold as in Python: a byte becomes `\xe9`.
 
-    Python keeps the bytes of a file name that it cannot decode as lone surrogates, which can be
-    printed nowhere and be stored in no JSON, CSV or database.
+    Python keeps the bytes of a file name that it cannot decode as lone surrogates, which cannot be
+    printed, or stored in JSON, CSV or a database.
 
     Args:
       mark: for the backslash; inside of JSON it is two.
@@ -36,7 +36,7 @@ def as_unicode(text: str, *, mark: str = "\\") -> str:
     >>> as_unicode("caf\udce9.py")
     'caf\\xe9.py'
     """
-    # Most text is ASCII, which a string knows of itself.
+    # Most text is ASCII, which Python checks at once.
     if text.isascii():
         return text
     return _SURROGATE.sub(lambda found: mark + _code(found[0]), text)
@@ -68,10 +68,10 @@ def clean_lines(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Drops every character that a terminal may obey, and nothing else: of text that is laid out
-    already, no line gets longer.
+    """Drops every character that a terminal may obey, and nothing else.
 
-    Line feeds and private characters, which stand for something where text is laid out, are kept.
+    So no line of formatted text gets longer. Line feeds and private characters, which have a
+    meaning for the formatting, are kept.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -91,7 +91,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """A line without escape sequences; of what is left, what cannot be printed is a space."""
+    """Removes escape sequences from a line, and replaces unprintable characters by spaces."""
     if text.isascii() and text.isprintable():
         return text
     text = as_unicode(_ESCAPE.sub("", text))

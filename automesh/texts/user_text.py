@@ -1,4 +1,4 @@
-"""Words and paths as a user gives them, checked before anything is done with them."""
+"""Checks words and paths of a user before anything else uses them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from automesh.texts.terminal import as_unicode, is_unicode
 
 
 def check_text(text: str) -> str:
-    """A word as it is, if workers and studies can be told of it.
+    """Checks that workers and studies can handle a word.
 
     Raises:
       UsageError: it holds a NUL, or bytes that are no UTF-8, which neither jax nor JSON nor a
-        database takes.
+        database accepts.
     """
     if "\0" in text:
         raise UsageError(
@@ -24,16 +24,16 @@ def check_text(text: str) -> str:
     if is_unicode(text):
         return text
     raise UsageError(
-        f"`{as_unicode(text)}` is not UTF-8, and neither jax nor a study can be told of it",
+        f"`{as_unicode(text)}` is not UTF-8, which neither jax nor a study accepts",
         hint=_how_to_name(text),
     )
 
 
 def user_path(given: str | Path) -> Path:
-    """The path that a user means, `~` and `~name` replaced; whether anything is there is not said.
+    """Returns the path that a user means, with `~` and `~name` replaced; it need not exist.
 
     Raises:
-      UsageError: it can be no path: as `check_text`, of no user, too long, a link to itself.
+      UsageError: it can be no path: as `check_text`, an unknown user, too long, a link to itself.
     """
     text = check_text(str(given))
     try:
@@ -44,7 +44,7 @@ def user_path(given: str | Path) -> Path:
             f"`{text}` begins with the home of a user that there is not: `{user}`",
             hint=f"write the whole path, or `./{text}` for a name that begins with ~",
         ) from None
-    # A relative path is taken from a folder whose own name may be anything.
+    # A relative path starts at a folder whose own name may be anything.
     check_text(str(path.absolute()))
     try:
         path.stat()
@@ -66,7 +66,7 @@ def _how_to_name(text: str) -> str:
         text.encode("utf-8", "surrogateescape").decode()
     except UnicodeError:
         return "rename it: names of files and folders must be UTF-8"
-    # It is UTF-8: Python was told to take it for something else.
+    # It is UTF-8, but Python is configured for another encoding.
     return (
         "let Python read names as UTF-8: set PYTHONUTF8=1, or LC_ALL to a UTF-8 locale as C.UTF-8"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.pricing import Prices, price
+from automesh.cost.pricing import PlanPrices, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.foreign.ownership import why_others_may_write
@@ -360,7 +360,9 @@ def _estimate(
         fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
     )
 
-    def price_on_fabric(terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts) -> Prices:
+    def price_on_fabric(
+        terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts
+    ) -> PlanPrices:
         return price(
             terms,
             batch,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from automesh.cost.replay.program import TICKS_PER_S
-from automesh.cost.replay.replay import Kernels, replay
+from automesh.cost.replay.replay import InstructionPrices, replay
 from automesh.hardware.model import HardwareModel
 from automesh.hlo import read_module
 from automesh.hlo.schedule.nouns import Compute, executed
@@ -77,7 +77,7 @@ def programs_in(folder: Path, record: Record, hardware: HardwareModel) -> list[R
         module = gzip.decompress((folder / f"{name}.module.gz").read_bytes())
         schedule = read_schedule(read_module(module), [(axis, 1) for axis in AXES], [1] * len(AXES))
         played, _ = replay(schedule, axes=[MeshAxis(name=axis) for axis in AXES], hardware=hardware)
-        kernels = Kernels(schedule, hardware.fabric.chip, hardware.speeds)
+        kernels = InstructionPrices(schedule, hardware.fabric.chip, hardware.speeds)
         replayed = Counter[str]()
         multiplying = 0.0
         for one, times in executed(schedule.body):

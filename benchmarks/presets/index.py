@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from automesh.mesh.rules.shipped import Made, Preset, Side
+from automesh.mesh.rules.shipped import Preset, PresetOrigin, Side
 from automesh.units import format_bytes, format_seconds
 from benchmarks.experts.study import Side as Compared
 from benchmarks.experts.study import difference
@@ -49,7 +49,7 @@ def page(presets: Sequence[Preset]) -> str:
         "",
         *_states(known),
         "",
-        "| Model | Target | Arguments | Rule | Step | Memory | Evidence | Made in |",
+        "| Model | Target | Arguments | Rule | Step | Memory | Evidence | PresetOrigin in |",
         "|---|---|---|---|---:|---:|---|---:|",
         *(row for model, preset in known for row in _rule_rows(model, preset)),
         "",
@@ -109,7 +109,7 @@ def _rule_rows(model: Model, preset: Preset) -> Iterator[str]:
         )
 
 
-def _evidence(made: Made) -> str:
+def _evidence(made: PresetOrigin) -> str:
     assert made.ours is not None
     if made.ours.kind == "compiled":
         return f"compiled, best of {made.compiled} (of {made.legal} legal)"

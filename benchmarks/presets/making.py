@@ -27,7 +27,7 @@ from automesh.mesh.axes import usual_batch_axes
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import format_rules, read_rules
 from automesh.mesh.rules.rule import MeshRule, matches_only
-from automesh.mesh.rules.shipped import Made, Records, Side, read_records
+from automesh.mesh.rules.shipped import PresetOrigin, PresetOrigins, Side, read_records
 from automesh.outcomes import Compiled, Estimated, Failed, OutOfMemory, TimedOut
 from automesh.package import installed_version
 from automesh.platforms import COMPILED_ABSENT
@@ -76,7 +76,7 @@ class Book:
     model: Model
     path: Path
     rules: dict[str, MeshRule] = field(default_factory=dict[str, MeshRule])
-    made: dict[str, Made] = field(default_factory=dict[str, Made])
+    made: dict[str, PresetOrigin] = field(default_factory=dict[str, PresetOrigin])
 
     @classmethod
     def open(cls, model: Model, folder: Path) -> Book:
@@ -91,7 +91,7 @@ class Book:
         book.made = dict(read_records(path).targets)
         return book
 
-    def keep(self, target: str, made: Made, rule: MeshRule | None) -> None:
+    def keep(self, target: str, made: PresetOrigin, rule: MeshRule | None) -> None:
         """Writes down what became of a target; `rule` is None where there is none."""
         self.made[target] = made
         if rule is None:
@@ -101,7 +101,7 @@ class Book:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # The rules last: who finds one finds how it was made.
         known = {name: self.made[name] for name in _in_order(self.made)}
-        tree = to_json(Records(targets=known), Records)
+        tree = to_json(PresetOrigins(targets=known), PresetOrigins)
         write_whole(self.path.with_name(f"{self.model.name}.json"), _text(tree))
         write_whole(self.path, self._rules_text().encode())
 
@@ -127,7 +127,7 @@ def _text(tree: object) -> bytes:
     return (json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def is_current(made: Made, arguments: str) -> bool:
+def is_current(made: PresetOrigin, arguments: str) -> bool:
     """Whether the installed versions have made it, of MaxText's arguments as they are now."""
     return made.arguments == arguments and all(
         installed_version(name) == made.versions[name] for name in MAKERS if name in made.versions
@@ -278,11 +278,11 @@ def _search(
         )
 
 
-def _made(book: Book, target: str, begun: float, *, reason: str, is_final: bool) -> Made:
+def _made(book: Book, target: str, begun: float, *, reason: str, is_final: bool) -> PresetOrigin:
     before = book.made.get(target)
     arguments = " ".join(book.model.arguments(target))
     again = before is not None and is_current(before, arguments)
-    return Made(
+    return PresetOrigin(
         arguments=arguments,
         command=f"{_BY} --model {book.model.name} --target {target}",
         seconds=_since(begun) + (before.seconds if again and before is not None else 0.0),
@@ -347,7 +347,7 @@ def chosen_for(candidates: Iterable[Candidate], mesh: str, within: int) -> Candi
 
 
 def _to_compare(
-    model: Model, target: str, candidates: Sequence[Candidate], within: int, before: Made
+    model: Model, target: str, candidates: Sequence[Candidate], within: int, before: PresetOrigin
 ) -> list[str]:
     """Published plans that no compiler has seen, as text; by the estimates before any search."""
     if not candidates:

@@ -16,7 +16,7 @@ import numpy as np
 import optuna
 from scipy import stats
 
-from automesh.cost.correction import Subject, refine
+from automesh.cost.correction import PredictedPlan, refine
 from automesh.hardware import chip_for
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Counts, Estimated, Measured, Memory, Outcome
@@ -324,7 +324,7 @@ def refined(
     """The predictions after a search has measured some plans."""
     plans = [plan for plan in record.step_s if plan in estimates]
     subjects = [
-        Subject(
+        PredictedPlan(
             predicted_s=estimates[plan].step_s,
             causes=estimates[plan].causes,
             settings=(*plan.knobs, *plan.compiler_options),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.pricing import Prices, price
+from automesh.cost.pricing import PlanPrices, price
 from automesh.cost.terms import Terms
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
@@ -42,7 +42,7 @@ class Bench:
     batch: Batch
     hardware: HardwareModel
 
-    def prices(self) -> Prices:
+    def prices(self) -> PlanPrices:
         return price(
             self.terms,
             self.batch,

@@ -23,7 +23,15 @@ from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Estimated, Failed, Failure, OutOfMemory, Replayed, TimedOut
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Failure,
+    OutOfMemory,
+    ReplayOutcome,
+    TimedOut,
+)
 from automesh.outcomes import Outcome as AnyOutcome
 from automesh.program.nouns import CompileAnswer, Entry
 from automesh.report.progress import Silent
@@ -85,7 +93,7 @@ class Played:
 
     plan: Plan
     estimated: Estimated
-    replay: Replayed | None = None
+    replay: ReplayOutcome | None = None
     compile_s: float = 0.0
     failure: str = ""
 

@@ -26,7 +26,7 @@ from automesh.outcomes import (
     Memory,
     Outcome,
     OutOfMemory,
-    Replayed,
+    ReplayOutcome,
 )
 from automesh.space.spec import read_space
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
@@ -376,7 +376,7 @@ class Compiler:
         if not seconds:
             return OutOfMemory(stage="compile", needed_bytes=2, limit_bytes=1, detail="")
         causes = (("compute", seconds / 2), ("ici tp", seconds / 2))
-        replay = Replayed(
+        replay = ReplayOutcome(
             step_s=seconds,
             bracket_s=(seconds, seconds),
             causes=causes,

@@ -16,8 +16,8 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules.rule import MeshRule, rule_for
-from automesh.mesh.rules.shipped import Made, find_presets, read_preset
-from automesh.outcomes import Compiled, Counts, Estimated, Memory, OutOfMemory, Replayed
+from automesh.mesh.rules.shipped import PresetOrigin, find_presets, read_preset
+from automesh.outcomes import Compiled, Counts, Estimated, Memory, OutOfMemory, ReplayOutcome
 from automesh.report.comparison import Comparison
 from automesh.report.result import Candidate
 from benchmarks.presets import command, making
@@ -159,7 +159,7 @@ def compiled(step_s: float) -> Compiled:
     memory = Memory(
         argument_bytes=0, output_bytes=0, alias_bytes=0, temporary_bytes=0, peak_bytes=GIB
     )
-    replay = Replayed(
+    replay = ReplayOutcome(
         step_s=step_s,
         bracket_s=(step_s, step_s),
         causes=(("compute", step_s),),
@@ -303,7 +303,7 @@ def test_a_search_that_is_refused_leaves_its_reason(
     monkeypatch.setattr(making, "_search", refused)
     book = Book.open(SMALL, tmp_path)
     making.estimate(book, "gpu-h100-64", settings(tmp_path))
-    told: Made = book.made["gpu-h100-64"]
+    told: PresetOrigin = book.made["gpu-h100-64"]
     assert told.ours is None and told.is_final and "no attention" in told.reason
     assert book.rules == {}
 

@@ -9,7 +9,7 @@ import pytest
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Sum, Terms, Windowed
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.outcomes import Estimated, Replayed
+from automesh.outcomes import Estimated, ReplayOutcome
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import window_sentence
 from benchmarks import tpu_rank, windowed
@@ -32,7 +32,7 @@ def played(one: Plan, estimate_s: float, replay_s: float) -> Played:
         memory_bytes=1,
         causes=(("compute", estimate_s),),
     )
-    replay = Replayed(
+    replay = ReplayOutcome(
         step_s=replay_s,
         bracket_s=(replay_s, replay_s),
         causes=(("compute", replay_s),),

@@ -20,7 +20,7 @@ from automesh.answers import ScriptCheck
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import StepRef
-from automesh.program.step_summary import Argument, StepSummary
+from automesh.program.step_summary import Argument, CarriedArgument, StepSummary
 from automesh.report.script_check.nouns import CheckedScript, Problem, ProgramCheck
 from automesh.report.script_check.table import SCHEMA
 from automesh.tuner import script_check

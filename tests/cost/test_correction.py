@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.correction import Subject, refine
+from automesh.cost.correction import PredictedPlan, refine
 
 
-def subjects(count: int, seed: int) -> list[Subject]:
+def subjects(count: int, seed: int) -> list[PredictedPlan]:
     draw = np.random.default_rng(seed)
-    made: list[Subject] = []
+    made: list[PredictedPlan] = []
     for number in range(count):
         compute, memory, network = draw.uniform(0.1, 1.0, 3)
         made.append(
-            Subject(
+            PredictedPlan(
                 predicted_s=float(compute + memory + network),
                 causes=(
                     ("compute", float(compute)),
@@ -31,7 +31,7 @@ def subjects(count: int, seed: int) -> list[Subject]:
     return made
 
 
-def truth(one: Subject, seed: int, noise: float = 0.02) -> float:
+def truth(one: PredictedPlan, seed: int, noise: float = 0.02) -> float:
     """A device on which everything takes twice as long, the network more, and `full` 10 % more."""
     draw = np.random.default_rng(seed)
     network = dict(one.causes)["ici tp"] / one.predicted_s
@@ -82,10 +82,11 @@ def test_one_measurement_scales_all() -> None:
 
 def test_the_two_kinds_of_evidence_are_scaled_apart() -> None:
     estimated = [
-        Subject(predicted_s=1.0 + 0.1 * n, causes=(("compute", 1.0 + 0.1 * n),)) for n in range(6)
+        PredictedPlan(predicted_s=1.0 + 0.1 * n, causes=(("compute", 1.0 + 0.1 * n),))
+        for n in range(6)
     ]
     compiled = [
-        Subject(predicted_s=5.0 + n, causes=(("compute", 5.0 + n),), evidence="compiled")
+        PredictedPlan(predicted_s=5.0 + n, causes=(("compute", 5.0 + n),), evidence="compiled")
         for n in range(6)
     ]
     measured = {row: estimated[row].predicted_s for row in range(4)}

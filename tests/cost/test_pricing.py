@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.pricing import Prices, price, price_on
+from automesh.cost.pricing import PlanPrices, price, price_on
 from automesh.cost.terms import (
     CollectiveTerm,
-    Guard,
+    DivisibilityGuard,
     HostTransfer,
     Kernel,
+    LivenessPoint,
     Matmul,
-    MemoryPoint,
     Monomial,
     Near,
     Region,
@@ -138,7 +138,7 @@ steps = st.builds(
     kernels=st.lists(kernels_on_the_chip(), max_size=5).map(tuple),
     collectives=st.lists(collectives, max_size=6).map(tuple),
     host_transfers=st.lists(copies, max_size=3).map(tuple),
-    points=st.lists(st.builds(MemoryPoint, bytes=sums(1e9)), max_size=5).map(tuple),
+    points=st.lists(st.builds(LivenessPoint, bytes=sums(1e9)), max_size=5).map(tuple),
     argument_bytes=sums(1e9),
     output_bytes=sums(1e9, 1),
     alias_bytes=sums(1e7, 1),
@@ -158,7 +158,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(names=AXES, ici=np.array(ici, np.int64), dcn=np.array(dcn, np.int64))
 
 
-def priced(step: Terms, batch: Batch, speeds: PlainSpeeds | None = None) -> Prices:
+def priced(step: Terms, batch: Batch, speeds: PlainSpeeds | None = None) -> PlanPrices:
     by_set = {active: replace(step, active=active) for active in SETS}
     return price_on(by_set, batch, routes_of=simple_routes, speeds=speeds or PlainSpeeds())
 
@@ -492,7 +492,7 @@ def test_terms_that_do_not_hold_are_marked() -> None:
         BARE,
         active=("a", "b"),
         sampled=(("a", 2), ("b", 3)),
-        guards=(Guard(size=12, axes=("a", "b")),),
+        guards=(DivisibilityGuard(size=12, axes=("a", "b")),),
         uncounted=(Uncounted(what="custom call f", why="no cost estimate", source="m.py:3"),),
     )
     batch = Batch(
@@ -508,7 +508,9 @@ def test_terms_that_do_not_hold_are_marked() -> None:
     with pytest.raises(ValueError, match="plan 3: it needs a propagation of its own"):
         prices.estimated(3)
     # Sizes baked into shapes: only the sampled ones hold, even where a guard says otherwise.
-    fixed = {step.active: replace(step, fixed=("b",), guards=(Guard(size=5, axes=("a",)),))}
+    fixed = {
+        step.active: replace(step, fixed=("b",), guards=(DivisibilityGuard(size=5, axes=("a",)),))
+    }
     prices = price_on(fixed, batch, routes_of=simple_routes, speeds=PlainSpeeds())
     assert prices.needs_own.tolist() == [True, True, False, True]
     assert not prices.estimated(2).own_propagation

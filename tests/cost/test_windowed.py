@@ -10,7 +10,7 @@ import pytest
 
 from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText
 from automesh.cost.priced_options import pipeline_under_options, under_options
-from automesh.cost.pricing import Prices, price_on
+from automesh.cost.pricing import PlanPrices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
 from automesh.cost.windowed import THRESHOLDS, for_windows, windows
 from automesh.hardware.fabric.fabric import Layouts
@@ -71,7 +71,7 @@ def plan(a: int, b: int, **options: Scalar) -> Plan:
     return Plan(axes=axes, knobs=(), compiler_options=tuple(options.items()))
 
 
-def price(terms: Mapping[tuple[str, ...], Terms], batch: Batch, layouts: Layouts) -> Prices:
+def price(terms: Mapping[tuple[str, ...], Terms], batch: Batch, layouts: Layouts) -> PlanPrices:
     return price_on(terms, batch, routes_of=simple_routes, speeds=PlainSpeeds())
 
 
@@ -148,7 +148,7 @@ def test_plans_with_a_pipeline_have_the_price_of_their_options() -> None:
 
     def price_pipeline(
         pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
-    ) -> Prices:
+    ) -> PlanPrices:
         assert where.active == ("a", "b")
         (one,) = pipeline.kinds
         return price({("a", "b"): one.finish}, batch, layouts)

@@ -222,8 +222,8 @@ def test_the_example_in_the_documentation_is_one(text: str, tmp_path: Path) -> N
         (LAB + "torus = [2, 2]\n", "`clusters.lab.torus` does not go with `h100`, a GPU"),
         (LAB + "joined_devices = 12\n", "`clusters.lab.joined_devices` is 12, not a multiple of"),
         (LAB.replace("clusters.lab", "clusters.Lab"), "`clusters.Lab` is not a name for targets"),
-        (LAB.replace("lab", "cpu"), "`clusters.cpu` has the name of a target that there is"),
-        (LAB.replace("lab", "local"), "`clusters.local` has the name of a target that there is"),
+        (LAB.replace("lab", "cpu"), "`clusters.cpu` has the name of a target that exists"),
+        (LAB.replace("lab", "local"), "`clusters.local` has the name of a target that exists"),
         (LAB.replace("lab", "h100-8"), "`clusters.h100-8` has the name of a target"),
         (LAB.replace("lab", "v5e-16"), "`clusters.v5e-16` has the name of a target"),
         (

@@ -18,7 +18,7 @@ from automesh.collectives import kind_named
 from automesh.hlo import count, read_module
 from automesh.hlo.nouns import WindowDimension
 from automesh.hlo.schedule.read import trip_count
-from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
+from automesh.hlo.spans import CollectiveSpan, span_of_groups, span_of_pairs
 from automesh.hlo.work.flops import window_positions
 from automesh.hlo.work.fusion_traffic import fusion_touches
 from automesh.ir.terms.collect import collect
@@ -615,7 +615,7 @@ def test_groups_of_whole_axes_span_those_axes(sizes: list[int], data: st.DataObj
     size = int(np.prod([sizes[axis] for axis in chosen]))
     groups = tuple(map(tuple, grid.transpose(rest + chosen).reshape(-1, size).tolist()))
     expected = tuple(f"a{axis}" for axis in sorted(chosen) if sizes[axis] > 1)
-    assert span_of_groups(groups, axes) == Span(axes=expected, group_size=size)
+    assert span_of_groups(groups, axes) == CollectiveSpan(axes=expected, group_size=size)
 
 
 @given(MESHES, st.data())
@@ -625,7 +625,7 @@ def test_a_shift_along_an_axis_spans_it(sizes: list[int], data: st.DataObject) -
     grid = np.arange(np.prod(sizes)).reshape(sizes)
     pairs = tuple(zip(grid.ravel().tolist(), np.roll(grid, -1, axis).ravel().tolist()))
     spanned = (f"a{axis}",) if sizes[axis] > 1 else ()
-    assert span_of_pairs(pairs, axes) == Span(axes=spanned, group_size=sizes[axis])
+    assert span_of_pairs(pairs, axes) == CollectiveSpan(axes=spanned, group_size=sizes[axis])
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,9 @@ def test_a_shift_along_an_axis_spans_it(sizes: list[int], data: st.DataObject) -
 def test_span_of_unusual_groups(
     groups: tuple[tuple[int, ...], ...], axes: tuple[str, ...], size: int
 ) -> None:
-    assert span_of_groups(groups, (("dp", 2), ("tp", 4))) == Span(axes=axes, group_size=size)
+    assert span_of_groups(groups, (("dp", 2), ("tp", 4))) == CollectiveSpan(
+        axes=axes, group_size=size
+    )
 
 
 @pytest.mark.parametrize(
@@ -659,7 +661,9 @@ def test_span_of_unusual_groups(
 def test_span_of_unusual_pairs(
     pairs: tuple[tuple[int, int], ...], axes: tuple[str, ...], size: int
 ) -> None:
-    assert span_of_pairs(pairs, (("dp", 2), ("tp", 4))) == Span(axes=axes, group_size=size)
+    assert span_of_pairs(pairs, (("dp", 2), ("tp", 4))) == CollectiveSpan(
+        axes=axes, group_size=size
+    )
 
 
 def test_device_outside_the_mesh_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from automesh.hlo.schedule.nouns import Compute, Done, Loop, Start
+from automesh.hlo.schedule.nouns import Compute, Done, ScheduledLoop, Start
 from tests.support.samples import recorded
 from tests.support.samples.recorded import (
     LAYERS,
@@ -54,7 +54,7 @@ def test_triton_fusions_are_products() -> None:
 
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_layers_loop_as_often_as_stated(name: str) -> None:
-    loops = [one for one in schedule(name).body.operations if isinstance(one, Loop)]
+    loops = [one for one in schedule(name).body.operations if isinstance(one, ScheduledLoop)]
     assert [one.trips for one in loops] == [LAYERS, LAYERS]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from automesh.hlo import Computation, Instruction, Shape
 from automesh.hlo.nouns import ConvolutionDimensions, DotDimensions, WindowDimension
-from automesh.hlo.schedule.nouns import Compute, Matmul
+from automesh.hlo.schedule.nouns import Compute, ScheduledMatmul
 from automesh.hlo.work.flops import flops_of, matmul_of
 from tests.support.hlo_text import schedule
 
@@ -62,7 +62,7 @@ def test_sizes_of_a_dot_do_not_depend_on_the_order_of_its_dimensions(
     )  # fmt: skip
     inside = computation(array(left), array(right), result=dot)
     expected = [math.prod(part) for part in (batch, m, n, k)]
-    assert matmul_of(inside, dot) == Matmul(
+    assert matmul_of(inside, dot) == ScheduledMatmul(
         dtype="bf16", batch=expected[0], m=expected[1], n=expected[2], k=expected[3]
     )
     assert flops_of(inside, dot) == 2 * math.prod(expected)
@@ -113,7 +113,7 @@ def test_a_batch_that_a_tpu_writes_as_a_convolution_is_a_batch(
     along = window(batch, max(batch - 1, 1), 0, 0, batch)
     inside = convolution(array((m, batch, k)), array((batch, k, n)), array((m, batch, n)), along)
     one = inside.root_instruction
-    assert matmul_of(inside, one) == Matmul(dtype="bf16", batch=batch, m=m, n=n, k=k)
+    assert matmul_of(inside, one) == ScheduledMatmul(dtype="bf16", batch=batch, m=m, n=n, k=k)
     assert flops_of(inside, one) == 2 * batch * m * n * k
 
 
@@ -167,7 +167,7 @@ def test_a_cublas_call_is_a_product(target: str) -> None:
     (one,) = plan.body.operations
     assert isinstance(one, Compute)
     assert (one.kind, one.opcode, one.uncounted) == ("matrix", target, "")
-    assert one.matmuls == (Matmul(dtype="bf16", batch=4, m=64, n=128, k=32),)
+    assert one.matmuls == (ScheduledMatmul(dtype="bf16", batch=4, m=64, n=128, k=32),)
     assert one.flops == 2 * 4 * 64 * 128 * 32
     assert plan.platform == "gpu"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from automesh.hlo import count
-from automesh.hlo.schedule.nouns import Compute, Done, Loop, Start
+from automesh.hlo.schedule.nouns import Compute, Done, ScheduledLoop, Start
 from tests.support.hlo_oracle import assert_agrees, has_groups_that_jaxlib_does_not_know
 from tests.support.samples import recorded
 from tests.support.samples.recorded import (
@@ -110,7 +110,7 @@ def test_products_add_up_to_the_flops_of_their_operation(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "trips"), [("tpu_fsdp", [4, 4]), ("tpu_dcn_dp", [2])])
 def test_trip_counts_are_derived(name: str, trips: list[int]) -> None:
-    loops = [one for one in schedule(name).body.operations if isinstance(one, Loop)]
+    loops = [one for one in schedule(name).body.operations if isinstance(one, ScheduledLoop)]
     assert [one.trips for one in loops] == trips
     assert all(not one.uncounted for one in loops)
     # The gradient of the embedding sorts what it scatters.

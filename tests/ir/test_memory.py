@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.cost.terms import MemoryPoint, Monomial, value_of
+from automesh.cost.terms import LivenessPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.memory import liveness
 from automesh.ir.memory.liveness import Footprint, memory_points, undominated
-from automesh.ir.memory.order import Compiler
+from automesh.ir.memory.order import BufferModel
 
 MESH = (("x", 2), ("y", 2))
 
@@ -223,7 +223,7 @@ def test_orders_in_which_operations_may_run(order, expected):
     wide = apply(top, "dot_general", x, source="wide")
     middle = apply(top, "dot_general", wide, source="middle")
     top.returned = [apply(top, "dot_general", middle, small, source="out")]
-    compiler = Compiler([large, small, wide, middle, *top.returned])
+    compiler = BufferModel([large, small, wide, middle, *top.returned])
     assert [step.operation.source for step in compiler.steps(top, order)] == expected
 
 
@@ -235,7 +235,7 @@ def test_late_and_early_differ_for_what_is_needed_at_the_end():
     for number in range(3):
         chain = apply(top, "dot_general", chain, source=str(number))
     top.returned = [apply(top, "dot_general", chain, ready, source="out")]
-    compiler = Compiler([])
+    compiler = BufferModel([])
     compiler.stored.update(one.results[0] for one in top.operations)
     orders = {
         order: [step.operation.source for step in compiler.steps(top, order)]
@@ -318,7 +318,7 @@ SUMS = st.dictionaries(
     st.fixed_dictionaries(dict.fromkeys("xyz", st.integers(1, 64))),
 )
 def test_dropping_points_never_changes_the_peak(sums, sizes):
-    points = [MemoryPoint(bytes=one) for one in sums]
+    points = [LivenessPoint(bytes=one) for one in sums]
     kept = undominated(points)
     assert len(kept) <= len(points)
     before = max(value_of(one.bytes, sizes) for one in points)
@@ -328,9 +328,9 @@ def test_dropping_points_never_changes_the_peak(sums, sizes):
 
 @given(st.lists(SUMS, min_size=20, max_size=60))
 def test_of_many_points_those_are_kept_that_no_other_reaches(sums):
-    points = [MemoryPoint(bytes=one) for one in sums]
+    points = [LivenessPoint(bytes=one) for one in sums]
     twos = dict.fromkeys("xyz", 2)
-    kept: list[MemoryPoint] = []
+    kept: list[LivenessPoint] = []
     for point in sorted(dict.fromkeys(points), key=lambda one: -value_of(one.bytes, twos)):
         if not any(liveness._reaches(one.bytes, point.bytes) for one in kept):
             kept.append(point)
@@ -344,7 +344,7 @@ def test_thousands_of_points_are_not_compared_with_each_other(monkeypatch):
     monkeypatch.setattr(liveness, "_reaches", lambda *sums: compared.append(sums) or reaches(*sums))
     split, whole = (("x", -1),), (("y", -1),)
     points = [
-        MemoryPoint(
+        LivenessPoint(
             bytes=(
                 Monomial(coefficient=4096.0 * layer, powers=split),
                 Monomial(coefficient=4096.0 * (1000 - layer), powers=whole),

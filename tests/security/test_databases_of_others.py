@@ -15,7 +15,7 @@ import pytest
 
 from automesh import limits
 from automesh.errors import UsageError
-from automesh.foreign.sqlite import Bounded, TooSlow, connect, copied
+from automesh.foreign.sqlite import Bounded, StatementsTooSlow, connect, copied
 from automesh.tuner.study import backend as backends
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.stored.schema import TABLES
@@ -416,11 +416,11 @@ def test_statements_end_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bounded, "_left_s", 0.2)
     with closing(sqlite3.connect(":memory:", factory=Bounded)) as connection:
         begun_s = time.monotonic()
-        with pytest.raises(TooSlow, match="takes longer than"):
+        with pytest.raises(StatementsTooSlow, match="takes longer than"):
             connection.execute(ENDLESS).fetchall()
         assert time.monotonic() - begun_s < 5
         # All of them together: a thousand that are a little slow do not take longer.
-        with pytest.raises(TooSlow):
+        with pytest.raises(StatementsTooSlow):
             connection.execute(ENDLESS).fetchall()
         assert time.monotonic() - begun_s < 5
 

@@ -65,7 +65,7 @@ def test_a_byte_is_named_and_no_script_is_blamed(folder: Path, locale: str) -> N
     code, out, err = run(words, folder, {"LC_ALL": locale})
     assert (code, out) == (2, "")
     assert err == (
-        "error: `caf\\xe9/train.py` is not UTF-8, and neither jax nor a study can be told of it\n"
+        "error: `caf\\xe9/train.py` is not UTF-8, which neither jax nor a study accepts\n"
         "hint: rename it: names of files and folders must be UTF-8\n"
     )
 

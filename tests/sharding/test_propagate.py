@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.cost.terms import Guard, value_of
+from automesh.cost.terms import DivisibilityGuard, value_of
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
 from automesh.sharding.programs import Programs
@@ -557,5 +557,5 @@ def test_counters_that_grow_anyhow_say_nothing_about_where_the_terms_hold():
 
     answer = propagated(build, {"tp": 2}, {"tp": 8})
     # The counters together are tp * (tp - 1): 2 at the sampled size, but always whole parts.
-    assert answer.terms.guards == (Guard(size=4096, axes=("tp",)),)
+    assert answer.terms.guards == (DivisibilityGuard(size=4096, axes=("tp",)),)
     assert answer.terms.fixed == () and answer.failed_probes == ()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.space.conditions import Rule
+from automesh.space.conditions import SpaceRule
 from automesh.space.knob_types import as_type_of
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts, default_first
@@ -318,12 +318,12 @@ def test_products_beyond_64_bits_do_not_wrap_around(
     relation: Relation, bound: int, expected: list[bool]
 ) -> None:
     """Of 2**62 and 8, 64 bits hold nothing but zeros."""
-    rule = Rule(name="", factors=("dp", "width"), relation=relation, bound=bound)
+    rule = SpaceRule(name="", factors=("dp", "width"), relation=relation, bound=bound)
     values = {"dp": np.array([1, 1, 8]), "width": np.array([8, 2**62, 2**62])}
     assert rule.holds(values).tolist() == expected
     assert rule.detail({"dp": 8, "width": 2**62}).startswith(f"dp*width is {2**65}, ")
 
 
 def test_zero_divides_nothing() -> None:
-    rule = Rule(name="", factors=("width",), relation="divides", bound=8)
+    rule = SpaceRule(name="", factors=("width",), relation="divides", bound=8)
     assert rule.holds({"width": np.array([0, 8])}).tolist() == [False, True]

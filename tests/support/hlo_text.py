@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from automesh.hlo import Module, read_module
-from automesh.hlo.schedule.nouns import Block, Compute, Done, Loop, Operation, Schedule, Start
+from automesh.hlo.schedule.nouns import (
+    Compute,
+    Done,
+    Operation,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledProgram,
+    Start,
+)
 from automesh.hlo.schedule.read import read_schedule
 from tests.support.hlo_oracle import from_text
 
@@ -21,18 +29,18 @@ def module(entry: str, *computations: str, devices: int = 1) -> Module:
 
 def schedule(
     entry: str, *computations: str, axes: tuple[tuple[str, int], ...] = (("dp", 1),)
-) -> Schedule:
+) -> ScheduledProgram:
     devices = 1
     for _, size in axes:
         devices *= size
     return read_schedule(module(entry, *computations, devices=devices), axes)
 
 
-def flattened(block: Block) -> list[Operation]:
+def flattened(block: ScheduledBlock) -> list[Operation]:
     """All operations, loops written out."""
     found: list[Operation] = []
     for one in block.operations:
-        if isinstance(one, Loop):
+        if isinstance(one, ScheduledLoop):
             for _ in range(one.trips):
                 found += flattened(one.body)
         else:
@@ -40,7 +48,7 @@ def flattened(block: Block) -> list[Operation]:
     return found
 
 
-def spelled(block: Block) -> list[str]:
+def spelled(block: ScheduledBlock) -> list[str]:
     """Operations in short: `start all-gather lane`, `done lane`, `matrix`."""
     said: list[str] = []
     for one in flattened(block):

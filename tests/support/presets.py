@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from automesh.jsonio import to_json
-from automesh.mesh.rules.shipped import Made, Records, Side
+from automesh.mesh.rules.shipped import PresetOrigin, PresetOrigins, Side
 
 RULES = """\
 # Written by `python -m benchmarks.presets`.
@@ -63,7 +63,7 @@ THEIRS = Side(
 )
 
 
-def made(**changes: object) -> Made:
+def made(**changes: object) -> PresetOrigin:
     """How a rule was made, but for `changes`."""
     usual: dict[str, object] = {
         "arguments": "model_name=small max_target_length=128 per_device_batch_size=4",
@@ -77,7 +77,7 @@ def made(**changes: object) -> Made:
         "ours": OURS,
         "published": (THEIRS,),
     }
-    return Made(**(usual | changes))  # pyright: ignore[reportArgumentType]
+    return PresetOrigin(**(usual | changes))  # pyright: ignore[reportArgumentType]
 
 
 TARGETS = {
@@ -92,6 +92,6 @@ def preset_in(folder: Path, name: str = "maxtext/small") -> Path:
     path = folder / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(RULES)
-    tree = to_json(Records(targets=TARGETS), Records)
+    tree = to_json(PresetOrigins(targets=TARGETS), PresetOrigins)
     path.with_name(f"{path.name.removesuffix('.toml')}.json").write_text(json.dumps(tree))
     return path

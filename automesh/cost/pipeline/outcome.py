@@ -1,4 +1,4 @@
-"""What compiled stages say of the whole step: its memory, its work, its time (no jax)."""
+"""Derives memory, work and time of a whole pipeline step from its compiled stages (no jax)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from automesh.cost.pipeline.step import (
     Spent,
     StageMemory,
 )
-from automesh.outcomes import Collective, CompiledPipeline, Counts, Memory
+from automesh.outcomes import Collective, Counts, Memory, PipelineOutcome
 from automesh.pipeline.actions import KIND_WORDS
 from automesh.pipeline.schedule import Schedule, parse_schedule
 
 UPDATE = "update"
-"""What the optimizer's part of a stage is called beside the actions of a schedule."""
+"""Name of the optimizer's part of a stage, next to the actions of a schedule."""
 
 
-def schedule_of(pipeline: CompiledPipeline) -> Schedule:
-    """The schedule that a pipeline was compiled for."""
+def schedule_of(pipeline: PipelineOutcome) -> Schedule:
+    """Returns the schedule that a pipeline was compiled for."""
     return parse_schedule(pipeline.actions, name=pipeline.schedule)
 
 
-def worst_memory(pipeline: CompiledPipeline) -> Memory:
-    """Of the device that needs most: what lasts is its arguments, the rest is temporary."""
+def worst_memory(pipeline: PipelineOutcome) -> Memory:
+    """Memory of the device that needs most: lasting bytes as arguments, the rest temporary."""
     worst = max(pipeline.stages, key=lambda stage: stage.peak_bytes)
     lasting = sum(one.lasting_bytes for one in pipeline.stages if one.rank == worst.rank)
     return Memory(
@@ -38,8 +38,8 @@ def worst_memory(pipeline: CompiledPipeline) -> Memory:
     )
 
 
-def busiest_counts(pipeline: CompiledPipeline) -> Counts:
-    """What one device does in a step, on the rank that has most to compute."""
+def busiest_counts(pipeline: PipelineOutcome) -> Counts:
+    """Counts the work of one device in a step, on the rank that computes most."""
     schedule = schedule_of(pipeline)
     totals: list[Counts] = []
     for rank, actions in enumerate(schedule.ranks):
@@ -80,7 +80,7 @@ def _added(runs: Sequence[tuple[int, Counts]]) -> Counts:
 
 
 def neighbours(schedule: Schedule, *, forward: bool) -> tuple[int, ...]:
-    """Of each stage the one that its results, or its gradients, go to; -1 for none."""
+    """Returns the stage that each stage sends its results, or gradients, to; -1 for none."""
     last = schedule.num_stages - 1
     if forward:
         return tuple(stage + 1 if stage < last else -1 for stage in range(last + 1))
@@ -88,17 +88,17 @@ def neighbours(schedule: Schedule, *, forward: bool) -> tuple[int, ...]:
 
 
 def work_of(
-    pipeline: CompiledPipeline,
+    pipeline: PipelineOutcome,
     spent: Mapping[tuple[int, str], Spent],
     *,
     to_next: Sequence[Move],
     to_previous: Sequence[Move],
 ) -> PipelineWork:
-    """The work of a step whose programs were compiled, to be priced or drawn.
+    """Collects the work of a compiled step, for pricing or drawing.
 
     Args:
-      spent: of each program, by stage and action, one execution.
-      to_next, to_previous: of each stage what it sends for one microbatch.
+      spent: one execution of each program, by stage and action.
+      to_next, to_previous: what each stage sends for one microbatch.
     """
     stages = range(len(pipeline.stages))
     return PipelineWork(

@@ -1,4 +1,4 @@
-"""What plans of a pipeline take, from the terms of its stages (numpy, no jax)."""
+"""Prices plans of a pipeline from the terms of its stages (numpy, no jax)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from automesh.cost.pipeline.step import (
 )
 from automesh.cost.pipeline.terms import PipelineTerms, StageTerms
 from automesh.cost.pipeline.transfers import batch_moves
-from automesh.cost.pricing import Prices, holds, price
+from automesh.cost.pricing import PlanPrices, holds, price
 from automesh.cost.terms import Terms, value_of
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
@@ -53,7 +53,7 @@ class PipelinePrices:
         return seconds
 
     def estimated(self, row: int) -> Estimated:
-        """The price of one mesh, at whose own sizes the number of ranks always is.
+        """Returns the price of one mesh.
 
         Raises:
           KeyError: it needs a propagation of its own.
@@ -71,13 +71,13 @@ class PipelinePrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """One program on many meshes.
+    """The price of one program on many meshes.
 
     Attributes:
-      beside: bytes that it has beside its arguments.
+      beside: bytes that it has in addition to its arguments.
     """
 
-    prices: Prices
+    prices: PlanPrices
     spent: tuple[Spent, ...]
     beside: Floats
 
@@ -151,7 +151,7 @@ def _moves(
     batch: Batch,
     hardware: HardwareModel,
 ) -> tuple[list[list[Move]], list[list[Move]]]:
-    """Of each stage what it sends forward and back, on each mesh."""
+    """Prices what each stage sends forward and back, on each mesh."""
     route = hardware.routes(batch, (pipeline.axis,))
     kinds = [pipeline.kinds[number] for number in pipeline.stages]
     forward = [kind.outputs_bytes for kind in kinds]
@@ -178,11 +178,11 @@ def _sizes(batch: Batch) -> list[dict[str, int]]:
 def _memory(
     stage: StageTerms, programs: Sequence[_Priced], finish: _Priced, batch: Batch
 ) -> list[StageMemory]:
-    """Of each mesh what a device of the stage holds."""
+    """Computes the memory of one device of a stage, for each mesh."""
     found: list[StageMemory] = []
     for row, sizes in enumerate(_sizes(batch)):
         lasting = (*stage.params_bytes, *stage.sums_bytes, *stage.state_bytes)
-        # Gradients that come from the stages after it wait for its programs.
+        # Gradients that have arrived from later stages are kept until its programs run.
         arrived = value_of(stage.outputs_bytes, sizes)
         working = max((float(program.beside[row]) for program in programs), default=0.0)
         found.append(

@@ -1,7 +1,7 @@
 """Time and memory of a step that is a pipeline: its programs, its transfers and its schedule.
 
-Every program is priced by itself, by whoever knows it (terms, replays); the simulator puts them in
-time. Ranks do nothing beside an action's program, and a program takes as long in every microbatch.
+Terms or replays price each program alone; the simulator schedules them in time. A rank does nothing
+else during an action's program, and a program takes the same time in every microbatch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.outcomes import Causes, Estimated, Replayed, largest_first
+from automesh.outcomes import Causes, Estimated, ReplayOutcome, largest_first
 from automesh.pipeline.actions import Action, ActionKind
 from automesh.pipeline.costs import StageCost
 from automesh.pipeline.schedule import Schedule
@@ -21,13 +21,13 @@ from automesh.pipeline.simulate import find_makespans
 
 BUBBLE = "bubble"
 _Programs = Mapping[tuple[int, ActionKind], "Spent"]
-# Of a program, and of a transfer.
+# Costs of a program, and of a transfer.
 _Views = tuple[Callable[["Spent"], float], Callable[["Move"], float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What one execution of a program takes; the fields are those of `Estimated`."""
+    """The cost of one execution of a program; the fields are those of `Estimated`."""
 
     step_s: float
     lower_s: float
@@ -62,8 +62,8 @@ class StageMemory:
       lasting: from step to step and microbatch to microbatch: parameters, the optimizer's state,
         the sums of gradients.
       activation: of one microbatch, from the start of its `F` to the end of its `B` or `W`.
-      working: what its hungriest program has beside both.
-      finishing: what the program after the schedule has beside `lasting`.
+      working: what the program that needs most has in addition to both.
+      finishing: what the program after the schedule has in addition to `lasting`.
     """
 
     lasting: int
@@ -77,10 +77,10 @@ class PipelineWork:
     """One plan's stages.
 
     Attributes:
-      programs: by stage and kind of action; what is not there takes no time, as the forward pass
-        of a last stage that is part of its backward pass.
-      to_next, to_previous: of each stage what it sends for one microbatch.
-      finish: of each stage what follows the schedule: the gradients' norm, the optimizer.
+      programs: by stage and kind of action; a missing program takes no time, such as the forward
+        pass of a last stage that is part of its backward pass.
+      to_next, to_previous: what each stage sends for one microbatch.
+      finish: what each stage does after the schedule: the gradients' norm, the optimizer.
       memory: of each stage.
     """
 
@@ -93,17 +93,17 @@ class PipelineWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCost:
-    """What a step takes.
+    """The cost of a step.
 
     Attributes:
-      step_s: the simulated makespan, and the slowest of what follows.
-      bracket_s: the same with the least and with the most of every program.
-      bound_s: the same with what no program can beat, and no transfers.
+      step_s: the simulated makespan, plus the slowest rank's work after it.
+      bracket_s: the same with the lowest and with the highest seconds of every program.
+      bound_s: the same with the proven lower limit of every program, and no transfers.
       causes: (cause, seconds) that sum to `step_s`, largest first: those of the busiest rank's
-        programs; `dcn pp` or the like for what transfers add; `bubble` for what that rank waits
-        besides, which the schedule and the imbalance of the stages make.
-      stage_bytes: of each stage what its device needs, with all else that its rank holds.
-      bubble: share of the ranks' time in which they do nothing, 0 to 1, transfers included.
+        programs; `dcn pp` or the like for what transfers add; `bubble` for the other waits of that
+        rank, due to the schedule and the imbalance of the stages.
+      stage_bytes: memory of a device of each stage, including all else that its rank holds.
+      bubble: share of the ranks' time in which they are idle, 0 to 1, including transfers.
     """
 
     step_s: float
@@ -115,12 +115,12 @@ class PipelineCost:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the worst device."""
+        """Bytes of the worst device."""
         return max(self.stage_bytes)
 
 
-def spent_of(priced: Estimated | Replayed) -> Spent:
-    """What a program takes, from its estimate or its replay."""
+def spent_of(priced: Estimated | ReplayOutcome) -> Spent:
+    """Takes the cost of a program from its estimate or its replay."""
     return Spent(
         step_s=priced.step_s,
         lower_s=priced.bracket_s[0],
@@ -139,7 +139,7 @@ def price_pipelines(schedule: Schedule, works: Sequence[PipelineWork]) -> list[P
     """Prices plans that run the same schedule, all in one simulation.
 
     Args:
-      works: of as many stages as the schedule has.
+      works: each with as many stages as the schedule.
 
     Raises:
       UsageError: of another number of stages.
@@ -176,12 +176,12 @@ def price_pipelines(schedule: Schedule, works: Sequence[PipelineWork]) -> list[P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What does not depend on costs.
+    """The facts of a schedule that do not depend on costs.
 
     Attributes:
-      homes: of each stage its rank.
+      homes: rank of each stage.
       times: how often each program is run.
-      held: of each rank [moments, stages]: the activations of each stage that it holds at a time.
+      held: per rank [moments, stages]: activations of each stage that it holds at each moment.
     """
 
     homes: tuple[int, ...]
@@ -202,7 +202,7 @@ class _Facts:
         return len(self.held)
 
     def on(self, rank: int) -> list[int]:
-        """The stages of a rank."""
+        """Lists the stages of a rank."""
         return [stage for stage, home in enumerate(self.homes) if home == rank]
 
 
@@ -234,13 +234,13 @@ def _stage_cost(work: PipelineWork, stage: int, view: _Views) -> StageCost:
 
 
 def stage_costs(work: PipelineWork) -> list[StageCost]:
-    """What each stage takes by the best guess, for the simulator."""
+    """Returns the central costs of each stage, for the simulator."""
     view = (lambda one: one.step_s, lambda move: move.seconds)
     return [_stage_cost(work, stage, view) for stage in range(len(work.memory))]
 
 
 def after_schedule(schedule: Schedule, work: PipelineWork) -> list[Spent]:
-    """What each rank does when the schedule is done, one stage after the other."""
+    """Lists what each rank does after the schedule, one stage after the other."""
     facts = _Facts.of(schedule)
     return [_finish(facts, work, rank) for rank in range(facts.num_ranks)]
 
@@ -276,7 +276,7 @@ def _cost(facts: _Facts, work: PipelineWork, makespans: Sequence[float]) -> Pipe
 
 
 def _runs(facts: _Facts, work: PipelineWork, rank: int) -> list[tuple[int, Spent]]:
-    """Of a rank's programs how often each is run, and what it takes."""
+    """Lists a rank's programs: how often each is run, and its cost."""
     return [
         (times, work.programs.get(program, NOTHING))
         for program, times in facts.times.items()
@@ -285,7 +285,7 @@ def _runs(facts: _Facts, work: PipelineWork, rank: int) -> list[tuple[int, Spent
 
 
 def _finish(facts: _Facts, work: PipelineWork, rank: int) -> Spent:
-    """What a rank does after the schedule, one stage after the other."""
+    """Lists what a rank does after the schedule, one stage after the other."""
     parts = [work.finish[stage] for stage in facts.on(rank)] if work.finish else []
     seconds = defaultdict[str, float](float)
     for one in parts:

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline do, as formulas in the sizes of the other mesh axes (no jax)."""
+"""The work of a pipeline's stages, as formulas in the sizes of the other mesh axes (no jax)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from automesh.pipeline.schedule import Schedule, parse_schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleText:
-    """A schedule in few words.
+    """A schedule in its shortest form: a name, or its actions as text.
 
     Attributes:
       name: in the catalogue, if there are no `lines`.
-      lines: of each rank its actions, as `parse_schedule` reads them.
+      lines: the actions of each rank, as `parse_schedule` reads them.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ScheduleText:
     lines: tuple[str, ...] = ()
 
     def schedule(self) -> Schedule:
-        """The schedule itself."""
+        """Makes the schedule."""
         if self.lines:
             return parse_schedule(self.lines, name=self.name)
         return make_schedule(
@@ -38,7 +38,7 @@ class ScheduleText:
 
 
 def text_of_schedule(schedule: Schedule) -> ScheduleText:
-    """A schedule as it is kept; the opposite of `ScheduleText.schedule`."""
+    """Converts a schedule to its stored form; the inverse of `ScheduleText.schedule`."""
     short = ScheduleText(
         name=schedule.name,
         num_ranks=schedule.num_ranks,
@@ -64,7 +64,7 @@ class StageTerms:
       programs: by kind of action; a last stage that recomputes has no `F`.
       finish: the optimizer's update, once for each step.
       params_bytes, sums_bytes, state_bytes: parameters, sums of gradients, the optimizer's state.
-      inputs_bytes: the values that it reads from other stages: what it keeps of a microbatch.
+      inputs_bytes: the values that it reads from other stages, which it keeps for each microbatch.
       saved_bytes: what its forward pass saves besides.
       outputs_bytes: what it sends on.
       gradients_bytes: what it sends back: gradients of its inputs.
@@ -86,9 +86,9 @@ class PipelineTerms:
     """A step that is a pipeline.
 
     Attributes:
-      axis: that the mesh is cut along.
-      kinds: the stages that differ.
-      stages: of each stage which of `kinds` it is.
+      axis: the mesh axis of the pipeline.
+      kinds: the distinct stages.
+      stages: for each stage, its index in `kinds`.
     """
 
     axis: str

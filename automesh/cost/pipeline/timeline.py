@@ -1,4 +1,4 @@
-"""A step that is a pipeline, drawn in time: what each rank does, waits for and sends."""
+"""Draws a pipeline step in time: what each rank does, waits for and sends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from automesh.pipeline.simulate import Simulated, Span, Transfer, simulate
 
 
 def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
-    """The timeline of one step: a track for each rank, and one for each pair that sends.
+    """Makes the timeline of one step: a track for each rank, and one for each sending pair.
 
-    It lasts as long as `price_pipeline` says. Where a rank waits it is not told for what: a
-    transfer, a slower stage, or the schedule.
+    It is as long as the step of `price_pipeline`. A wait has no reason (a transfer, a slower stage,
+    or the schedule).
 
     Raises:
       UsageError: the work is of another number of stages.
@@ -48,7 +48,7 @@ def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
 def _rank(
     rank: int, spans: Sequence[Span], work: PipelineWork, makespan_s: float
 ) -> Iterator[Slice]:
-    """What one rank does until the schedule is over, and the gaps between."""
+    """Lists one rank's actions until the end of the schedule, and the gaps between them."""
     free_s = 0.0
     for span in spans:
         if span.start_s > free_s:
@@ -100,7 +100,7 @@ def _move(one: Transfer, work: PipelineWork) -> Move:
 
 
 def _updates(begin_s: float, after: Sequence[Spent]) -> Iterator[Slice]:
-    """The end of the step, which all ranks begin together: norms are over all gradients."""
+    """Draws the end of the step, which all ranks begin together, as norms need all gradients."""
     longest_s = max(one.step_s for one in after)
     for rank, one in enumerate(after):
         if one.step_s:

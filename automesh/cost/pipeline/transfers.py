@@ -1,4 +1,4 @@
-"""Transfers between the submeshes of a pipeline: over which wires, and for how long (no jax)."""
+"""Prices transfers between the submeshes of a pipeline: which links, and how long (no jax)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def moves(
     axis: str,
     hardware: HardwareModel,
 ) -> list[Move]:
-    """What stages send to others on one mesh.
+    """Prices what stages send to others on one mesh.
 
-    Every device sends its part to the device at its place in the other submesh, all at once.
+    Every device sends its part to the device at the same position in the other submesh, all at
+    once.
 
     Args:
-      payload_bytes: of each stage what one device sends for one microbatch.
-      targets: of each stage the one that it sends to; -1 for none.
-      homes: of each stage its rank.
+      payload_bytes: what one device of each stage sends for one microbatch.
+      targets: the stage that each stage sends to; -1 for none.
+      homes: the rank of each stage.
       axes: of the mesh.
-      axis: that the mesh is cut along.
+      axis: the axis of the pipeline.
       hardware: with the layout of the mesh's ICI shape at least.
     """
     batch = batch_of([Plan(axes=tuple(axes))])
@@ -56,7 +57,7 @@ def batch_moves(
     route: Route,
     speeds: Speeds,
 ) -> list[list[Move]]:
-    """What stages send to others on many meshes: of each stage a move per mesh.
+    """Prices what stages send to others on many meshes: a move per stage and mesh.
 
     Args:
       payload_bytes: [stages, meshes]; see `moves`.
@@ -89,8 +90,7 @@ def _granule(rank: int, inside: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _seconds(payload: Floats, route: Route, speeds: Speeds) -> Floats:
-    # A mesh on which the axis does not lie in this way divides by links that are not there; what
-    # comes of it is not used.
+    # On a mesh where the axis uses other links, this divides by 0 links; the result is not used.
     with np.errstate(invalid="ignore", divide="ignore"):
         each = speeds.collective_s("collective-permute", payload, route)
     return np.where(payload > 0, each.latency_s + each.ici_s + each.dcn_s, 0.0)

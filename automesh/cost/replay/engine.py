@@ -1,4 +1,4 @@
-"""Discrete-event replay: an in-order core, and transfers on resources beside it. Exact, no floats.
+"""Discrete-event replay of an in-order core and asynchronous transfers. Exact, no floats.
 
 The rules
 * The core does its work in order. `Depart` hands a flight over and costs the core nothing; `Await`
@@ -41,32 +41,32 @@ from automesh.cost.replay.program import (
     MEMORY_CAUSE,
     TICKS_PER_S,
     Await,
+    CoreWork,
     Depart,
     Flight,
     Repeat,
     Step,
     Use,
-    Work,
 )
 from automesh.cost.replay.timeline import Slice, SliceKind, Timeline
 
-# Trips of a loop that are drawn: the first has nothing carried into it, the second has.
+# Trips of a loop that are drawn: the second one, too, as transfers are carried into it.
 DRAWN_TRIPS = 3
-# Trips after which a loop that repeats itself is expected to have done so.
+# Trips after which a periodic loop is expected to have repeated itself.
 _LONGEST_PERIOD = 32
 Totals = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What came of a program; all in ticks.
+    """The result of playing a program; all times in ticks.
 
     Attributes:
       step: from the first tick to the arrival of all flights.
-      causes: they sum to `step`.
-      busy: by resource.
-      alone: of all flights, see `Flight.alone`.
-      serial: of all work and flights, one after the other.
+      causes: ticks by cause, which sum to `step`.
+      busy: ticks by resource.
+      alone: sums of `Flight.alone` over all flights.
+      serial: ticks of all work and flights, one after the other.
       flops: of all work.
     """
 
@@ -102,7 +102,7 @@ def play(program: Sequence[Step]) -> Played:
 
 @dataclass(slots=True)
 class _Service:
-    """A wire's time for one flight."""
+    """The interval in which a wire serves one flight."""
 
     begin: int
     end: int
@@ -114,8 +114,9 @@ class _Aloft:
     """A flight on its way.
 
     Attributes:
-      arrival: of a copy within memory, unless the core reads or writes meanwhile.
-      last: the use that makes it late.
+      arrival: tick of arrival; for a copy within memory, if the core does not use the memory
+        meanwhile.
+      last: the use that ends last.
     """
 
     flight: Flight
@@ -126,7 +127,7 @@ class _Aloft:
 
 @dataclass(slots=True)
 class _Hidden:
-    """From where on a loop's trips are not drawn."""
+    """The point from which a loop's trips are not drawn."""
 
     since: int | None = None
     trip: int = 0
@@ -146,7 +147,7 @@ class _Player:
     def play(self, program: Sequence[Step]) -> None:
         for step in program:
             match step:
-                case Work():
+                case CoreWork():
                     self._work(step)
                 case Depart():
                     self._depart(step)
@@ -158,13 +159,13 @@ class _Player:
                     self._repeat(step)
 
     def drain(self) -> None:
-        """Awaits all flights that nobody has awaited."""
+        """Awaits all flights that are still on their way."""
         left = [aloft for lane in self._lanes.values() for aloft in lane]
         self._lanes.clear()
         for aloft in sorted(left, key=lambda one: (one.arrival, one.number)):
             self._await(aloft)
 
-    def _work(self, work: Work) -> None:
+    def _work(self, work: CoreWork) -> None:
         begin = self.clock
         for cause, spent in work.causes:
             if spent:
@@ -173,7 +174,7 @@ class _Player:
                 self.clock += spent
         if self._copies and work.memory:
             for copy in self._copies:
-                # The core goes first, unless the copy is through before the work ends anyway.
+                # The core goes first, unless the copy ends before the work does anyway.
                 if copy.arrival + work.memory > self.clock:
                     copy.arrival += work.memory
         self.totals["busy", CORE] += self.clock - begin
@@ -204,7 +205,7 @@ class _Player:
         self._lanes.setdefault(step.lane, deque()).append(aloft)
 
     def _serve(self, use: Use, aloft: _Aloft) -> int:
-        """When the wire is through with the flight."""
+        """Serves a flight on a wire; returns the tick when the wire is free again."""
         queue = self._wires.setdefault(use.resource, deque())
         while queue and queue[0].end <= self.clock:
             queue.popleft()
@@ -241,8 +242,8 @@ class _Player:
     def _blamed(self, aloft: _Aloft, begin: int, end: int) -> list[tuple[str, int]]:
         """(cause, ticks) of the core's wait for a flight, the last one first.
 
-        Before its own turn a flight waits for those that departed before it: the wire has served
-        without a break since `begin`, for all of them had departed by then.
+        Before its turn, a flight waits for those that departed before it: the wire has served
+        without a break since `begin`, as all of them had departed by then.
         """
         flight, use = aloft.flight, aloft.last
         found: list[tuple[str, int]] = []
@@ -268,11 +269,11 @@ class _Player:
     def _repeat(self, loop: Repeat) -> None:
         """Plays trips until one begins as an earlier one did, then multiplies.
 
-        What a trip does depends on what is left of the flights and services that are still on when
-        it begins, on nothing else: all times move along when these do, and what is over by then
-        counts as over now, whenever it was. So if two trips begin alike, all between them repeat:
-        clock and totals grow by the same amounts, exactly, and what is on its way moves along. A
-        loop that never repeats itself is played to its end.
+        A trip only depends on what remains of the flights and services that are active when it
+        begins: if these move in time, the whole trip does, and past events do not matter. So if two
+        trips begin in the same state, all trips between them repeat: clock and totals grow by
+        exactly the same amounts, and active flights move along. A loop that never repeats itself is
+        played to its end.
         """
         seen: dict[object, tuple[int, int, Totals]] = {}
         trip, hidden = 0, _Hidden()
@@ -304,7 +305,7 @@ class _Player:
             self._hidden += 1
 
     def _state(self) -> object:
-        """All that the next trip depends on, as seen from now."""
+        """Returns the state that the next trip depends on, relative to the present tick."""
         now = self.clock
         lanes = [
             (name, [(id(one.flight), id(one.last), one.arrival - now) for one in lane])
@@ -329,7 +330,7 @@ class _Player:
         )
 
     def _advance(self, period: int, before: Totals, times: int) -> None:
-        """Moves everything along by so many equal periods, the last of which has just ended."""
+        """Advances all times by a number of periods equal to the last one."""
         for key, amount in self.totals.items():
             self.totals[key] = amount + times * (amount - before[key])
         moved = times * period
@@ -367,6 +368,6 @@ class _Player:
             self._slices.append((begin, one))
 
     def timeline(self) -> Timeline:
-        """What was drawn."""
+        """Returns the drawn slices as a timeline."""
         ordered = sorted(self._slices, key=lambda drawn: (drawn[0], drawn[1].track))
         return Timeline(step_s=self.clock / TICKS_PER_S, slices=tuple(one for _, one in ordered))

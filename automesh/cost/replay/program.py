@@ -1,4 +1,4 @@
-"""What the replay's engine plays: core work and transfers with their times, no HLO and no hardware.
+"""The input of the replay engine: core work and transfers in ticks, without HLO and hardware.
 
 All times are whole ticks, so that sums are exact.
 """
@@ -8,27 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TICKS_PER_S = 10**15
-# Names of the resources that the engine itself knows.
+# Names of the resources that the engine treats in its own way.
 CORE, MEMORY = "core", "hbm"
-# Causes of seconds that it knows.
+# Causes of seconds that the engine itself sets.
 LATENCY, MEMORY_CAUSE = "latency", "memory"
 
 
 def ticks(seconds: float) -> int:
-    """Seconds in whole ticks, rounded."""
+    """Converts seconds to whole ticks, rounded."""
     return round(seconds * TICKS_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the core does, one piece after the other.
+class CoreWork:
+    """One piece of work of the core, which does them in order.
 
     Attributes:
       name: for the timeline.
-      causes: (cause, ticks): how long the core takes, and why.
-      memory: ticks that the device's memory is busy with it, if it does nothing else meanwhile; at
-        most what the core takes.
-      serial: ticks if the core computes and reads in turn; at least what the core takes.
+      causes: (cause, ticks): time of the core by cause.
+      memory: ticks that the device's memory is busy with it; at most the core's ticks.
+      serial: ticks if the core computes and reads in turn; at least the core's ticks.
       flops: of matrix products.
       source: `step.py:123`; empty if unknown.
     """
@@ -47,13 +46,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a flight does on one resource.
+    """The use of one resource by a flight.
 
     Attributes:
       ticks: that the resource is busy with it.
-      cause: what those who wait for it wait for.
-      tail: ticks that the flight still needs elsewhere when this resource is through with it.
-      tail_cause: what those who wait for the tail wait for.
+      cause: cause of waits for it.
+      tail: ticks that the flight still needs elsewhere after this resource.
+      tail_cause: cause of waits for the tail.
     """
 
     resource: str
@@ -65,14 +64,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """A transfer beside the core.
+    """A transfer that runs asynchronously to the core.
 
     Attributes:
       latency: ticks between the end of all uses and the arrival.
-      uses: of wires, each taken in the order of departures.
-      memory: ticks of a copy within the device's memory, which the core's own reads and writes go
-        before; such a copy has neither latency nor uses.
-      alone: (what it counts as, ticks) of a flight that meets no other; they sum to its time.
+      uses: of wires, each served in the order of departures.
+      memory: ticks of a copy within the device's memory, where the core's own reads and writes have
+        priority; such a copy has neither latency nor uses.
+      alone: (cause, ticks) of a flight that waits for no other; they sum to its time.
     """
 
     name: str
@@ -89,7 +88,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depart:
-    """Starts a flight and puts it at the end of a lane."""
+    """Starts a flight and appends it to a lane."""
 
     flight: Flight
     lane: str
@@ -97,7 +96,7 @@ class Depart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Await:
-    """Waits for the first flight in a lane and takes it out; does nothing on an empty lane."""
+    """Waits for the first flight in a lane and removes it; does nothing on an empty lane."""
 
     lane: str
 
@@ -112,4 +111,4 @@ class Repeat:
     source: str = ""
 
 
-Step = Work | Depart | Await | Repeat
+Step = CoreWork | Depart | Await | Repeat

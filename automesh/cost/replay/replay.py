@@ -1,8 +1,8 @@
 """Replays a scheduled program on hardware: how long a step takes, and what it waits for (no jax).
 
-A model, with these simplifications: all devices do the same at the same time, so that one is
-played; collectives do not slow down what the cores do, nor do they load the device's memory; a
-branch is its costliest block.
+The model has these simplifications: all devices do the same at the same time, so that one is
+played; collectives neither slow down the cores nor load the device's memory; a branch is its
+costliest block.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from automesh.cost.replay.program import (
     MEMORY_CAUSE,
     TICKS_PER_S,
     Await,
+    CoreWork,
     Depart,
     Flight,
     Repeat,
     Step,
     Use,
-    Work,
     ticks,
 )
 from automesh.cost.replay.timeline import Timeline
@@ -37,57 +37,58 @@ from automesh.hardware.fabric.links import DCN, HOST, LinkMap, LinkUse, Pairs
 from automesh.hardware.fabric.placement import Placement
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import (
-    Block,
     Branch,
     Compute,
+    DeviceTransfer,
     Done,
-    Loop,
-    Matmul,
-    Schedule,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledMatmul,
+    ScheduledProgram,
     Start,
-    Transfer,
     executed,
 )
 from automesh.hlo.schedule.totals import tally_of
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.outcomes import Causes, Replayed, largest_first
+from automesh.outcomes import Causes, ReplayOutcome, largest_first
 
-# How long the cores take for one instruction.
+# The price of one instruction on the cores.
 
-# Half of a program's multiply-adds stand in operations with at most this many times the cycles that
-# they take at best, or its compiler has not tuned its tiles. libtpu 0.0.42.1: an 8192 cube takes
-# 1.14 times as many at default effort and 9.4 at low effort; steps of transformers 1.0 to 1.2.
+# The compiler has tuned its tiles if half of a program's multiply-adds are in operations with at
+# most this many times the least possible cycles. libtpu 0.0.42.1: an 8192 cube takes 1.14 times as
+# many at default effort and 9.4 at low effort; steps of transformers 1.0 to 1.2.
 _TUNED = 2.0
-# The same for a single operation at the least: rounding is no reason to doubt the compiler.
+# Lower limit of the same ratio for a single operation: rounding is no reason to distrust the
+# compiler.
 _SLACK = 0.99
 # A TPU's core has a unit for single numbers (loop counters, offsets): its compiler states no cycles
 # for them, and they start no kernel. Two operands and a result of eight bytes each, and some more.
 _SCALAR_BYTES = 64
 
 
-class Kernels:
+class InstructionPrices:
     """Prices the instructions of one program.
 
     Attributes:
-      trust: if the compiler's cycles for matrix products are believed; None if it states none.
+      trust: whether the compiler's cycles for matrix products are used; None if it states none.
     """
 
-    def __init__(self, schedule: Schedule, chip: Chip, speeds: Speeds) -> None:
+    def __init__(self, schedule: ScheduledProgram, chip: Chip, speeds: Speeds) -> None:
         engines = engines_of(chip)
         self._speeds = speeds
         self._flops_per_cycle = engines.flops_per_cycle
         self._clock_hz = engines.clock_hz(chip)
         self._onchip_bytes_per_s = engines.onchip * speeds.memory_bytes_per_s
-        self._matmul_s: dict[Matmul, float] = {}
+        self._matmul_s: dict[ScheduledMatmul, float] = {}
         self.trust = self._trusts(schedule)
 
-    def work(self, one: Compute) -> Work:
-        """The work of one instruction.
+    def work(self, one: Compute) -> CoreWork:
+        """Prices one instruction.
 
         Cores compute while memory is read and written: the longer of both counts. A matrix product
-        takes the cycles that the compiler states, if they are believed, else what
-        `Speeds.matmul_s` says. Anything else takes what memory does, and the start of a kernel;
-        where the compiler's cycles are fewer, those.
+        takes the cycles that the compiler states, if they are trusted, else `Speeds.matmul_s`.
+        Anything else takes the time of its memory traffic and the start of a kernel, or the
+        compiler's cycles if they are fewer.
         """
         memory = one.hbm_bytes / self._speeds.memory_bytes_per_s
         onchip = one.onchip_bytes / self._onchip_bytes_per_s
@@ -103,21 +104,22 @@ class Kernels:
         cause = "compute" if computing >= memory else MEMORY_CAUSE
         return _made(one, cause, max(computing, memory), memory, overhead, computing + memory)
 
-    def _streaming(self, one: Compute, memory: float, onchip: float, stated: float) -> Work:
+    def _streaming(self, one: Compute, memory: float, onchip: float, stated: float) -> CoreWork:
         spent, overhead = max(memory, onchip), self._speeds.kernel_overhead_s
         size = one.hbm_bytes + one.onchip_bytes
         if self._clock_hz and not stated and size <= _SCALAR_BYTES:
             overhead = 0.0
         elif stated and stated < spent + overhead:
-            # For memory compilers state too much: an instruction with less is tiny.
+            # Compilers state too many cycles for memory traffic; if they state fewer, the
+            # instruction is tiny.
             spent, overhead = stated, 0.0
         return _made(one, MEMORY_CAUSE, spent, min(memory, spent), overhead, spent)
 
     def _excess(self, one: Compute) -> float:
-        """Stated cycles over those that the operations take at best; 0 if none are stated."""
+        """Returns stated cycles divided by the least possible ones; 0 if none are stated."""
         return one.cycles * self._flops_per_cycle / one.flops
 
-    def _trusts(self, schedule: Schedule) -> bool | None:
+    def _trusts(self, schedule: ScheduledProgram) -> bool | None:
         found = sorted(
             (self._excess(one), times * one.flops)
             for one, times in executed(schedule.body)
@@ -133,13 +135,13 @@ class Kernels:
 
     def _multiplying_s(self, one: Compute) -> float:
         if not one.matmuls:
-            # A kernel states operations and no shape: those of a cube.
+            # A kernel states operations but no shape: a cube is assumed.
             side = max(round((one.flops / 2) ** (1 / 3)), 1)
-            cube = Matmul(dtype=one.dtype or "bf16", batch=1, m=side, n=side, k=side)
+            cube = ScheduledMatmul(dtype=one.dtype or "bf16", batch=1, m=side, n=side, k=side)
             return self._product_s(cube) * one.flops / (2 * side**3)
         return sum(self._product_s(product) for product in one.matmuls)
 
-    def _product_s(self, product: Matmul) -> float:
+    def _product_s(self, product: ScheduledMatmul) -> float:
         if product not in self._matmul_s:
             sizes = (product.batch, product.m, product.n, product.k)
             found = self._speeds.matmul_s(product.dtype, *(np.array([float(n)]) for n in sizes))
@@ -149,9 +151,9 @@ class Kernels:
 
 def _made(
     one: Compute, cause: str, spent: float, memory: float, overhead: float, serial: float
-) -> Work:
+) -> CoreWork:
     causes = ((cause, ticks(spent)), (LATENCY, ticks(overhead)))
-    return Work(
+    return CoreWork(
         name=one.name,
         causes=tuple(pair for pair in causes if pair[1]),
         memory=ticks(memory),
@@ -161,17 +163,17 @@ def _made(
     )
 
 
-# How long transfers take, and on which wires.
+# The price of transfers, and their wires.
 
 Seconds = tuple[float, float, float]
 
 
 class Flights:
-    """Prices transfers; those of one pattern and size once.
+    """Prices transfers, each pattern and size once.
 
     Args:
       axes: of the mesh, in order.
-      patterns: of messages between pairs whose links are told apart, see `LinkMap`.
+      patterns: of messages between pairs that are traced link by link, see `LinkMap`.
     """
 
     def __init__(
@@ -187,10 +189,10 @@ class Flights:
         self._links = LinkMap(Placement(axes, fabric, hardware.layouts), hardware.layouts, patterns)
         self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, LinkUse]] = {}
 
-    def flight(self, one: Transfer) -> Flight:
+    def flight(self, one: DeviceTransfer) -> Flight:
         """The flight of one transfer."""
         if one.medium == "memory":
-            # Read and written again: twice what is copied, unless one side is on the chip.
+            # Read and written: twice the copied bytes, unless one side is on the chip.
             moved = one.hbm_bytes or one.payload_bytes
             spent = ticks(moved / self._speeds.memory_bytes_per_s)
             return Flight(name=one.name, memory=spent, source=one.source)
@@ -198,7 +200,7 @@ class Flights:
             return self._to_host(one)
         return self._to_others(one)
 
-    def _to_host(self, one: Transfer) -> Flight:
+    def _to_host(self, one: DeviceTransfer) -> Flight:
         spent = ticks(one.payload_bytes / self._host_bytes_per_s)
         latency = ticks(self._speeds.kernel_overhead_s)
         return Flight(
@@ -209,13 +211,13 @@ class Flights:
             source=one.source,
         )
 
-    def _to_others(self, one: Transfer) -> Flight:
+    def _to_others(self, one: DeviceTransfer) -> Flight:
         (latency, ici, dcn), apart, wires = self._priced(one)
         names = "+".join(one.axes) or "other groups"
         inside, between = f"ici {names}", f"dcn {names}"
         uses: list[Use] = []
         if apart[2]:
-            # Messages to other granules leave beside those that stay.
+            # Messages to other granules are sent at the same time as those inside.
             uses.append(Use(resource=DCN, ticks=ticks(apart[2]), cause=between))
         if dcn:
             uses.append(
@@ -240,14 +242,14 @@ class Flights:
     def _inner_use(self, wire: str, ici: float, dcn: float, causes: tuple[str, str]) -> Use:
         inside, between = causes
         if dcn and self._fabric.kind != "torus":
-            # One ring runs through all granules: its links inside are taken as long as it turns.
+            # One ring runs through all granules: its links inside are busy as long as it runs.
             return Use(resource=wire, ticks=ticks(ici) + ticks(dcn), cause=between)
         return Use(
             resource=wire, ticks=ticks(ici), cause=inside, tail=ticks(dcn), tail_cause=between
         )
 
-    def _priced(self, one: Transfer) -> tuple[Seconds, Seconds, LinkUse]:
-        """Seconds of latency, inside and between granules; of messages apart the same; wires."""
+    def _priced(self, one: DeviceTransfer) -> tuple[Seconds, Seconds, LinkUse]:
+        """Returns seconds of latency, inside, and between granules; of `apart` the same; wires."""
         kind = priced_as(one.kind) if is_kind(one.kind) else one.kind
         key = (kind, one.medium, one.axes, one.groups, one.pairs, one.payload_bytes, one.group_size)
         if key not in self._known:
@@ -260,7 +262,7 @@ class Flights:
             self._known[key] = ((main[0] + further, *main[1:]), apart, wires)
         return self._known[key]
 
-    def _wires(self, one: Transfer, kind: str) -> LinkUse:
+    def _wires(self, one: DeviceTransfer, kind: str) -> LinkUse:
         if one.pairs or (kind == "collective-permute" and not one.groups):
             return self._links.of_pairs(one.pairs)
         spreads = kind_named(kind).sends == "exchange"
@@ -278,7 +280,7 @@ class Flights:
 def _alone(
     uses: Sequence[Use], latency: int, inside: str, between: str
 ) -> tuple[tuple[str, int], ...]:
-    """What a flight takes alone, inside and between granules; latency goes with the larger part."""
+    """Splits a flight's own time inside and between granules; latency is in the larger part."""
     longest = max(uses, key=lambda use: use.ticks + use.tail, default=None)
     if longest is None:
         return ((inside, latency),) if latency else ()
@@ -290,16 +292,16 @@ def _alone(
     return tuple((name, spent) for name, spent in parts.items() if spent)
 
 
-# Every pattern may double the strands of a direction.
+# A limit, since every pattern may double the strands of a direction.
 _TOLD_APART = 6
 
 
 def replay(
-    schedule: Schedule,
+    schedule: ScheduledProgram,
     *,
     axes: Sequence[MeshAxis],
     hardware: HardwareModel,
-) -> tuple[Replayed, Timeline]:
+) -> tuple[ReplayOutcome, Timeline]:
     """Plays one step of a scheduled program.
 
     Args:
@@ -313,7 +315,7 @@ def replay(
     if tuple((axis.name, axis.size) for axis in axes) != schedule.axes:
         read = ", ".join(f"{name}:{size}" for name, size in schedule.axes)
         raise ValueError(f"the program was read for the mesh {read}, not {format_mesh(axes)}")
-    kernels = Kernels(schedule, hardware.fabric.chip, hardware.speeds)
+    kernels = InstructionPrices(schedule, hardware.fabric.chip, hardware.speeds)
     flights = Flights(axes, hardware, _patterns(schedule))
     played = play(_program(schedule.body, kernels, flights))
     uncounted = list(schedule.uncounted)
@@ -327,8 +329,8 @@ def replay(
     return _replayed(played, hardware.fabric, tuple(uncounted)), played.timeline
 
 
-def _patterns(schedule: Schedule) -> list[Pairs]:
-    """The patterns of messages between pairs that move the most."""
+def _patterns(schedule: ScheduledProgram) -> list[Pairs]:
+    """Selects the patterns of messages between pairs that move most bytes."""
     moved: Counter[Pairs] = Counter()
     for one, times in executed(schedule.body):
         if isinstance(one, Start) and one.transfer.pairs:
@@ -336,7 +338,9 @@ def _patterns(schedule: Schedule) -> list[Pairs]:
     return [pairs for pairs, _ in moved.most_common(_TOLD_APART)]
 
 
-def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ...]:
+def _program(
+    block: ScheduledBlock, kernels: InstructionPrices, flights: Flights
+) -> tuple[Step, ...]:
     steps: list[Step] = []
     for operation in block.operations:
         match operation:
@@ -346,7 +350,7 @@ def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ..
                 steps.append(Depart(flight=flights.flight(operation.transfer), lane=operation.lane))
             case Done():
                 steps.append(Await(lane=operation.lane))
-            case Loop():
+            case ScheduledLoop():
                 body = _program(operation.body, kernels, flights)
                 steps.append(
                     Repeat(
@@ -361,19 +365,19 @@ def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ..
     return tuple(steps)
 
 
-def _costliest(branch: Branch) -> Block:
-    """The block that `automesh.hlo.count` chooses: the one with the most FLOPs, then bytes.
+def _costliest(branch: Branch) -> ScheduledBlock:
+    """Returns the block that `automesh.hlo.count` chooses: with most FLOPs, then bytes.
 
-    Not the one that takes longest: then a faster wire could make a step slower, by making another
-    block the one that is played.
+    Not the slowest one: then a faster wire could make a step slower, because another block would be
+    played.
     """
     return max(branch.blocks, key=lambda block: tally_of(block).rank())
 
 
-def _replayed(played: Played, fabric: Fabric, uncounted: tuple[str, ...]) -> Replayed:
+def _replayed(played: Played, fabric: Fabric, uncounted: tuple[str, ...]) -> ReplayOutcome:
     step_s = played.step / TICKS_PER_S
     possible = fabric.chip.flops_per_s * step_s
-    return Replayed(
+    return ReplayOutcome(
         step_s=step_s,
         bracket_s=(
             max(played.busy.values(), default=0) / TICKS_PER_S,

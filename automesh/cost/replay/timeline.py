@@ -1,4 +1,4 @@
-"""What happened when, in a replay."""
+"""The events of a replay, in time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Slice:
     """A stretch of time on one track.
 
     Attributes:
-      kind: `repeats` stands for trips of a loop that are like those before it and not drawn.
+      kind: `repeats` stands for trips of a loop that are equal to earlier ones and not drawn.
       track: the core or a rank, or a resource.
-      cause: as in `outcomes.Replayed.causes`; of a repeat empty.
+      cause: as in `outcomes.ReplayOutcome.causes`; empty for a repeat.
       flight: number of the transfer that is on its way or waited for, the same on all its slices;
         -1 if there is none.
       source: `step.py:123`; empty if unknown.
@@ -34,10 +34,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step.
+    """The timeline of one step.
 
     Attributes:
-      slices: by start; of every loop the first trips, then one slice for all others.
+      slices: by start; the first trips of every loop, then one slice for all others.
     """
 
     step_s: float
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def tracks(self) -> tuple[str, ...]:
-        """The core first, or the ranks by number, then the resources by name."""
+        """Lists the tracks: the core first, or the ranks by number, then the resources by name."""
         names = {slice_.track for slice_ in self.slices}
         return tuple(sorted(names, key=_place))
 

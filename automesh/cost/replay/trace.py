@@ -1,4 +1,4 @@
-"""A timeline as a trace that Perfetto and Chrome open.
+"""Writes a timeline as a trace for Perfetto and Chrome.
 
 The format is Chrome's "Trace Event Format" (catapult), which Perfetto reads: complete events (`X`),
 flows from a transfer to the wait for it (`s`, `f`), names of tracks (`M`).
@@ -18,7 +18,7 @@ Event = Mapping[str, Any]
 
 
 def trace_json(timeline: Timeline, *, name: str, notes: Sequence[tuple[str, str]] = ()) -> str:
-    """The JSON text of a trace.
+    """Returns the JSON text of a trace.
 
     Args:
       name: of the process: plan and target.
@@ -64,7 +64,7 @@ def _slices(timeline: Timeline, tracks: Mapping[str, int]) -> Iterator[Event]:
 
 
 def _flows(timeline: Timeline, tracks: Mapping[str, int]) -> Iterator[Event]:
-    """An arrow from the last wire of every transfer that is waited for to its first wait."""
+    """Draws an arrow from the last wire of every awaited transfer to its first wait."""
     sent: dict[int, Slice] = {}
     awaited: dict[int, Slice] = {}
     for slice_ in timeline.slices:

@@ -1,1 +1,1 @@
-"""How fast devices are: data sheets, measured profiles, and the laws between (no jax)."""
+"""How fast devices are: data sheets, measured profiles, and laws fitted to them (no jax)."""

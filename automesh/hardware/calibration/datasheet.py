@@ -22,7 +22,7 @@ from automesh.hardware.processes import usable_cores
 from automesh.package import PACKAGE
 from automesh.platforms import platform_named
 
-# What chips achieve of their data sheets; figures with their sources in `data/achieved.json`.
+# The share of its data sheet that a chip achieves; figures and sources: `data/achieved.json`.
 
 _TABLE = PACKAGE / "hardware" / "data" / "achieved.json"
 
@@ -51,15 +51,15 @@ class Achieved:
 
 
 def achieved_by(chip: Chip) -> Achieved:
-    """The row of the chip; what it leaves out is that of its platform."""
+    """Returns the row of the chip, completed with the figures of its platform."""
     return row_of(_TABLE, chip, Achieved)
 
 
 # What `half_size` in achieved.json was measured at: one device of TPU 7x.
 _CURVE_FLOPS_PER_S = 1153.5e12
-# Of the memory on the chip, what one array may take and still stay there from kernel to kernel. A
-# round figure, chosen on 45 programs of libtpu 0.0.42 for v5e that are not kept here (15 meshes of
-# three models): 1/8 and 1/2 order them no worse, and 0 makes small steps wait for memory.
+# Share of the on-chip memory that one array may take and still stay there between kernels. A round
+# figure, chosen on 45 programs of libtpu 0.0.42 for v5e that are not kept here (15 meshes of three
+# models): 1/8 and 1/2 order them no worse, and 0 makes small steps wait for memory.
 _STAYS = 0.25
 
 
@@ -127,18 +127,19 @@ class DataSheet:
         bits = _bits(dtype)
         if bits < 8:
             return 0.0
-        # A type that the data sheet leaves out runs as one that it has, and no faster than any.
-        return peaks.get(_listed(dtype), max(peaks.values())) if bits == 8 else peaks["bf16"]
+        # An 8-bit type without a figure runs as fast as the fastest type of the chip, any other as
+        # bf16.
+        return peaks.get(_listed_type(dtype), max(peaks.values())) if bits == 8 else peaks["bf16"]
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
         """See `Speeds`.
 
-        Time of the operations on whole tiles, and a part that grows slower: small multiplications
-        do not fill the units (fitted to the Ironwood curve of `achieved.json`).
+        The time of the operations on whole tiles, and a part that grows more slowly: small
+        multiplications do not fill the units (fitted to the Ironwood curve of `achieved.json`).
         """
         have = self.achieved
         wide, narrow = have.tile
-        # Either operand may be the one that stays in the unit.
+        # The compiler may keep either operand in the unit.
         rows = np.minimum(_up(m, wide) * _up(n, narrow), _up(m, narrow) * _up(n, wide))
         volume = batch * _up(k, wide) * rows
         peak = self._flops_per_s(dtype) * self.share
@@ -159,13 +160,13 @@ class DataSheet:
         sent = sent_between(kind, payload_bytes, route)
         shapes = (False, True) if self.achieved.overlaps and kind == "all-reduce" else (False,)
         ways = [
-            self._way(kind, route, inside, sent, protocol, is_tree=is_tree)
+            self._algorithm_s(kind, route, inside, sent, protocol, is_tree=is_tree)
             for protocol in self.achieved.protocols
             for is_tree in shapes
         ]
         return reduce(_faster, ways)
 
-    def _way(
+    def _algorithm_s(
         self,
         kind: str,
         route: Route,
@@ -175,7 +176,7 @@ class DataSheet:
         *,
         is_tree: bool,
     ) -> CollectiveSeconds:
-        """One way to talk.
+        """Times one algorithm of a collective.
 
         Args:
           inside: seconds inside granules at full speed.
@@ -206,7 +207,7 @@ class DataSheet:
     def _waits_s(
         self, kind: str, route: Route, start: float, hop: float, step: float, *, is_tree: bool
     ) -> Floats:
-        """Seconds before and between messages."""
+        """Seconds of latency, before and between messages."""
         inside, granules = route.ici_size > 1, route.dcn_size
         steps = granules - 1
         sends = measured_kind(kind).sends
@@ -236,7 +237,7 @@ class DataSheet:
 
     def _flops_per_s(self, dtype: str) -> float:
         peaks = dict(self.chip.peak_flops_per_s)
-        if (listed := _listed(dtype)) in peaks:
+        if (listed := _listed_type(dtype)) in peaks:
             return peaks[listed]
         slower = dict(platform_named(self.chip.platform).slower_bits)
         return peaks["bf16"] / slower.get(_bits(dtype), 1.0)
@@ -272,7 +273,7 @@ def _bits(dtype: str) -> int:
     return int(found[0]) if found else 8
 
 
-def _listed(dtype: str) -> str:
+def _listed_type(dtype: str) -> str:
     """The name of a number type in the table of chips."""
     if re.match(r"f8|float8|fp8", dtype):
         return "fp8"

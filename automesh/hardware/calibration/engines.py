@@ -1,4 +1,4 @@
-"""What a replay asks of a chip beyond its data sheet; with their sources in `data/engines.json`."""
+"""Figures of a chip that only a replay needs; their sources are in `data/engines.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TABLE = PACKAGE / "hardware" / "data" / "engines.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """One jax device; the fields are explained in the table's `meta`.
+    """The figures of one jax device; the table's `meta` explains the fields.
 
     Attributes:
       flops_per_cycle: 0 where no compiler states cycles.
@@ -27,10 +27,10 @@ class Engines:
     sources: dict[str, str]
 
     def clock_hz(self, chip: Chip) -> float:
-        """Cycles per second: the peak over what one cycle does at most; 0 if that is not known."""
+        """Cycles per second: peak FLOP/s divided by the FLOPs of a cycle; 0 if unknown."""
         return chip.flops_per_s / self.flops_per_cycle if self.flops_per_cycle else 0.0
 
 
 def engines_of(chip: Chip) -> Engines:
-    """The row of the chip; what it leaves out is that of its platform."""
+    """Returns the row of the chip, completed with the figures of its platform."""
     return row_of(_TABLE, chip, Engines)

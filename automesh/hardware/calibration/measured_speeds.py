@@ -1,4 +1,4 @@
-"""Speeds as they were measured, and those of the data sheet for what was not."""
+"""Measured speeds, completed by those of the data sheet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Calibrated:
         self.memory_bytes_per_s = _streaming(profile) or base.memory_bytes_per_s
         self.kernel_overhead_s = profile.kernel_s or base.kernel_overhead_s
         self.near_bytes = base.near_bytes
-        self.epilogue_bytes_per_s = 0.0  # Fits of whole multiplications hold it already.
+        self.epilogue_bytes_per_s = 0.0  # The fits of whole multiplications include it already.
         self.host_bytes_per_s = base.host_bytes_per_s
         self.window_flops_per_byte = base.window_flops_per_byte
         self.bound_memory_bytes_per_s = base.bound_memory_bytes_per_s
@@ -50,7 +50,7 @@ class Calibrated:
         return self._base.bound_flops_per_s(dtype)
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
-        """See `Speeds`; starting the kernel is left out, being `kernel_overhead_s`."""
+        """See `Speeds`; without the start of the kernel, which is `kernel_overhead_s`."""
         fit = self._matmuls.get(dtype)
         if fit is None:
             return self._base.matmul_s(dtype, batch, m, n, k)
@@ -85,7 +85,7 @@ class Calibrated:
 def find_speeds(
     fabric: Fabric, *, platform: str, device_kind: str, environ: Mapping[str, str]
 ) -> Speeds:
-    """The speeds that a search takes: from the profile of such devices, if there is one.
+    """Finds the speeds for a search: from the profile of such devices, if there is one.
 
     Args:
       fabric: of the target.
@@ -106,7 +106,7 @@ def find_speeds(
 
 
 def speeds_for(chip: Chip, fabric: Fabric, profile: Profile | None) -> Speeds:
-    """Measured speeds if there is a profile, else those of the data sheet."""
+    """Returns measured speeds if there is a profile, else those of the data sheet."""
     base = datasheet_speeds(chip, fabric)
     return base if profile is None else Calibrated(profile, base)
 
@@ -114,7 +114,7 @@ def speeds_for(chip: Chip, fabric: Fabric, profile: Profile | None) -> Speeds:
 def _by_kind(
     fits: Sequence[CollectiveFit], *, between: bool
 ) -> list[tuple[str, list[CollectiveFit]]]:
-    """The laws of each kind, of groups inside a granule or of those over several."""
+    """Groups the laws by kind, either of groups inside a granule or of groups over several."""
     chosen = sorted(
         (fit for fit in fits if (fit.granules > 1) == between), key=lambda fit: fit.collective
     )
@@ -122,20 +122,20 @@ def _by_kind(
 
 
 class _Curve:
-    """Laws of one kind of collective over the sizes of its groups inside a granule."""
+    """The laws of one kind of collective, by the size of its groups inside a granule."""
 
     def __init__(self, fits: Sequence[CollectiveFit]) -> None:
         ordered = sorted(fits, key=lambda fit: fit.group_size)
         self._sizes = np.array([fit.group_size for fit in ordered], float)
-        # A wait among more devices is not shorter: a dip is noise.
+        # The latency among more devices is not lower: a dip is noise.
         self._call_s = np.maximum.accumulate([fit.call_s for fit in ordered])
         self._slowness = np.array([fit.slowness for fit in ordered])
 
     def at(self, size: Floats) -> tuple[Floats, Floats]:
         """Seconds per call and slowness for groups of `size` devices.
 
-        Between measured sizes straight lines; beyond them the waits grow with the number of
-        devices, as the steps of a ring do, and the slowness stays.
+        Interpolates linearly between measured sizes; beyond them the latency grows with the number
+        of devices, as the steps of a ring do, and the slowness stays the same.
         """
         call_s = np.interp(size, self._sizes, self._call_s)
         beyond = np.maximum(size / self._sizes[-1], 1.0)
@@ -143,7 +143,7 @@ class _Curve:
 
 
 class _Surface:
-    """Laws of one kind of collective over granules, and over the devices in each of them."""
+    """The laws of one kind of collective, by the number of granules and of devices in each."""
 
     def __init__(self, fits: Sequence[CollectiveFit]) -> None:
         ordered = sorted(fits, key=lambda fit: fit.granules)
@@ -157,7 +157,7 @@ class _Surface:
     def at(self, size: Floats, granules: Floats) -> tuple[Floats, Floats]:
         """Seconds per call and slowness for groups of `size` devices in each of some granules.
 
-        Between measured numbers of granules straight lines; beyond them as `_Curve.at`.
+        Interpolates linearly between measured numbers of granules; beyond them as `_Curve.at`.
         """
         calls, slownesses = (
             np.array(one) for one in zip(*(each.at(size) for each in self._curves))
@@ -168,7 +168,7 @@ class _Surface:
 
 
 def _between_rows(places: Floats, rows: Floats, wanted: Floats) -> Floats:
-    """Straight lines between rows: [meshes] of rows [places, meshes], one place for each mesh."""
+    """Interpolates linearly between rows: [meshes] from [places, meshes], one place per mesh."""
     if len(places) == 1:
         return np.asarray(rows[0])
     upper = np.clip(np.searchsorted(places, wanted), 1, len(places) - 1)
@@ -184,7 +184,7 @@ def _amount(fit: MatmulFit, batch: Floats, m: Floats, n: Floats, k: Floats) -> F
 
 
 def _streaming(profile: Profile) -> float:
-    """Bytes per second over all forms of kernels, each with the same share; 0 if not measured."""
+    """Bytes per second, averaged over all forms of kernels; 0 if not measured."""
     # Accelerators' compilers choose layouts so that most transposes cost nothing.
     counted = [fit for fit in profile.streams if profile.platform == "cpu" or fit.form != _TURN]
     slopes = [fit.byte_s for fit in counted if fit.byte_s > 0]

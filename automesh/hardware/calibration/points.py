@@ -29,7 +29,7 @@ class MatmulProbe:
 
     @property
     def flops(self) -> float:
-        """Of one device."""
+        """Floating-point operations of one device."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class MatmulProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamProbe:
-    """A kernel that reads one array and writes one of the same size, on each device.
+    """A kernel that reads one array and writes another of the same size, on each device.
 
     Attributes:
       form: `copy` adds a constant, `map` takes a sigmoid, `reduce` normalises rows, `transpose`
@@ -57,7 +57,7 @@ class StreamProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProbe:
-    """One link of a chain of kernels that have next to nothing to do: what starting one costs."""
+    """One kernel in a chain of nearly empty ones: measures what starting a kernel costs."""
 
     kind: Literal["kernel"] = "kernel"
 
@@ -74,7 +74,8 @@ class CollectiveProbe:
       stride: mesh positions between neighbours in a group: 1 if the axis is the innermost one.
       payload_bytes: the full (gathered, unreduced) array of one group; for collective-permute what
         one device sends.
-      link_s: what its bytes take at the nominal speed of the links; no part of what the probe is.
+      link_s: the time of its bytes at the nominal speed of the links; not part of the probe's
+        identity.
       granules: that a group spans; with more than one, its bytes cross DCN.
     """
 
@@ -88,7 +89,7 @@ class CollectiveProbe:
 
     @property
     def num_devices(self) -> int:
-        """Of one group."""
+        """Number of devices in one group."""
         return self.group_size * self.granules
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ class CollectiveProbe:
 
 
 def group_words(group_size: int, granules: int) -> str:
-    """A group of devices in words: `4`, `2 granules`, `4 in each of 2 granules`."""
+    """Describes a group of devices: `4`, `2 granules`, `4 in each of 2 granules`."""
     if granules == 1:
         return str(group_size)
     several = f"{granules} granules"
@@ -113,8 +114,8 @@ class Point:
     """A probe that was measured.
 
     Attributes:
-      seconds: median over the rounds, of one execution with all devices at work; 0 if that drowned
-        in noise.
+      seconds: median over the rounds, of one execution with all devices at work; 0 if it was not
+        above the noise.
       spread: half the distance between the quartiles, as a fraction of the median.
       samples: rounds that it was measured in.
       made: when, ISO 8601 in UTC.

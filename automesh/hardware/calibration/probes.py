@@ -1,4 +1,4 @@
-"""Which probes a calibration takes, in which order, for which devices."""
+"""Plans the probes of a calibration: which ones, in which order, for which devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
 
-# Devices beside a group on the outside, the group itself, devices between its members.
+# Numbers of devices: outside of a group, in the group, between neighbours of the group.
 PROBE_AXES = ("outside", "group", "inside")
 _KIB, _MIB = 2**10, 2**20
 Matrices = tuple[int, int, int, int]
@@ -30,7 +30,7 @@ Matrices = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lot:
-    """Probes of one job.
+    """The probes of one job.
 
     Attributes:
       name: what they measure, in words.
@@ -42,7 +42,7 @@ class Lot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """What is worth measuring on a platform.
+    """The sizes that are worth measuring on a platform.
 
     Attributes:
       matmuls: (batch, m, n, k): squares, skinny ones, batches of small ones.
@@ -55,7 +55,7 @@ class _Sizes:
     payloads: tuple[int, ...]
 
 
-# Shards of models that one tries out on a laptop; all devices share a few cores.
+# Shards of small models, as one tries them out on a laptop; all devices share a few cores.
 _CPU = _Sizes(
     matmuls=(
         *((1, size, size, size) for size in (16, 32, 64, 128, 256, 512)),
@@ -89,18 +89,18 @@ _ACCELERATOR = _Sizes(
         (256, 128, 128, 128),
         (16, 2048, 2048, 128),
     ),
-    # What caches hold, and what none does.
+    # Sizes that fit into caches, and larger ones.
     streams=(_MIB, 16 * _MIB, 512 * _MIB, 1024 * _MIB, 2048 * _MIB),
     payloads=(64 * _KIB, _MIB, 16 * _MIB, 128 * _MIB),
 )
 
 
 def probe_shapes(fabric: Fabric) -> tuple[tuple[int, ...], ...]:
-    """Sizes inside one granule of the meshes that collectives are measured on.
+    """Lists the shapes, inside one granule, of the meshes on which collectives are measured.
 
-    Every size that a mesh axis can have is a group, on the innermost axis, and on the outermost one
-    unless all devices are in one memory, where no device is nearer than another. Of several
-    granules, groups of a single device in each of them as well.
+    Every size that a mesh axis can have is measured as a group, on the innermost axis, and on the
+    outermost one unless all devices share one memory, where none is nearer than another. With
+    several granules, also groups with one device in each.
     """
     count = fabric.granule_devices
     shapes = {(count // size, size, 1): None for size in _divisors(count)}
@@ -112,7 +112,7 @@ def probe_shapes(fabric: Fabric) -> tuple[tuple[int, ...], ...]:
 
 
 def plan_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
-    """All probes for some devices, those that tell most first.
+    """Plans all probes for some devices, the most informative ones first.
 
     Args:
       layouts: of `probe_shapes`; shapes that jax refuses are left out.
@@ -134,7 +134,7 @@ def plan_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
 
 
 def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """What the bytes of a collective inside one granule take at the nominal speed of its links.
+    """Seconds of a collective's bytes inside one granule, at the nominal speed of its links.
 
     Returns:
       [meshes]; 0 where the group is one device.
@@ -144,7 +144,7 @@ def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 
 
 def between_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """What the bytes of a collective over granules take at the nominal speed of the network.
+    """Seconds of a collective's bytes between granules, at the nominal speed of the network.
 
     Returns:
       [meshes]; 0 where the group is inside one granule.
@@ -161,7 +161,7 @@ def _matmul_lot(dtype: str, matrices: Sequence[Matrices]) -> Lot:
 
 
 def _lots_inside(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tuple[Lot, ...]:
-    """One lot per size of group: what is compared with each other is measured side by side."""
+    """Makes one lot per group size, so that probes which are compared are measured together."""
     lots: dict[int, list[Probe]] = {}
     for shape in _possible(fabric, layouts):
         if shape[1] > 1:
@@ -174,7 +174,7 @@ def _lots_inside(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> t
 
 
 def _lots_between(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tuple[Lot, ...]:
-    """One lot per number of granules and devices in each, all granules and both extremes first."""
+    """Makes one lot per number of granules and devices in each; all granules and extremes first."""
     whole = fabric.granule_devices
     sizes = {shape[1]: shape for shape in _possible(fabric, layouts) if shape[2] == 1}
     ordered = sorted(sizes, key=lambda size: (size not in (1, whole), size))
@@ -201,7 +201,7 @@ def _collectives(
     *,
     granules: int,
 ) -> list[Probe]:
-    """Every kind over the groups along the middle axis of a shape, in so many granules."""
+    """Makes probes of every kind, over the groups along the middle axis of a shape."""
     batch = Batch(
         names=PROBE_AXES,
         ici=np.array([shape], np.int64),
@@ -227,5 +227,5 @@ def _collectives(
 
 
 def _divisors(count: int) -> list[int]:
-    """Ascending, without 1."""
+    """Lists the divisors of a number except 1, ascending."""
     return [size for size in range(2, count + 1) if count % size == 0]

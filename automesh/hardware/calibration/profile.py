@@ -1,4 +1,4 @@
-"""What a calibration knows about devices of one kind: measured points, and laws fitted to them."""
+"""The result of calibrating devices of one kind: measured points, and laws fitted to them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from automesh.hardware.calibration.points import (
 
 SCHEMA = 1
 METHOD = 3
-"""How points are measured: 1 had what a turn of its loops costs in every point; 2 compared a loop
-of few kernels with one of many, which run in other ways on a GPU, and took the speed of caches for
-that of memory."""
-# No cache of an accelerator holds so much (the largest known has 256 MB), so that the device's
-# memory is what is measured.
+"""Number of the method that measures points. In method 1, every point included the cost of a turn
+of its loop; method 2 compared a loop of few kernels with one of many, which a GPU runs differently,
+and took the speed of caches for that of memory."""
+# No cache of an accelerator is so large (the largest known has 256 MB), so that a kernel of this
+# size measures the device's memory.
 _FAR_BYTES = 512 * 2**20
 Versions = tuple[tuple[str, str], ...]
 Row = tuple[float, ...]
@@ -30,11 +30,11 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitError:
-    """How far a law is off at points that it was not fitted to, each left out in turn.
+    """The error of a law at points that it was not fitted to, each left out in turn.
 
     Attributes:
       median, worst: relative; 0 where `points` is 0.
-      points: that were left out; 0 if there are too few to leave any out.
+      points: number of points that were left out; 0 if there are too few to leave any out.
     """
 
     median: float
@@ -44,7 +44,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulFit:
-    """Seconds of one multiplication: a sum of what is named here times its number.
+    """Law for the seconds of one multiplication: a sum of these constants, each times its count.
 
     Attributes:
       call_s: per multiplication.
@@ -65,7 +65,7 @@ class MatmulFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFit:
-    """Seconds of a kernel that multiplies nothing: `call_s + byte_s * bytes`.
+    """Law for the seconds of a kernel without products: `call_s + byte_s * bytes`.
 
     Attributes:
       byte_s: of the device's memory.
@@ -79,12 +79,12 @@ class StreamFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFit:
-    """Seconds of a collective over groups of one size.
+    """Law for the seconds of a collective over groups of one size.
 
     Attributes:
       group_size: devices of a group inside a granule.
-      call_s: of a call that moves next to nothing.
-      slowness: what its bytes take, as a multiple of what they take at the links' nominal speed.
+      call_s: of a call that moves hardly any bytes.
+      slowness: time of its bytes, divided by their time at the links' nominal speed.
       granules: that a group spans.
     """
 
@@ -125,7 +125,7 @@ class Profile:
     method: int = 1
 
     def about(self) -> str:
-        """What was measured where: `8 x cpu on AMD EPYC, 2 cores`."""
+        """Describes the devices: `8 x cpu on AMD EPYC, 2 cores`."""
         apart = f" in {self.num_granules} granules" if self.num_granules > 1 else ""
         where = f" on {self.host}" if self.host else ""
         return f"{self.num_devices} x {self.device_kind}{apart}{where}"
@@ -163,12 +163,12 @@ def make_profile(
 
 
 def merge(older: Profile, newer: Profile) -> Profile:
-    """One profile of the points of both; of a probe that both have, the point made last counts.
+    """Merges the points of two profiles; of a probe that both have, the newer point counts.
 
-    Points that a former method has measured do not compare with others: they are left out.
+    Points of a former method cannot be compared with others, and are left out.
 
     Raises:
-      ValueError: they are not of the same devices.
+      ValueError: they describe different devices.
     """
     if identity(older) != identity(newer):
         raise ValueError(f"profiles of {older.about()} and of {newer.about()} do not merge")
@@ -191,9 +191,9 @@ def merge(older: Profile, newer: Profile) -> Profile:
 
 
 def identity(profile: Profile) -> tuple[str, str, int, int, str]:
-    """What two profiles must share.
+    """Returns what two profiles of the same devices have in common.
 
-    For virtual CPU devices also their number, that of the processes they belong to, and their host.
+    For virtual CPU devices this includes their number, the number of their processes, and the host.
     """
     count, granules = 0, 0
     if profile.platform == "cpu":
@@ -223,16 +223,16 @@ def _order(point: Point) -> tuple[str, ...]:
 
 
 def fit_law(rows: Sequence[Row], seconds: Sequence[float]) -> Row:
-    """Non-negative constants c with `rows @ c` near `seconds`, by least squares of relative errors.
+    """Fits constants c >= 0 so that `rows @ c` is near `seconds`: least squares of relative errors.
 
     Args:
       rows: [points, constants].
       seconds: [points], above zero.
     """
-    from scipy.optimize import nnls  # Takes its time to import, and only a calibration fits.
+    from scipy.optimize import nnls  # Slow, and only for fits.
 
     weighted = np.array(rows, float) / np.array(seconds, float)[:, None]
-    # Columns of one length each: seconds per FLOP are 1e10 times smaller than seconds per call.
+    # Scales the columns to equal length: seconds per FLOP are 1e10 times smaller than per call.
     lengths = np.linalg.norm(weighted, axis=0)
     scales = np.where(lengths > 0, lengths, 1.0)
     solution, _ = nnls(weighted / scales, np.ones(len(seconds)))
@@ -242,7 +242,7 @@ def fit_law(rows: Sequence[Row], seconds: Sequence[float]) -> Row:
 def held_out_error(
     rows: Sequence[Row], seconds: Sequence[float], groups: Sequence[Hashable]
 ) -> FitError:
-    """Relative errors at the points of each group in turn, by the law fitted to all others.
+    """Relative errors at the points of each group, from a law fitted to all other groups.
 
     Args:
       groups: [points]; points of equal groups, such as repeats, are left out together.
@@ -265,12 +265,12 @@ def held_out_error(
 
 
 def matmul_row(batch: float, m: float, n: float, k: float) -> Row:
-    """What the constants of `MatmulFit` are multiplied with, in their order."""
+    """Returns the factors of the constants of `MatmulFit`, in their order."""
     return (1.0, batch, batch * m * k, batch * k * n, batch * m * n, 2 * batch * m * n * k)
 
 
 def fit_matmuls(points: Sequence[Point]) -> tuple[MatmulFit, ...]:
-    """One law per number type that was measured."""
+    """Fits one law per number type that was measured."""
     found: list[MatmulFit] = []
     of_type: dict[str, list[tuple[MatmulProbe, float]]] = {}
     for point in points:
@@ -296,10 +296,11 @@ def fit_matmuls(points: Sequence[Point]) -> tuple[MatmulFit, ...]:
 
 
 def fit_streams(points: Sequence[Point], platform: str) -> tuple[StreamFit, ...]:
-    """One law per form of kernel that was measured in at least two sizes.
+    """Fits one law per form of kernel that was measured in at least two sizes.
 
-    Of accelerators a line from the smallest size through those that no cache holds, where two of
-    them were measured: sizes between lie below it, and its error says nothing of them.
+    For accelerators, a line from the smallest size through those that exceed every cache, where two
+    of these were measured. Sizes in between are faster than the line, and its error does not
+    include them.
     """
     of_form: dict[str, list[tuple[int, float]]] = {}
     for point in points:
@@ -323,7 +324,7 @@ def fit_streams(points: Sequence[Point], platform: str) -> tuple[StreamFit, ...]
 def _through_smallest(
     measured: Sequence[tuple[int, float]],
 ) -> tuple[float, float, FitError] | None:
-    """Constant, slope and error of the line; None if fewer than two sizes leave every cache.
+    """Returns constant, slope and error; None if fewer than two sizes exceed every cache.
 
     Args:
       measured: bytes and seconds.
@@ -344,7 +345,7 @@ def _through_smallest(
 
 
 def fit_collectives(points: Sequence[Point]) -> tuple[CollectiveFit, ...]:
-    """One law per kind and group that was measured in at least two sizes."""
+    """Fits one law per kind and group that was measured in at least two sizes."""
     lines: dict[tuple[str, int, int], _Line] = {}
     for point in points:
         if isinstance(point.probe, CollectiveProbe) and point.seconds > 0:
@@ -366,7 +367,7 @@ def fit_collectives(points: Sequence[Point]) -> tuple[CollectiveFit, ...]:
 
 
 class _Line:
-    """Points of one law `constant + slope * amount`."""
+    """The points of one law `constant + slope * amount`."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
@@ -379,7 +380,7 @@ class _Line:
         self._seconds.append(seconds)
 
     def fitted(self) -> tuple[tuple[float, float, FitError], ...]:
-        """Constant, slope and error; nothing if one size alone was measured."""
+        """Returns constant, slope and error; nothing if only one size was measured."""
         if len(set(self._sizes)) < 2:
             return ()
         constant, slope = fit_law(self._rows, self._seconds)

@@ -1,4 +1,4 @@
-"""Profiles as files: one per kind of device, in a folder of the user's."""
+"""Reads and writes profiles: one file per kind of device, in a folder of the user's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NoProfile:
 
 
 def profile_folder(environ: Mapping[str, str]) -> Path:
-    """`$AUTOMESH_PROFILES`, else a folder of the user's own.
+    """Returns `$AUTOMESH_PROFILES`, else a folder in the user's home.
 
     Raises:
       UsageError: the variable is no path.
@@ -55,7 +55,7 @@ def profile_folder(environ: Mapping[str, str]) -> Path:
 
 
 def host_of(platform: str) -> str:
-    """The model and number of this machine's cores if `platform` is cpu, else nothing.
+    """Describes this machine's cores (model and number) if `platform` is cpu; else empty.
 
     Virtual CPU devices are no faster than the cores that they share.
     """
@@ -77,7 +77,7 @@ def profile_path(
     host: str,
     num_granules: int = 1,
 ) -> Path:
-    """Where the profile of such devices is kept."""
+    """Returns the path of the profile of such devices."""
     words = [platform, device_kind]
     if platform == "cpu":
         each = num_devices // num_granules
@@ -95,7 +95,7 @@ def find_profile(
     host: str | None = None,
     num_granules: int = 1,
 ) -> Profile | NoProfile:
-    """The profile of such devices, if a calibration has written one.
+    """Reads the profile of such devices, if a calibration has written one.
 
     Args:
       num_devices, num_granules: only matter for virtual CPU devices, which share cores.
@@ -126,10 +126,10 @@ def find_profile(
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a profile; nothing unknown, missing or mistyped passes.
+    """Reads a profile, and refuses unknown, missing or mistyped keys.
 
     Raises:
-      UsageError: it cannot be read, or is not a profile that this version understands.
+      UsageError: it cannot be read, or is no profile that this version understands.
     """
     try:
         tree = parse_tree(read_text(path), source=path)
@@ -143,10 +143,10 @@ def read_profile(path: Path) -> Profile:
 
 
 def check_place(path: Path) -> None:
-    """Finds out before anything is measured that a profile can be merged into this file.
+    """Checks, before anything is measured, that a profile can be merged into this file.
 
     Raises:
-      UsageError: it cannot be written, or what is there is no profile.
+      UsageError: it cannot be written, or the existing file is no profile.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def check_place(path: Path) -> None:
 
 
 def merge_profile(path: Path, profile: Profile) -> Profile:
-    """Adds the points of `profile` to the file, which is made if missing; gives what it now holds.
+    """Adds the points of `profile` to a file, or creates it; returns the merged profile.
 
     The file is replaced in one step.
 
@@ -199,7 +199,7 @@ def _check_figures(profile: Profile, path: Path) -> None:
     constants += [one for fit in profile.streams for one in (fit.call_s, fit.byte_s)]
     constants += [one for fit in profile.collectives for one in (fit.call_s, fit.slowness)]
     constants += [point.seconds for point in profile.points]
-    # `not >=` also catches what is no number.
+    # `not >=` is also true for NaN.
     bad = [constant for constant in constants if not 0 <= constant < float("inf")]
     if bad:
         raise UsageError(f"`{path}`: a time of {bad[0]} s is impossible")

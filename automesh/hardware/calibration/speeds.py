@@ -1,4 +1,4 @@
-"""What the pricing asks of hardware: how long one piece of work takes, for many meshes at once."""
+"""The interface between pricing and hardware: seconds of one piece of work, for many meshes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from automesh.hardware.fabric.fabric import Floats, Route
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSeconds:
-    """Time of one collective by cause; every field is [meshes], 0 where its group is one device."""
+    """Seconds of one collective by cause; every field is [meshes], 0 for groups of one device."""
 
     latency_s: Floats
     ici_s: Floats
@@ -23,8 +23,9 @@ class CollectiveSeconds:
 def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     """Bytes that one device sends to its group inside a granule: [meshes].
 
-    They take this over the device's share of `Route.ici_bytes_per_s`, so that a byte of an
-    all-to-all counts by the links that it crosses, and one of a permute by those that serve.
+    Their time is this divided by the device's share of `Route.ici_bytes_per_s`: a byte of an
+    all-to-all counts once per link that it crosses, and a byte of a permute by the links that it
+    can use.
 
     Rings (scaling-book, "Sharded matrices"): each device sends all of the array but its own part,
     twice to reduce and gather; all-to-all sends each part to its own device only.
@@ -36,7 +37,7 @@ def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     sent = payload_bytes * (size - 1) / size
     sends = measured_kind(kind).sends
     if sends == "forward":
-        # Over granules the devices at their edges are waited for.
+        # Over granules, the devices at the edges of granules are the slowest.
         return np.where(route.dcn_size > 1, 0.0, payload_bytes) / route.ici_step_share
     if sends == "exchange":
         return sent * route.ici_transit / (size * route.dcn_size)
@@ -46,8 +47,9 @@ def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     """Bytes that one device sends to other granules: [meshes].
 
-    They take this over `Route.dcn_bytes_per_s`. Of a collective over granules each device has the
-    part that its group inside leaves it, see `DataSheet.collective_s`.
+    Their time is this divided by `Route.dcn_bytes_per_s`. In a collective over granules, each
+    device sends the part that remains after the step inside its granule; see
+    `DataSheet.collective_s`.
 
     Raises:
       ValueError: `kind` is none of `collectives.MEASURED`.
@@ -61,7 +63,7 @@ def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 
 
 def passes_of(kind: str) -> int:
-    """How often a collective that is measured sends an array round its ring.
+    """How often a measured kind of collective sends an array round its ring.
 
     Raises:
       ValueError: `kind` is none of `collectives.MEASURED`.
@@ -70,7 +72,7 @@ def passes_of(kind: str) -> int:
 
 
 def measured_kind(kind: str) -> CollectiveKind:
-    """A kind that has formulas and measurements of its own.
+    """Returns a kind that has its own formulas and measurements.
 
     Raises:
       ValueError: `kind` is none of `collectives.MEASURED`.
@@ -81,7 +83,7 @@ def measured_kind(kind: str) -> CollectiveKind:
 
 
 class Speeds(Protocol):
-    """Achieved speeds of one device, from a data sheet or from a calibration.
+    """The achieved speeds of one device, from a data sheet or from a calibration.
 
     Attributes:
       origin: where the figures come from, in words: `data sheet of TPU v5p`, `calibrated here`.
@@ -89,12 +91,12 @@ class Speeds(Protocol):
       kernel_overhead_s: of starting one kernel.
       near_bytes: arrays up to this size stay on the chip between the kernels that use them; 0 where
         none do.
-      epilogue_bytes_per_s: what a product can write, and read beside its operands, wherever that
-        lies; 0 where nothing but memory holds it up.
+      epilogue_bytes_per_s: rate at which a product can write its result and read further inputs, in
+        any memory; 0 if only the memory limits it.
       host_bytes_per_s: one way between a device's memory and that of its host.
-      window_flops_per_byte: a multiplication in a ring of n devices pays where n times its FLOPs
-        for each byte that travels are more; 0 where every ring does. See `automesh.cost.windowed`.
-      bound_memory_bytes_per_s: no device of this kind can do more; 0 if nothing sound is known.
+      window_flops_per_byte: a multiplication in a ring of n devices pays if n times its FLOPs per
+        sent byte exceed this; 0 if every ring pays. See `automesh.cost.windowed`.
+      bound_memory_bytes_per_s: a proven upper limit for devices of this kind; 0 if none is known.
     """
 
     @property
@@ -115,7 +117,7 @@ class Speeds(Protocol):
     def bound_memory_bytes_per_s(self) -> float: ...
 
     def bound_flops_per_s(self, dtype: str) -> float:
-        """No device of this kind can do more matmul FLOP/s on `dtype`; 0: nothing sound known."""
+        """A proven upper limit of matmul FLOP/s on `dtype`; 0 if none is known."""
         ...
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:

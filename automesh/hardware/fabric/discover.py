@@ -1,4 +1,4 @@
-"""How the devices of a target are wired: from its name, or from what the attached devices say."""
+"""Finds how the devices of a target are wired: from its name, or from the attached devices."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.slices import is_flat, wraps_of
 from automesh.hardware.targets import Described, Target
-from automesh.mesh.granules import Located, granules_of
+from automesh.mesh.granules import LocatedDevice, granules_of
 from automesh.platforms import platform_named
 
 
-class Placed(Located, Described, Protocol):
-    """What tells where a device is; `automesh.program.nouns.Device` fits."""
+class PlacedDevice(LocatedDevice, Described, Protocol):
+    """A device that says where it is; `automesh.program.nouns.Device` fits."""
 
     @property
     def coords(self) -> tuple[int, ...]: ...
 
 
-def fabric_of(target: Target, devices: Sequence[Placed]) -> Fabric:
-    """The fabric of what a target names.
+def fabric_of(target: Target, devices: Sequence[PlacedDevice]) -> Fabric:
+    """Returns the fabric of a target.
 
     Args:
-      devices: all devices as jax reports them; not looked at if the target's are not here.
+      devices: all devices as jax reports them; unused if the target's devices are absent.
 
     Raises:
       UsageError: the devices are of several kinds, or they do not say where they are.
@@ -35,8 +35,8 @@ def fabric_of(target: Target, devices: Sequence[Placed]) -> Fabric:
     return target.absent.fabric if target.absent else attached_fabric(devices)
 
 
-def attached_fabric(devices: Sequence[Placed]) -> Fabric:
-    """The fabric of attached devices.
+def attached_fabric(devices: Sequence[PlacedDevice]) -> Fabric:
+    """Returns the fabric of attached devices.
 
     A TPU slice is the box that its coordinates span; all GPUs of a process are on one switch;
     virtual CPU devices share the memory of their host.
@@ -65,13 +65,13 @@ def attached_fabric(devices: Sequence[Placed]) -> Fabric:
     )
 
 
-def _box(devices: Sequence[Placed]) -> tuple[int, ...]:
-    """Chips along each dimension of the box that the devices of a slice fill."""
+def _box(devices: Sequence[PlacedDevice]) -> tuple[int, ...]:
+    """Counts the chips along each dimension of the box that the devices of a slice fill."""
     coords = [device.coords for device in devices]
     if not all(coords):
         raise UsageError(
             f"devices of kind `{devices[0].kind}` do not say where they are in their slice",
-            hint="how their meshes lie on the network cannot be told; upgrade jax or libtpu",
+            hint="without them the links of a mesh are unknown; upgrade jax or libtpu",
         )
     sizes = tuple(max(along) - min(along) + 1 for along in zip(*coords, strict=True))
     if len(devices) % math.prod(sizes):

@@ -1,4 +1,4 @@
-"""How the devices of a target are wired, and where mesh axes lie on the wires (numpy, no jax)."""
+"""How the devices of a target are wired, and how mesh axes map to the wires (numpy, no jax)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def torus_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class AxisSpan:
     """The part of one mesh axis that lies along one physical dimension of a granule.
 
     Attributes:
@@ -72,13 +72,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What the links of a torus give one group of chips while all groups like it talk too.
+    """The link capacity of one group of chips in a torus while all groups like it communicate.
 
     Attributes:
       chips: of one group.
-      links: links in one direction that each chip can fill for the group; 0 inside one chip.
+      links: links in one direction that each chip can use for the group; 0 inside one chip.
       step_links: the same if each chip sends to the next one of its ring only.
-      pair_links: the same for each of two messages, if each chip sends to the next and to the last.
+      pair_links: the same for each of two messages, if each chip sends to the next and the previous
+        one.
       hops: links along one pass, see `Route.ici_hops`.
       spread: time of an all-to-all of an array of one byte over links of one byte per second.
     """
@@ -93,13 +94,12 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crooked:
-    """Groups along some axes of a shape that is no product of spans, followed link by link.
+    """Groups along some axes of a shape that is no product of spans, traced link by link.
 
     Attributes:
       shape: sizes of all mesh axes inside one granule.
       axes: indices of the axes that the groups span, ascending; those of size 1 left out.
-      reach: a chip's two devices may be of one group or of two: links are one group's in both
-        cases.
+      reach: counts links for one group, whether a chip's two devices are in the same group or not.
     """
 
     shape: tuple[int, ...]
@@ -109,7 +109,7 @@ class Crooked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wound:
-    """Where the devices of a shape are that does not follow its spans point by point.
+    """Positions of the devices of a shape that does not follow its spans point by point.
 
     Attributes:
       shape: sizes of all mesh axes inside one granule.
@@ -122,21 +122,21 @@ class Wound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Where jax's own mesh code puts axes, per ICI shape.
+    """Where jax's mesh code places axes on the torus, per ICI shape.
 
     Attributes:
       shapes: sizes of all mesh axes inside one granule.
       spans: per shape and axis, where the axis lies; empty for an axis of size 1, and for all axes
         of a fabric that is no torus.
-      crooked: what is known of shapes that are no product of spans (jax winds small slices up into
-        one ring); their `spans` are empty.
+      crooked: shapes that are no product of spans (jax lays small slices out as one ring); their
+        `spans` are empty.
       refused: shapes that jax's mesh code cannot lay out, with its reason; not in `shapes`.
       wound: shapes whose axes do not run along their spans one after the other, x outermost: all
-        crooked ones, and small slices that jax winds up into a ring.
+        crooked ones, and small slices that jax lays out as one ring.
     """
 
     shapes: tuple[tuple[int, ...], ...]
-    spans: tuple[tuple[tuple[Span, ...], ...], ...]
+    spans: tuple[tuple[tuple[AxisSpan, ...], ...], ...]
     crooked: tuple[Crooked, ...] = ()
     refused: tuple[tuple[tuple[int, ...], str], ...] = ()
     wound: tuple[Wound, ...] = ()
@@ -144,21 +144,21 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How one set of mesh axes lies on the wires, for many meshes: every field is [meshes].
+    """The links that one set of mesh axes uses, for many meshes: every field is [meshes].
 
     Attributes:
       ici_size: devices of one group inside a granule.
       dcn_size: granules that a group spans.
       ici_bytes_per_s: what one device can send to its group over all links that serve it, one way,
-        at nominal speed; links shared with other groups counted in part.
-      ici_hops: links between the farthest neighbours of a ring of the group, summed over the ring's
-        steps once round: multiply by the time of a hop for the latency of one pass.
+        at nominal speed; links that other groups share count in part.
+      ici_hops: links between the farthest neighbours of the group's ring, summed over the steps of
+        one pass; times the time of a hop, this is the latency of one pass.
       dcn_bytes_per_s: one device's share of its host's network, one way, at nominal speed.
       ici_transit: links that a byte of an all-to-all crosses on its way, as a share of all that
         `ici_bytes_per_s` counts: seconds are bytes sent times this over `ici_bytes_per_s`. 1 for a
         switch.
-      ici_step_share: the part of `ici_bytes_per_s` that serves if each device sends to the next one
-        of its ring only.
+      ici_step_share: the part of `ici_bytes_per_s` that is usable if each device only sends to the
+        next one of its ring.
       ici_pair_share: the same for each of two messages, if each device sends to the next and to the
         last one at the same time.
     """
@@ -179,5 +179,5 @@ class Route:
         object.__setattr__(self, "ici_pair_share", np.broadcast_to(self.ici_pair_share, shape))
 
     def rows(self, rows: NDArray[np.intp]) -> Route:
-        """The routes of some meshes."""
+        """Selects the routes of some meshes."""
         return Route(**{one.name: getattr(self, one.name)[rows] for one in fields(Route)})

@@ -1,11 +1,11 @@
-"""Which wires a pattern of communication uses, from the devices that talk (numpy, no jax).
+"""Finds the wires that a communication pattern uses, from the devices that send (numpy, no jax).
 
-A wire is named for all wires of its kind, since all devices do the same at the same time: `x+` are
+One name stands for all wires of a kind, since all devices do the same at the same time: `x+` are
 the links along the first dimension of a torus in one direction, `x-` those in the other. Where
-messages between pairs take only some of these, as the two ways round a ring that winds through a
-torus do, those that serve the same patterns are a strand: `x+ 1`, `x+ 2`. `chip`
-joins the devices of one chip, `nvlink` those of a node, `shared memory` virtual ones; `dcn` is the
-network between granules, `host` the way to the host's memory.
+messages between pairs use only some of these, as the two directions of a ring that winds through a
+torus do, the links that serve the same patterns form a strand: `x+ 1`, `x+ 2`. `chip` joins the
+devices of one chip, `nvlink` those of a node, `shared memory` virtual ones; `dcn` is the network
+between granules, `host` the way to the host's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from automesh.hardware.fabric.fabric import Fabric, Layouts, Reach, Route, Span
+from automesh.hardware.fabric.fabric import AxisSpan, Fabric, Layouts, Reach, Route
 from automesh.hardware.fabric.placement import Ints, Placement
 from automesh.hardware.fabric.routes import CORE_LINKS, device_links, routes
 from automesh.hardware.fabric.torus import (
@@ -43,13 +43,13 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """What one pattern of communication uses.
+    """The wires that one communication pattern uses.
 
     Attributes:
       route: of one mesh, for `Speeds.collective_s`.
       shares: (wire inside a granule, the part of the seconds inside granules that it is busy); the
         largest part is 1.
-      apart: for messages between granules beside those inside, which do not wait for each other.
+      apart: True if messages between granules and inside them do not wait for each other.
       further_hops: links that the longest message crosses after its first.
     """
 
@@ -60,10 +60,10 @@ class LinkUse:
 
 
 class LinkMap:
-    """The wires of one mesh on one fabric; every pattern is followed once.
+    """The wires of one mesh on one fabric; every pattern is traced once.
 
     Args:
-      patterns: of messages between pairs that are told apart link by link; any others take all
+      patterns: patterns of messages between pairs that are traced link by link; any others use all
         links of each dimension and direction that they need.
     """
 
@@ -78,7 +78,7 @@ class LinkMap:
         self._strands = _Strands([self._messages(pairs).loads for pairs in patterns])
 
     def of_axes(self, names: tuple[str, ...], *, spreads: bool = False) -> LinkUse:
-        """The wires of the groups along whole mesh axes.
+        """Returns the wires of the groups along whole mesh axes.
 
         Args:
           spreads: True for an all-to-all, whose messages load the dimensions of a torus unevenly.
@@ -89,7 +89,7 @@ class LinkMap:
         return self._known[key]
 
     def of_groups(self, groups: Groups, *, spreads: bool = False) -> LinkUse:
-        """The wires of groups that are no whole axes: each a box of chips, or else a ring.
+        """Returns the wires of groups that are no whole axes: each a box of chips, or else a ring.
 
         Args:
           groups: numbers of devices in the program.
@@ -100,7 +100,7 @@ class LinkMap:
         return self._known[key]
 
     def of_pairs(self, pairs: Pairs) -> LinkUse:
-        """The wires that messages from sources to targets really take, all at the same time.
+        """Returns the wires of messages from sources to targets, all sent at the same time.
 
         The most loaded link of each dimension and direction says how long they are busy.
         """
@@ -125,7 +125,7 @@ class LinkMap:
         return LinkUse(route=route, shares=_span_shares(here, self._fabric, spreads))
 
     def _inner_groups(self, columns: Sequence[int]) -> list[Ints]:
-        """[devices, 4] each: the groups along some axes inside the first granule."""
+        """Returns the groups along some axes inside the first granule, [devices, 4] each."""
         places = self._placement.place[self._placement.granule == 0].reshape(*self._shape, 4)
         last = tuple(range(len(self._shape) - len(columns), len(self._shape)))
         size = math.prod(self._shape[column] for column in columns)
@@ -200,7 +200,7 @@ class LinkMap:
         return found
 
     def _inside(self, loads: Counter[Link], messages: int) -> tuple[Route, Shares]:
-        """The route of messages inside granules, and the wires that they load."""
+        """Returns the route of messages inside granules, and the wires that they load."""
         fabric = self._fabric
         if fabric.kind != "torus":
             speed = fabric.chip.link_bytes_per_s / messages
@@ -214,13 +214,13 @@ class LinkMap:
 
 @dataclass(slots=True, kw_only=True)
 class _Messages:
-    """What the messages of a pattern cross.
+    """The links that the messages of a pattern cross.
 
     Attributes:
       loads: messages over each link.
-      leaving: of each device to its own granule.
-      crossing: of each device to others.
-      longest: links that the farthest one crosses.
+      leaving: messages of each device to its own granule.
+      crossing: messages of each device to other granules.
+      longest: links that the farthest message crosses.
     """
 
     loads: Counter[Link] = field(default_factory=Counter[Link])
@@ -230,7 +230,7 @@ class _Messages:
 
 
 class _Strands:
-    """Links of one dimension and direction, told apart by the patterns that use them.
+    """Links of one dimension and direction, grouped by the patterns that use them.
 
     Args:
       patterns: messages over each link, of each pattern.
@@ -256,7 +256,7 @@ class _Strands:
         }
 
     def of(self, loads: Counter[Link]) -> Shares:
-        """Strands that a pattern uses; all of a direction where one of its links is unknown."""
+        """Returns the strands of a pattern; all of a direction if one of its links is unknown."""
         if any(link not in self._name for link in loads):
             return self._all(_shares(busiest(loads)))
         found: dict[str, int] = {}
@@ -266,7 +266,7 @@ class _Strands:
         return tuple((name, load / most) for name, load in sorted(found.items()))
 
     def all_of(self, wires: LinkUse) -> LinkUse:
-        """The same wires with every strand of theirs."""
+        """Replaces wires by all of their strands."""
         return replace(wires, shares=self._all(wires.shares))
 
     def _all(self, shares: Shares) -> Shares:
@@ -288,7 +288,7 @@ def _route(
     hops: float = 1.0,
     load: int = 1,
 ) -> Route:
-    """A route of one mesh; `load` messages of a device share its part of the network."""
+    """Makes the route of one mesh; `load` messages of a device share its part of the network."""
     return Route(
         ici_size=np.array([float(size)]),
         dcn_size=np.array([float(granules)]),
@@ -308,8 +308,8 @@ def _reached(fabric: Fabric, found: Reach, size: int, granules: int, part: float
     )
 
 
-def _common_box(groups: Sequence[Ints]) -> tuple[Span, ...] | None:
-    """The box that every group is, moved about; None if they are none, or differ."""
+def _common_box(groups: Sequence[Ints]) -> tuple[AxisSpan, ...] | None:
+    """Returns the box whose shape every group has; None if they are no boxes, or differ."""
     corners = {
         tuple(sorted(tuple(int(at) for at in place) for place in group - group.min(axis=0)))
         for group in groups
@@ -318,9 +318,9 @@ def _common_box(groups: Sequence[Ints]) -> tuple[Span, ...] | None:
 
 
 def _slowest(granules: Sequence[Sequence[Ints]], fabric: Fabric) -> tuple[Reach, Sequence[Ints]]:
-    """What links give the groups of the granule that has the least, and these groups.
+    """Returns the slowest granule's link capacity per group, and its groups.
 
-    Every granule has links of its own, so that its groups share them with each other alone.
+    Every granule has its own links, which only its own groups share.
     """
     reached = [
         (reach_of_box_or_rings(groups, fabric.torus, fabric.wraps), groups) for groups in granules
@@ -329,8 +329,8 @@ def _slowest(granules: Sequence[Sequence[Ints]], fabric: Fabric) -> tuple[Reach,
     return min(reached, key=lambda one: (one[0].chips == 1, one[0].links))
 
 
-def _span_shares(spans: Sequence[Span], fabric: Fabric, spreads: bool) -> Shares:
-    """Dimensions serve at the same time and equally long, but for an all-to-all.
+def _span_shares(spans: Sequence[AxisSpan], fabric: Fabric, spreads: bool) -> Shares:
+    """Returns how long each dimension is busy: equally long, except in an all-to-all.
 
     An all-to-all loads the middle of every dimension with a quarter of what its members hold, see
     `automesh.hardware.fabric.torus.reach`.

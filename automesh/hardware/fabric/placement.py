@@ -1,4 +1,4 @@
-"""Where the devices of a mesh are: from their number in a program to granule and chip (no jax)."""
+"""Finds where the devices of a mesh are: granule and chip by number in a program (no jax)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.hardware.fabric.fabric import Fabric, Layouts, Span
+from automesh.hardware.fabric.fabric import AxisSpan, Fabric, Layouts
 from automesh.hardware.fabric.routes import shapes_in, unasked
 from automesh.mesh.axes import MeshAxis
 
 Ints = NDArray[np.int64]
 
 
-def places_along(spans: Sequence[Sequence[Span]], shape: tuple[int, ...]) -> Ints:
-    """[*shape, 4]: x, y, z and core of the device at each point of a shape that follows its spans.
+def places_along(spans: Sequence[Sequence[AxisSpan]], shape: tuple[int, ...]) -> Ints:
+    """Returns x, y, z and core at each point of a shape that follows its spans: [*shape, 4].
 
     Along one axis the devices follow its spans one after the other, x outermost, cores innermost,
     as `reshape` and `transpose` of the physical devices leave them.
@@ -34,7 +34,7 @@ def places_along(spans: Sequence[Sequence[Span]], shape: tuple[int, ...]) -> Int
 
 
 class Placement:
-    """The devices of one mesh.
+    """The positions of the devices of one mesh.
 
     Device i of a program is element i of the flat mesh; along an axis that crosses granules the
     granule counts first, as in `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
@@ -66,7 +66,7 @@ class Placement:
 
 
 def _inside(fabric: Fabric, layouts: Layouts, shape: tuple[int, ...]) -> Ints:
-    """[*shape, 4]: where the devices of one granule are."""
+    """Returns the positions of the devices of one granule: [*shape, 4]."""
     if fabric.kind != "torus":
         places = np.zeros((*shape, 4), np.int64)
         places[..., 3] = np.arange(math.prod(shape)).reshape(shape)

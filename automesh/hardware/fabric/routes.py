@@ -1,4 +1,4 @@
-"""How sets of mesh axes lie on the wires, for many meshes at once (numpy, no jax)."""
+"""Finds the links that sets of mesh axes use, for many meshes at once (numpy, no jax)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Reach, Rout
 from automesh.hardware.fabric.torus import Ints, reach, ring_loads
 from automesh.mesh.plan_arrays import Batch
 
-# Between the two cores of a chip, in links of one direction: an assumption, no source was found.
-# As long as it is several, a mesh waits for other links.
+# Bandwidth between the two cores of a chip, in links of one direction: an assumption, no source was
+# found. As long as it is several links, other links are the bottleneck.
 CORE_LINKS = 6.0
 _ALONE = (math.inf, 0.0, 1.0, 1.0, 1.0)
 Links = tuple[float, float, float, float, float]
 
 
 def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]) -> Route:
-    """The routes of the groups along some axes.
+    """Returns the routes of the groups along some axes.
 
     Args:
-      layouts: of all ICI shapes in the batch; not looked at unless the fabric is a torus.
+      layouts: of all ICI shapes in the batch; only used if the fabric is a torus.
       axes: names of the batch's axes; none gives groups of one device.
 
     Returns:
@@ -46,7 +46,7 @@ def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]
         ici_bytes_per_s=links[0],
         ici_hops=links[1],
         # Each device sends its own part of the array: a group with several devices in a granule
-        # uses the share of each.
+        # uses the network share of each.
         dcn_bytes_per_s=np.full(len(batch), fabric.chip.dcn_bytes_per_s),
         ici_transit=links[2],
         ici_step_share=links[3],
@@ -55,7 +55,7 @@ def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]
 
 
 def _switch_links(fabric: Fabric, size: Floats) -> tuple[Floats, ...]:
-    """A switch, or memory, takes all that each device can send, wherever it goes."""
+    """Returns links of a switch or a shared memory, which carries all that each device can send."""
     speed = np.where(size > 1, fabric.chip.link_bytes_per_s, math.inf)
     one = np.ones_like(size)
     # Two messages share what a device can send.
@@ -70,7 +70,7 @@ def _torus_links(
     table = np.empty((len(shapes), 5))
     for row, sizes in enumerate(shapes):
         shape = tuple(int(size) for size in sizes)
-        # Of an axis of size 1 nothing depends on where it is.
+        # For an axis of size 1 the position does not matter.
         real = tuple(column for column in columns if shape[column] > 1)
         table[row] = _shape_links(fabric, layouts, known, shape, real)
     links = table[place.reshape(-1)]
@@ -79,7 +79,7 @@ def _torus_links(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Where `Layouts` says what about a shape.
+    """Indices into `Layouts`, by shape.
 
     Attributes:
       straight: shapes that are products of spans, with their place.
@@ -94,7 +94,7 @@ class Shapes:
 
 @lru_cache(maxsize=4)
 def shapes_in(layouts: Layouts) -> Shapes:
-    """What layouts say, by shape."""
+    """Indexes layouts by shape."""
     crooked = {(one.shape, one.axes): one.reach for one in layouts.crooked}
     bent = {shape for shape, _ in crooked}
     return Shapes(
@@ -109,7 +109,7 @@ def shapes_in(layouts: Layouts) -> Shapes:
 
 
 def unasked(shape: tuple[int, ...]) -> AutomeshError:
-    """The error where layouts say nothing about a shape."""
+    """Makes the error for a shape that is missing in the layouts."""
     return AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
 
 
@@ -120,7 +120,7 @@ def _shape_links(
     shape: tuple[int, ...],
     columns: tuple[int, ...],
 ) -> Links:
-    """Speed, hops, transit, step and pair share of the groups along some axes of a shape."""
+    """Computes speed, hops, transit, step and pair share of groups along some axes of a shape."""
     if not columns:
         return _ALONE
     size = math.prod(shape[column] for column in columns)
@@ -142,7 +142,7 @@ def _shape_links(
 
 
 def _pair_links(fabric: Fabric, places: Ints, columns: tuple[int, ...]) -> float:
-    """`Reach.pair_links` of groups along some axes of a mesh whose devices were looked up."""
+    """Computes `Reach.pair_links` of groups along some axes of a mesh with known positions."""
     size = math.prod(places.shape[column] for column in columns)
     last = tuple(range(places.ndim - 1 - len(columns), places.ndim - 1))
     groups = np.moveaxis(places, columns, last).reshape(-1, size, 4)
@@ -150,9 +150,9 @@ def _pair_links(fabric: Fabric, places: Ints, columns: tuple[int, ...]) -> float
 
 
 def device_links(fabric: Fabric, found: Reach, size: int, share: float) -> Links:
-    """What one device sees of the links that its chip has.
+    """Converts the link capacity of a chip to that of one of its devices.
 
-    Chips exchange what their devices have together, and the devices of a chip pass it on to each
+    Chips exchange the data of all their devices, and the devices of a chip exchange it with each
     other at the same time: the slower of both counts.
 
     Args:

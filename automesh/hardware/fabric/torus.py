@@ -1,4 +1,4 @@
-"""What the links of a torus give a group that lies along some of its dimensions."""
+"""Computes the link capacity of a group that extends along some dimensions of a torus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.hardware.fabric.fabric import Fabric, Reach, Span
+from automesh.hardware.fabric.fabric import AxisSpan, Fabric, Reach
 
 # From chip to chip of a torus, link by link.
 
@@ -22,7 +22,7 @@ Link = tuple[Point, int, int]
 
 
 def way(here: Point, there: Point, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> list[Link]:
-    """The links from one chip to another: along x first, then y, then z, the short way round.
+    """Lists the links from one chip to another: along x, then y, then z, the short way round.
 
     >>> way((0, 0), (3, 1), (4, 4), (True, False))
     [((0, 0), 0, -1), ((3, 0), 1, 1)]
@@ -43,7 +43,7 @@ def way(here: Point, there: Point, torus: tuple[int, ...], wraps: tuple[bool, ..
 def both_ways(
     ring: Sequence[Point], torus: tuple[int, ...], wraps: tuple[bool, ...]
 ) -> Counter[Link]:
-    """Messages over each link when every chip of a ring sends to the next and to the last one."""
+    """Counts messages per link when every chip of a ring sends to the next and the previous one."""
     loads: Counter[Link] = Counter()
     for here, there in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         loads.update(way(here, there, torus, wraps))
@@ -51,10 +51,10 @@ def both_ways(
     return loads
 
 
-def ring_along(spans: Sequence[Span], dimensions: int) -> list[Point]:
-    """The chips along some spans, one span after the other, the last one innermost.
+def ring_along(spans: Sequence[AxisSpan], dimensions: int) -> list[Point]:
+    """Lists the chips along some spans, one span after the other, the last one innermost.
 
-    >>> ring_along([Span(dimension=1, extent=2, stride=3)], 2)
+    >>> ring_along([AxisSpan(dimension=1, extent=2, stride=3)], 2)
     [(0, 0), (0, 3)]
     """
     ring: list[Point] = [(0,) * dimensions]
@@ -73,14 +73,14 @@ _BETWEEN = 2
 
 
 @cache
-def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
-    """What the links give the groups along all of `spans`.
+def reach(spans: tuple[AxisSpan, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
+    """Computes the link capacity of the groups along all of `spans`.
 
-    Along one dimension groups whose members are not neighbours lie between each other and share its
+    Along one dimension, groups whose members are not neighbours are interleaved and share its
     links. A group that runs once round a dimension whose ends are linked sends both ways; any other
     is a line, whose shards all cross its middle one way (scaling-book, "Sharded matrices": half the
-    speed). Dimensions serve at the same time, each a part of the array. An all-to-all is held up by
-    the dimension whose middle the most bytes cross: a quarter of a line's array.
+    speed). Dimensions work at the same time, each on a part of the array. The bottleneck of an
+    all-to-all is the dimension whose middle the most bytes cross: a quarter of a line's array.
     """
     chips = math.prod(span.extent for span in spans if span.dimension >= 0)
     links, step, hops, slowest = 0.0, math.inf, 0.0, 0.0
@@ -93,7 +93,7 @@ def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ..
         members = math.prod(span.extent for span in here)
         block = max(span.extent * span.stride for span in here)
         closed = wraps[dimension] and block == size
-        groups = block / members  # That share each link.
+        groups = block / members  # Groups that share each link.
         both = 2 if closed else 1
         links += both / groups
         step = min(step, 1 / groups)
@@ -111,9 +111,9 @@ def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ..
 
 
 def _busiest(
-    spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]
+    spans: tuple[AxisSpan, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]
 ) -> dict[int, int]:
-    """Messages over the busiest link of each dimension, if one group passes some on both ways."""
+    """Counts messages over the busiest link of each dimension, if one group sends both ways."""
     found: dict[int, int] = {}
     small = shrunk(spans, torus, wraps)
     ring = ring_along(small.spans, len(torus))
@@ -124,20 +124,20 @@ def _busiest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """Spans whose ring loads the links of each dimension as that of longer ones does."""
+    """Shortened spans whose ring loads the links of each dimension as the long ones do."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[AxisSpan, ...]
     torus: tuple[int, ...]
 
 
-def shrunk(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Shrunk:
-    """The shortest spans that are as good as these to follow a ring along.
+def shrunk(spans: tuple[AxisSpan, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Shrunk:
+    """Shortens spans without changing how their ring loads the links.
 
-    Along a dimension the fourth chip adds nothing: one step forward, one step over the end, one way
-    back. The same holds for what lies between two chips of a ring.
+    Three chips along a dimension show everything: one step forward, one step over the end, one way
+    back. The same holds for the chips between two neighbours of a ring.
     """
     sizes = list(torus)
-    cut: dict[Span, Span] = {}
+    cut: dict[AxisSpan, AxisSpan] = {}
     for dimension, size in enumerate(torus):
         inner_first = sorted(
             (span for span in spans if span.dimension == dimension), key=lambda span: span.stride
@@ -148,25 +148,24 @@ def shrunk(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, .
             cut[span] = replace(span, extent=min(span.extent, _ENOUGH), stride=now)
             was, now = span.stride * span.extent, now * cut[span].extent
         if wraps[dimension] and was > size / 2 and was != size:
-            return Shrunk(spans=spans, torus=torus)  # Some ways back are round the torus.
-        # If it does not close, the way back is over the links of the way there.
+            return Shrunk(spans=spans, torus=torus)  # Back round the torus.
         sizes[dimension] = now if wraps[dimension] and was == size else 2 * now
     return Shrunk(spans=tuple(cut.get(span, span) for span in spans), torus=tuple(sizes))
 
 
-# Groups of chips followed link by link, where they are no product of mesh axes (numpy, no jax).
+# Groups of chips that are no product of mesh axes, traced link by link (numpy, no jax).
 
 Ints = NDArray[np.int64]
-CORE = 3  # Place of the core on its chip among the coordinates x, y, z, core.
+CORE = 3  # Index of the core among the coordinates x, y, z, core.
 
 
-def box_of(points: Ints) -> tuple[Span, ...] | None:
-    """The spans whose product the points are, in any order; None if there are none.
+def box_of(points: Ints) -> tuple[AxisSpan, ...] | None:
+    """Finds the spans whose product is the set of points; None if there are none.
 
     Args:
       points: [points, 4]: x, y, z and core, all distinct.
     """
-    spans: list[Span] = []
+    spans: list[AxisSpan] = []
     for dimension in range(4):
         along = np.unique(points[:, dimension])
         if len(along) == 1:
@@ -176,7 +175,7 @@ def box_of(points: Ints) -> tuple[Span, ...] | None:
             return None
         physical = -1 if dimension == CORE else dimension
         stride = 1 if dimension == CORE else int(strides[0])
-        spans.append(Span(dimension=physical, extent=len(along), stride=stride))
+        spans.append(AxisSpan(dimension=physical, extent=len(along), stride=stride))
     if math.prod(span.extent for span in spans) != len(points):
         return None
     return tuple(spans)
@@ -185,7 +184,7 @@ def box_of(points: Ints) -> tuple[Span, ...] | None:
 def reach_of_box_or_rings(
     groups: Sequence[Ints], torus: tuple[int, ...], wraps: tuple[bool, ...]
 ) -> Reach:
-    """What links give the groups: as a box if one group is the whole slice, else as rings.
+    """Computes the groups' link capacity: as a box if one group is the whole slice, else as rings.
 
     Args:
       groups: [devices, 4] each, in the order of the mesh.
@@ -197,7 +196,7 @@ def reach_of_box_or_rings(
 def reach_of_rings(
     groups: Sequence[Ints], torus: tuple[int, ...], wraps: tuple[bool, ...]
 ) -> Reach:
-    """Every group talks along a ring through its chips, all groups at the same time.
+    """Computes the capacity if every group uses a ring through its chips, all at the same time.
 
     Args:
       groups: [devices, 4] each, in the order of the ring.
@@ -232,7 +231,7 @@ def reach_of_rings(
 
 
 def ring_loads(groups: Sequence[Ints], fabric: Fabric) -> Counter[Link]:
-    """Messages over each link when every group passes one on, both ways round its ring."""
+    """Counts messages per link when every group sends both ways round its ring."""
     loads: Counter[Link] = Counter()
     for group in groups:
         loads += both_ways(chips_of(group), fabric.torus, fabric.wraps)
@@ -240,7 +239,7 @@ def ring_loads(groups: Sequence[Ints], fabric: Fabric) -> Counter[Link]:
 
 
 def busiest(loads: Counter[Link]) -> dict[tuple[int, int], int]:
-    """(dimension, direction) -> messages over its most loaded link."""
+    """Returns messages over the most loaded link, by (dimension, direction)."""
     found: dict[tuple[int, int], int] = {}
     for (_, dimension, direction), load in loads.items():
         found[dimension, direction] = max(found.get((dimension, direction), 0), load)
@@ -248,5 +247,5 @@ def busiest(loads: Counter[Link]) -> dict[tuple[int, int], int]:
 
 
 def chips_of(group: Iterable[Ints]) -> list[Point]:
-    """The chips of some devices, each once, in order."""
+    """Lists the chips of some devices, each once, in order."""
     return list(dict.fromkeys(tuple(int(at) for at in place[:CORE]) for place in group))

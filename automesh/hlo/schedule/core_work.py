@@ -1,4 +1,4 @@
-"""What the cores do in one instruction: products, bytes, the compiler's own estimate."""
+"""Finds what the cores do in one instruction: products, bytes, the compiler's own estimate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from automesh.collectives import why_unpriced
 from automesh.hlo.collectives import source_of
 from automesh.hlo.nouns import Computation, Instruction
-from automesh.hlo.schedule.nouns import Compute, Matmul
+from automesh.hlo.schedule.nouns import Compute, ScheduledMatmul
 from automesh.hlo.work.flops import flops_of, matmul_of
 from automesh.hlo.work.fusions import Contents
 from automesh.hlo.work.memories import Touched
 from automesh.hlo.work.traffic import FREE_TARGETS
 from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
 
-# Custom calls: what is known of kernels that the compiler does not look into.
+# Custom calls: facts about kernels that the compiler cannot see into.
 
 # Custom calls that multiply no matrices and move only their operands and results, if anything.
 _PLAIN_TARGETS = frozenset({"TopK", "PartialReduce", *FREE_TARGETS})
@@ -25,23 +25,23 @@ _GROUPS = ("custom_call_config", "custom_call_backend_config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What the author of a kernel states about it (`pl.CostEstimate`), or was counted in it.
+    """The cost of a kernel as its author states it (`pl.CostEstimate`), or as it was counted.
 
     Attributes:
-      product: of counted FLOPs, the matrix product that most of them are done in, repeated.
+      product: for counted FLOPs, the matrix product with most of them, repeated.
       dtype: of the wider operand of counted products; empty if nothing was counted.
-      remark: how far this can be relied on, in words.
+      remark: limits of this figure, in words.
     """
 
     flops: int
     bytes_accessed: int
-    product: Matmul | None = None
+    product: ScheduledMatmul | None = None
     dtype: str = ""
     remark: str = "counted as its author estimates it"
 
 
 def stated_cost(call: Instruction) -> Stated | None:
-    """The cost estimate that a custom call carries, if any; a negative one states nothing."""
+    """Returns the cost estimate that a custom call carries, if any; a negative one is ignored."""
     config = call.config
     for group in _GROUPS:
         estimate: Mapping[str, Any] = (config.get(group) or {}).get("cost_estimate") or {}
@@ -55,14 +55,14 @@ def stated_cost(call: Instruction) -> Stated | None:
 
 
 def _with_product(stated: Stated, counted: Mapping[str, Any] | None) -> Stated:
-    """With what `program.kernels` has noted beside the figures that it counted."""
+    """Adds the notes of `program.kernels` to the figures that it counted."""
     if counted is None:
         return stated
     product = None
     if "tile" in counted:
         m, n, k = counted["tile"]
         batch = max(round(stated.flops / (2 * m * n * k)), 1)
-        product = Matmul(dtype=counted["dtype"], batch=batch, m=m, n=n, k=k)
+        product = ScheduledMatmul(dtype=counted["dtype"], batch=batch, m=m, n=n, k=k)
     return replace(
         stated,
         product=product,
@@ -72,18 +72,18 @@ def _with_product(stated: Stated, counted: Mapping[str, Any] | None) -> Stated:
 
 
 def is_plain(call: Instruction) -> bool:
-    """True for custom calls that do nothing beyond moving what they take and return."""
+    """True for custom calls that only move their operands and results."""
     return call.target in _PLAIN_TARGETS
 
 
 def remark_on(call: Instruction, stated: Stated | None) -> str:
-    """What is not counted of a custom call, in words."""
+    """Says in words what is not counted of a custom call."""
     what = f"custom call `{call.target}`"
     return f"{what} {stated.remark}" if stated else what
 
 
 def widest_dtype(computation: Computation, call: Instruction) -> str:
-    """Element type of the largest array that a kernel takes; empty if it takes none."""
+    """Returns the element type of the largest array that a kernel takes; empty if it takes none."""
     arrays = [o.shape for o in computation.operands(call) if o.shape.element_bits]
     return max(arrays, key=lambda shape: shape.bytes).element_type if arrays else ""
 
@@ -94,7 +94,7 @@ def compute_of(
     touched: Touched,
     contents: Contents | None = None,
 ) -> Compute | None:
-    """What one instruction makes the cores do; None if that is nothing.
+    """Returns the work of the cores for one instruction; None if there is none.
 
     Args:
       contents: of a fusion.
@@ -121,7 +121,7 @@ def compute_of(
     return None if is_nothing else one
 
 
-def _multiplying(one: Compute, matmuls: tuple[Matmul, ...], flops: int) -> Compute:
+def _multiplying(one: Compute, matmuls: tuple[ScheduledMatmul, ...], flops: int) -> Compute:
     if not matmuls:
         return one
     return replace(one, kind="matrix", matmuls=matmuls, flops=flops, dtype=matmuls[0].dtype)
@@ -152,6 +152,6 @@ def _kernel(one: Compute, computation: Computation, call: Instruction) -> Comput
 
 
 def cycles_of(instruction: Instruction) -> int:
-    """The compiler's estimate in cycles of the cores; 0 if it makes none."""
+    """Returns the compiler's estimate in cycles of the cores; 0 if it makes none."""
     window: Mapping[str, Any] = instruction.config.get("window_config") or {}
     return int(window.get("estimated_cycles") or 0)

@@ -10,10 +10,16 @@ from automesh.hlo.collectives import source_of
 from automesh.hlo.linear import Linear, executions
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule
+from automesh.hlo.schedule.nouns import (
+    Branch,
+    Operation,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledProgram,
+)
 from automesh.hlo.schedule.totals import costliest, tally_of
 from automesh.hlo.schedule.transfers import InstructionReader
-from automesh.hlo.trace import Place, element, origin
+from automesh.hlo.trace import CalledInstruction, element, origin
 from automesh.outcomes import UNKNOWN_LENGTH
 
 # How often the body of a while loop runs.
@@ -23,12 +29,12 @@ _DEEPEST = 64  # Instructions between a bound and what it is computed from.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TripCount:
-    """How often a loop runs, and how that is known.
+    """How often a loop runs, and the source of that number.
 
     Attributes:
       trips: None if unknown.
       source: `stated` by the compiler; `derived` from the loop's start, step and limit; `assumed`:
-        the limit is constant, start 0 and step 1 are taken for granted; `unknown`.
+        the limit is constant, and start 0 and step 1 are assumed; `unknown`.
     """
 
     trips: int | None
@@ -39,16 +45,18 @@ UNKNOWN = TripCount(trips=None, source="unknown")
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> TripCount:
-    """Says how often the body of `loop`, a `while` in `computation`, runs when it is reached.
+    """Counts the trips of `loop`, a `while` in `computation`, each time it is reached.
 
-    CPU and GPU compilers state it where they know it; elsewhere it is derived from the condition:
-    start and limit may depend on data, as long as their difference does not.
+    CPU and GPU compilers state the number if they know it. Otherwise it is derived from the
+    condition: start and limit may depend on data, as long as their difference does not.
     """
     stated = loop.config.get("known_trip_count", {}).get("n")
     if stated is not None:
         return TripCount(trips=int(stated), source="stated")
     condition = module.computations[loop.called[1]]
-    test = origin(module, Place(computation=condition, instruction=condition.root_instruction))
+    test = origin(
+        module, CalledInstruction(computation=condition, instruction=condition.root_instruction)
+    )
     if test.instruction.opcode != "compare":
         return UNKNOWN
     left, right = (_form(module, operand, _DEEPEST) for operand in test.operands())
@@ -66,11 +74,11 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> T
 def _at_start(
     module: Module, computation: Computation, loop: Instruction, distance: Linear
 ) -> tuple[int, int, bool]:
-    """The distance when a loop begins, and what one execution adds to it.
+    """Returns the distance when a loop begins, and what one execution adds to it.
 
     Returns:
-      distance, step, whether both are known. If they are not, but all depends on one member of the
-      state alone, it is taken to begin at 0 and to move by 1; if there is more, the step is 0.
+      distance, step, whether both are known. If they are not, but the distance depends on one
+      member of the state alone, that is assumed to begin at 0 with step 1; otherwise the step is 0.
     """
     begin, step, is_known = distance, 0, True
     members = [value for value in distance.factors if isinstance(value, _Member)]
@@ -78,7 +86,7 @@ def _at_start(
         factor = distance.factors[member]
         begin = begin.plus(Linear.of(member), -factor)
         start = _start(module, computation, loop, member.index)
-        moved = _moved(module, loop, member.index)
+        moved = _increment(module, loop, member.index)
         if _is_unchanged(module, loop, member.index):
             moved = 0
         if start is None or moved is None:
@@ -99,8 +107,8 @@ class _Member:
     index: int
 
 
-def _form(module: Module, place: Place, depth: int) -> Linear:
-    """A whole number at a place, as a sum of what is not known."""
+def _form(module: Module, place: CalledInstruction, depth: int) -> Linear:
+    """Expresses a whole number at a place as a linear sum of unknown values."""
     place = origin(module, place)
     instruction = place.instruction
     member = _state_index(place)
@@ -109,13 +117,13 @@ def _form(module: Module, place: Place, depth: int) -> Linear:
     number = _integer(place)
     if number is not None:
         return Linear(constant=number)
-    # Where the same computation is called from two places, its values are not the same.
+    # A computation that is called from two places has different values in each call.
     itself = Linear.of((place.computation.id, instruction.id, place.arguments))
     is_whole = instruction.shape.element_type[0] in "su"
     if depth <= 0 or not is_whole or instruction.shape.dims:
         return itself
     if instruction.opcode == "get-tuple-element":
-        return _behind_loop(module, place, itself, depth)
+        return _loop_result_form(module, place, itself, depth)
     if instruction.opcode not in ("add", "subtract", "negate", "convert", "multiply"):
         return itself
     operands = [_form(module, operand, depth - 1) for operand in place.operands()]
@@ -134,8 +142,10 @@ def _form(module: Module, place: Place, depth: int) -> Linear:
             return operands[0] if before[0] in "su" else itself
 
 
-def _behind_loop(module: Module, place: Place, itself: Linear, depth: int) -> Linear:
-    """A member of the result of a loop: the one that it began with, if no execution changes it."""
+def _loop_result_form(
+    module: Module, place: CalledInstruction, itself: Linear, depth: int
+) -> Linear:
+    """Expresses a member of a loop's result: its first value, if no execution changes it."""
     loop, index = origin(module, place.operand(0)), place.instruction.tuple_index
     if loop.instruction.opcode != "while" or not _is_unchanged(module, loop.instruction, index):
         return itself
@@ -146,13 +156,13 @@ def _behind_loop(module: Module, place: Place, itself: Linear, depth: int) -> Li
 def _start(
     module: Module, computation: Computation, loop: Instruction, index: int
 ) -> Linear | None:
-    state = Place(computation=computation, instruction=loop).operand(0)
+    state = CalledInstruction(computation=computation, instruction=loop).operand(0)
     first = element(module, state, index)
     return None if first is None else _form(module, first, _DEEPEST)
 
 
-def _moved(module: Module, loop: Instruction, index: int) -> int | None:
-    """What one execution adds to a member of a loop's state; None if that is not known."""
+def _increment(module: Module, loop: Instruction, index: int) -> int | None:
+    """Returns what one execution adds to a member of a loop's state; None if unknown."""
     after = _after(module, loop, index)
     if after is None:
         return None
@@ -164,13 +174,15 @@ def _is_unchanged(module: Module, loop: Instruction, index: int) -> bool:
     return after is not None and _state_index(after) == index
 
 
-def _after(module: Module, loop: Instruction, index: int) -> Place | None:
+def _after(module: Module, loop: Instruction, index: int) -> CalledInstruction | None:
     body = module.computations[loop.called[0]]
-    return element(module, Place(computation=body, instruction=body.root_instruction), index)
+    return element(
+        module, CalledInstruction(computation=body, instruction=body.root_instruction), index
+    )
 
 
-def _state_index(place: Place) -> int | None:
-    """Which member of the loop's state a place in its body or condition is."""
+def _state_index(place: CalledInstruction) -> int | None:
+    """Returns which member of the loop's state a place in its body or condition is."""
     if place.instruction.opcode != "get-tuple-element":
         return None
     source = place.operand(0)
@@ -178,34 +190,34 @@ def _state_index(place: Place) -> int | None:
     return place.instruction.tuple_index if is_state else None
 
 
-def _integer(place: Place) -> int | None:
+def _integer(place: CalledInstruction) -> int | None:
     value = place.instruction.literal
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def read_schedule(
     module: Module, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()
-) -> Schedule:
+) -> ScheduledProgram:
     """Reads what one device does in one step, in order.
 
-    Asynchronous collectives become a `Start` and a `Done`, whatever a compiler makes of them: pairs
-    of instructions, TPU fusions that begin, carry on and end one, rings of permutes, sends to other
-    slices by way of the host. So do copies between memories.
+    Asynchronous collectives become a `Start` and a `Done`, in all forms that compilers use: pairs
+    of instructions, TPU fusions that begin, continue and end one, rings of permutes, sends to other
+    slices through the host. So do copies between memories.
 
     Args:
       module: as one device runs it.
       axes: names and sizes of the mesh's axes, in order: device i of the program is element i of
         the flat mesh.
-      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+      dcn: number of granules that each axis spans; needed if the program spans several TPU slices.
 
     Raises:
-      ValueError: a collective names a device that is outside the mesh, or the module is for one of
-        several slices and `dcn` does not say how the mesh lies on them.
+      ValueError: a collective names a device outside the mesh, or the module is for one of several
+        slices and `dcn` does not say how the mesh is spread over them.
     """
     partitions = Partitions(module, tuple(axes), dcn)
-    reader = _Reader(module, InstructionReader(module, partitions))
+    reader = _ScheduleReader(module, InstructionReader(module, partitions))
     body = reader.block(module.entry_computation)
-    return Schedule(
+    return ScheduledProgram(
         platform=reader.instructions.platform,
         axes=tuple(axes),
         body=body,
@@ -214,21 +226,21 @@ def read_schedule(
     )
 
 
-class _Reader:
+class _ScheduleReader:
     """One run of `read_schedule`: every computation is read once."""
 
     def __init__(self, module: Module, instructions: InstructionReader) -> None:
         self.instructions = instructions
         self._module = module
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, ScheduledBlock] = {}
 
-    def block(self, computation: Computation) -> Block:
-        """The operations of one execution of `computation`."""
+    def block(self, computation: Computation) -> ScheduledBlock:
+        """Returns the operations of one execution of `computation`."""
         if computation.id not in self._blocks:
             operations: list[Operation] = []
             for instruction in computation.instructions.values():
                 operations += self._operations(computation, instruction)
-            self._blocks[computation.id] = Block(operations=tuple(operations))
+            self._blocks[computation.id] = ScheduledBlock(operations=tuple(operations))
         return self._blocks[computation.id]
 
     def _operations(
@@ -242,7 +254,7 @@ class _Reader:
         if opcode == "call":
             return self._called(instruction)
         moves = self.instructions.operations(computation, instruction)
-        # Work on another thread of the device: it stands where it starts, and nothing waits.
+        # Work on another thread of the device is placed where it starts, and nothing waits for it.
         return self._called(instruction) if moves is None else moves
 
     def _called(self, instruction: Instruction) -> Sequence[Operation]:
@@ -257,10 +269,10 @@ class _Reader:
         elif known.source == "assumed":
             remark = f"loop {_label(loop)} taken to run {known.trips} times from 0 in steps of 1"
         return [
-            Loop(
+            ScheduledLoop(
                 name=loop.name,
                 trips=1 if known.trips is None else known.trips,
-                body=Block(operations=condition.operations + body.operations),
+                body=ScheduledBlock(operations=condition.operations + body.operations),
                 uncounted=remark,
                 op_name=loop.op_name,
                 source=source_of(loop),

@@ -1,16 +1,24 @@
-"""A schedule for a part of the mesh, in the whole mesh's numbers of devices."""
+"""Renumbers the devices of a schedule for a part of the mesh to those of the whole mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule, Start, Transfer
+from automesh.hlo.schedule.nouns import (
+    Branch,
+    DeviceTransfer,
+    Operation,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledProgram,
+    Start,
+)
 from automesh.hlo.spans import Axes
 
 
-def renumbered(schedule: Schedule, axes: Axes, numbers: Sequence[int]) -> Schedule:
-    """The same schedule as one of devices of a larger mesh.
+def renumbered(schedule: ScheduledProgram, axes: Axes, numbers: Sequence[int]) -> ScheduledProgram:
+    """Returns the same schedule with the device numbers of a larger mesh.
 
     Args:
       axes: names and sizes of the whole mesh's axes.
@@ -22,21 +30,23 @@ def renumbered(schedule: Schedule, axes: Axes, numbers: Sequence[int]) -> Schedu
     return replace(schedule, axes=axes, body=body)
 
 
-def _block(block: Block, numbers: Sequence[int]) -> Block:
-    return Block(operations=tuple(_operation(operation, numbers) for operation in block.operations))
+def _block(block: ScheduledBlock, numbers: Sequence[int]) -> ScheduledBlock:
+    return ScheduledBlock(
+        operations=tuple(_operation(operation, numbers) for operation in block.operations)
+    )
 
 
 def _operation(one: Operation, numbers: Sequence[int]) -> Operation:
     if isinstance(one, Start):
         return replace(one, transfer=_transfer(one.transfer, numbers))
-    if isinstance(one, Loop):
+    if isinstance(one, ScheduledLoop):
         return replace(one, body=_block(one.body, numbers))
     if isinstance(one, Branch):
         return replace(one, blocks=tuple(_block(block, numbers) for block in one.blocks))
     return one
 
 
-def _transfer(moved: Transfer, numbers: Sequence[int]) -> Transfer:
+def _transfer(moved: DeviceTransfer, numbers: Sequence[int]) -> DeviceTransfer:
     return replace(
         moved,
         groups=tuple(tuple(numbers[member] for member in group) for group in moved.groups),

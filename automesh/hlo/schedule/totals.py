@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from automesh.hlo.schedule.nouns import Block, Branch, Compute, Done, Loop, Operation, Transfer
+from automesh.hlo.schedule.nouns import (
+    Branch,
+    Compute,
+    DeviceTransfer,
+    Done,
+    Operation,
+    ScheduledBlock,
+    ScheduledLoop,
+)
 
 CollectiveKey = tuple[str, tuple[str, ...], int]
 # Kinds of transfers that are no collectives.
@@ -13,7 +21,7 @@ COPIES = ("copy", "send")
 
 
 @dataclass(slots=True)
-class Moved:
+class CollectiveTotal:
     """Executions of collectives of one kind over one set of axes, and their bytes."""
 
     count: int = 0
@@ -23,11 +31,11 @@ class Moved:
 
 @dataclass(slots=True)
 class Tally:
-    """What has been summed so far; `collectives` by kind, axes and size of the group."""
+    """Running sums; `collectives` by kind, axes and size of the group."""
 
     flops: int = 0
     hbm_bytes: int = 0
-    collectives: dict[CollectiveKey, Moved] = field(default_factory=dict)
+    collectives: dict[CollectiveKey, CollectiveTotal] = field(default_factory=dict)
     uncounted: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally, times: int) -> None:
@@ -36,7 +44,7 @@ class Tally:
         self.hbm_bytes += other.hbm_bytes * times
         for key, moved in other.collectives.items():
             if times:
-                mine = self.collectives.setdefault(key, Moved())
+                mine = self.collectives.setdefault(key, CollectiveTotal())
                 mine.count += moved.count * times
                 mine.payload_bytes += moved.payload_bytes * times
                 mine.wire_bytes += moved.wire_bytes * times
@@ -44,24 +52,24 @@ class Tally:
             self.uncounted[text] += occurrences * times
 
     def remarks(self) -> tuple[str, ...]:
-        """What could not be counted, with how often, sorted."""
+        """Lists what could not be counted, with the number of times, sorted."""
         return tuple(
             f"{text} ({times} times)" if times > 1 else text
             for text, times in sorted(self.uncounted.items())
             if times
         )
 
-    def work(self) -> tuple[int, int, dict[CollectiveKey, Moved]]:
-        """What is done, whatever is said of it."""
+    def work(self) -> tuple[int, int, dict[CollectiveKey, CollectiveTotal]]:
+        """Returns the work without its remarks."""
         return self.flops, self.hbm_bytes, self.collectives
 
     def rank(self) -> tuple[int, int]:
-        """By which the costliest of several branches is found."""
+        """Sort key that finds the costliest of several branches."""
         return self.flops, self.hbm_bytes
 
 
-def tally_of(block: Block) -> Tally:
-    """Sums a block with loops multiplied; of a branch its costliest block counts."""
+def tally_of(block: ScheduledBlock) -> Tally:
+    """Sums a block, with loops multiplied, and the costliest block of each branch."""
     tally = Tally()
     for operation in block.operations:
         _add(tally, operation)
@@ -75,7 +83,7 @@ def _add(tally: Tally, operation: Operation) -> None:
         tally.flops += operation.flops
         tally.hbm_bytes += operation.hbm_bytes
         remark = operation.uncounted
-    elif isinstance(operation, Loop):
+    elif isinstance(operation, ScheduledLoop):
         tally.add(tally_of(operation.body), operation.trips)
         remark = operation.uncounted
     elif isinstance(operation, Branch):
@@ -90,16 +98,16 @@ def _add(tally: Tally, operation: Operation) -> None:
         tally.uncounted[remark] += 1
 
 
-def _add_transfer(tally: Tally, transfer: Transfer) -> None:
+def _add_transfer(tally: Tally, transfer: DeviceTransfer) -> None:
     if transfer.kind in COPIES or transfer.group_size == 1:
         return
     key = (transfer.kind, transfer.axes, transfer.group_size)
-    moved = tally.collectives.setdefault(key, Moved())
+    moved = tally.collectives.setdefault(key, CollectiveTotal())
     moved.count += 1
     moved.payload_bytes += transfer.payload_bytes
     moved.wire_bytes += transfer.wire_bytes
 
 
 def costliest(branch: Branch) -> Tally:
-    """What the costliest block of a branch does: most FLOPs, then most bytes."""
+    """Returns the sums of a branch's costliest block: most FLOPs, then most bytes."""
     return max(map(tally_of, branch.blocks), key=Tally.rank)

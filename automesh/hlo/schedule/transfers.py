@@ -1,4 +1,4 @@
-"""Turns single instructions into operations of a schedule: transfers above all, and compute."""
+"""Turns single instructions into operations of a schedule: mostly transfers, and compute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from automesh.hlo.kinds import kind_of
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.core_work import compute_of
-from automesh.hlo.schedule.nouns import Done, Medium, Operation, Start, Transfer
+from automesh.hlo.schedule.nouns import DeviceTransfer, Done, Medium, Operation, Start
 from automesh.hlo.schedule.totals import COPIES
-from automesh.hlo.work.fusions import Held, amounts_to, contents_of
+from automesh.hlo.work.fusions import FusedCollective, amounts_to, contents_of
 from automesh.hlo.work.memories import Touched, platform_of
 from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
 from automesh.outcomes import ON_THE_HOST, TO_THE_HOST
@@ -22,27 +22,27 @@ from automesh.platforms.platform import PlatformName
 # Collectives between TPU slices, which a compiled module holds as sends to the host and back.
 #
 # The compiler hands the operand of a cross-slice collective to the Megascale runtime on the host
-# (`send`) and takes the result from it (`recv`). Frontend attributes say what it was. Nothing of
-# this is documented; the attributes are those that libtpu 0.0.42 writes.
+# (`send`) and takes the result from it (`recv`). Frontend attributes describe the original
+# collective. This is not documented; the attributes are those that libtpu 0.0.42 writes.
 
 _HANDLER = "xla_megascale_runtime"
-# Every one of some slices with every one of some devices: {1,2}x{0:15}.
+# Every combination of some slices and some devices: {1,2}x{0:15}.
 _PRODUCT = re.compile(r"\{([\d,:]+)\}x\{([\d,:]+)\}")
 # Groups or pairs one by one: {{100000,200000},{100001,200001}}, {{100000->200000}}.
 _LIST = re.compile(r"\{([\d,]+|\d+->\d+)\}")
-# Slices count from 1, and a device is its slice times this and its id in the slice.
+# Slices count from 1; the number of a device is its slice times this, plus its id in the slice.
 _SLICE = 100_000
 
 
 def is_megascale(instruction: Instruction) -> bool:
-    """True for a send, receive or their end that the Megascale runtime serves."""
+    """True for a send, a receive, or the end of one, that the Megascale runtime serves."""
     return dict(instruction.frontend).get("_xla_host_transfer_handler_name") == _HANDLER
 
 
 def transfer_between_slices(
     computation: Computation, send: Instruction, partitions: Partitions, hbm_bytes: int
-) -> Transfer:
-    """Says what one cross-slice collective moves.
+) -> DeviceTransfer:
+    """Describes what one cross-slice collective moves.
 
     Raises:
       ValueError: it is of an unknown kind, names its devices in an unknown way, or names a device
@@ -55,7 +55,7 @@ def transfer_between_slices(
         raise ValueError(f"`{send.name}` sends to other slices in a way that is not known here")
     in_pairs = kind.name == "collective-permute"
     held = computation.operands(send)[0].shape.bytes
-    moved = Transfer(
+    moved = DeviceTransfer(
         name=send.name,
         kind=kind.name,
         medium="dcn",
@@ -71,7 +71,7 @@ def transfer_between_slices(
 
 
 def _members(target: str, partitions: Partitions) -> Groups:
-    """Groups, or pairs, of elements of the mesh; empty if the text is of neither form."""
+    """Parses groups, or pairs, of elements of the mesh; empty if the text has neither form."""
     if product := _PRODUCT.fullmatch(target):
         slices, devices = map(_numbers, product.groups())
         return tuple(
@@ -93,9 +93,8 @@ def _numbers(text: str) -> list[int]:
 
 # Sends and receives by which the devices of one program exchange data.
 #
-# Between TPU slices they are what is left of a collective, see above; on GPUs a compiler may
-# take a collective-permute apart so (xla/service/collective_ops_utils.h,
-# kSendRecvSourceTargetPairs).
+# Between TPU slices they are the remains of a collective, see above; on GPUs a compiler may split a
+# collective-permute like this (xla/service/collective_ops_utils.h, kSendRecvSourceTargetPairs).
 
 _PAIRS = "_xla_send_recv_source_target_pairs"
 _RENDEZVOUS = "_xla_host_transfer_rendezvous"
@@ -103,12 +102,12 @@ _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 def is_exchange(instruction: Instruction) -> bool:
-    """True for a send, a receive or the end of one whose other side is this program too."""
+    """True for a send, a receive, or the end of one, between devices of this program."""
     return is_megascale(instruction) or _PAIRS in dict(instruction.frontend)
 
 
 def join_pairs(module: Module, lanes: AsyncPairs) -> None:
-    """Lets the send and the receive of one exchange travel together."""
+    """Joins the lanes of the send and the receive of one exchange."""
     for computation in module.computations.values():
         first: dict[str, Instruction] = {}
         for instruction in computation.instructions.values():
@@ -120,8 +119,8 @@ def join_pairs(module: Module, lanes: AsyncPairs) -> None:
 
 def transfer_in_pairs(
     computation: Computation, send: Instruction, partitions: Partitions, hbm_bytes: int
-) -> Transfer:
-    """Says what one send from device to device moves.
+) -> DeviceTransfer:
+    """Describes what one send from device to device moves.
 
     Raises:
       ValueError: it names a device outside the mesh.
@@ -129,7 +128,7 @@ def transfer_in_pairs(
     listed = _PAIR.findall(dict(send.frontend)[_PAIRS])
     pairs = partitions.pairs(tuple((int(source), int(target)) for source, target in listed))
     held = computation.operands(send)[0].shape.bytes
-    moved = Transfer(
+    moved = DeviceTransfer(
         name=send.name,
         kind="collective-permute",
         medium="fabric",
@@ -145,9 +144,9 @@ def transfer_in_pairs(
 
 # Which starts of transfers an operation waits for, across loops.
 #
-# A compiler may start a transfer in one trip of a loop and finish it in the next, or before the
-# loop and in it, or in it and after it. The handle then travels as a member of the loop's state.
-# All places through which one handle can travel make a lane.
+# A compiler may start a transfer in one trip of a loop and finish it in the next, or start it
+# before the loop, or finish it after the loop. The handle is then a member of the loop's state. All
+# places that can hold one handle form a lane.
 
 _SAME = frozenset({"bitcast", "copy", "opt-barrier", "async-update"})
 _WHOLE = -1
@@ -167,16 +166,16 @@ class AsyncPairs:
                     self._follow(module, computation, instruction)
 
     def of_start(self, start: Instruction) -> str:
-        """The lane that the handle of `start` enters; it is called after the first start asked."""
+        """Returns the lane of the handle of `start`, named after its first start."""
         return self._names.setdefault(self._leader((start.id, _WHOLE)), start.name)
 
     def of_done(self, done: Instruction) -> str:
-        """The lane that `done` waits for."""
+        """Returns the lane that `done` waits for."""
         handle = (done.operands[0], _WHOLE)
         return self._names.setdefault(self._leader(handle), f"into {done.name}")
 
     def join(self, one: Instruction, other: Instruction) -> None:
-        """Makes two handles travel together."""
+        """Puts two handles into one lane."""
         self._join((one.id, _WHOLE), (other.id, _WHOLE))
 
     def _follow(self, module: Module, computation: Computation, instruction: Instruction) -> None:
@@ -217,9 +216,9 @@ class AsyncPairs:
         return place
 
 
-_HOST_THREAD = "host"  # What `compute_on("device_host")` becomes on TPUs.
+_HOST_THREAD = "host"  # TPU compilers turn `compute_on("device_host")` into this.
 _HOST = frozenset({"send", "recv", "infeed", "outfeed"})
-# What a computation may consist of that only moves data.
+# The opcodes of a computation that only moves data.
 _MOVES = frozenset(
     {
         "parameter",
@@ -266,7 +265,7 @@ class InstructionReader:
     def operations(
         self, computation: Computation, instruction: Instruction
     ) -> Sequence[Operation] | None:
-        """What one instruction does; None if what it calls is to be read in its place."""
+        """Returns an instruction's operations; None if its computation is to be read instead."""
         opcode = instruction.opcode
         if opcode == "fusion":
             return self._fusion(computation, instruction)
@@ -276,7 +275,9 @@ class InstructionReader:
             return self._wrapped(instruction)
         if opcode == "copy-start":
             touched = self._touched(computation, instruction)
-            return self._started(instruction, _copied(instruction, touched, synchronous=False))
+            return self._started(
+                instruction, _copy_transfer(instruction, touched, synchronous=False)
+            )
         if opcode.endswith("-done"):
             return self._done(computation, instruction)
         if kind_of(instruction):
@@ -284,16 +285,16 @@ class InstructionReader:
         return self._compute(computation, instruction)
 
     def _plain(self, computation: Computation, instruction: Instruction) -> list[Operation]:
-        """A collective, or the start of one, that is an instruction of its own."""
+        """Reads a collective, or the start of one, that is an instruction of its own."""
         touched = self._touched(computation, instruction)
         now = not instruction.opcode.endswith("-start") or _is_marked_synchronous(instruction)
-        held = Held(computation, instruction)
+        held = FusedCollective(computation, instruction)
         moved = self._collective(held, instruction, touched, synchronous=now)
         moves = self._started(instruction, moved)
         return moves or self._compute(computation, instruction)
 
     def _fusion(self, computation: Computation, fusion: Instruction) -> list[Operation]:
-        """A fusion may begin, carry on, end or hold a collective, and compute besides."""
+        """Reads a fusion, which may begin, continue, end or contain a collective, and compute."""
         contents = self._contents[fusion.id]
         operations: list[Operation] = []
         is_whole = False
@@ -310,7 +311,7 @@ class InstructionReader:
         return operations if is_whole else [*operations, *self._compute(computation, fusion)]
 
     def _is_repeated(self, computation: Computation, channel: int) -> bool:
-        """True if another fusion has begun the collective, or one of this computation holds it."""
+        """True if another fusion begins the collective, or one of this computation contains it."""
         place = (computation.id, channel)
         if channel == 0 or not (channel in self._begun or place in self._seen):
             self._seen.add(place)
@@ -318,7 +319,7 @@ class InstructionReader:
         return True
 
     def _host(self, computation: Computation, instruction: Instruction) -> list[Operation]:
-        """Sends and receives; those among the devices of the program are collectives."""
+        """Reads sends and receives; those between devices of the program are collectives."""
         if is_exchange(instruction):
             if instruction.opcode == "recv":
                 return []
@@ -329,7 +330,7 @@ class InstructionReader:
             return self._started(instruction, moved)
         payload = sum(operand.shape.bytes for operand in computation.operands(instruction))
         payload = payload or instruction.shape.bytes
-        moved = Transfer(
+        moved = DeviceTransfer(
             name=instruction.name,
             kind="send",
             medium="host",
@@ -344,22 +345,24 @@ class InstructionReader:
         return self._started(instruction, moved)
 
     def _wrapped(self, start: Instruction) -> list[Operation] | None:
-        """A start that wraps a computation: a collective, a copy, or anything else."""
+        """Reads a start that wraps a computation: a collective, a copy, or anything else."""
         callee = self._module.called(start)[0]
         if start.thread == _HOST_THREAD:
-            return self._started(start, _on_host(start, callee))
-        if collectives := list(self._held_in(callee)):
-            return self._begun_together(start, collectives)
+            return self._started(start, _host_work(start, callee))
+        if collectives := list(self._wrapped_collectives(callee)):
+            return self._grouped_collectives(start, collectives)
         if self._only_moves(callee):
             touched = _sum(
                 self._touched(callee, instruction) for instruction in callee.instructions.values()
             )
-            return self._started(start, _copied(start, touched, synchronous=False))
+            return self._started(start, _copy_transfer(start, touched, synchronous=False))
         self._inlined.add(start.id)
         return None
 
-    def _begun_together(self, start: Instruction, collectives: Sequence[Held]) -> list[Operation]:
-        """The collectives of a wrapped computation: one as a rule, on GPUs also a group of them."""
+    def _grouped_collectives(
+        self, start: Instruction, collectives: Sequence[FusedCollective]
+    ) -> list[Operation]:
+        """Finds the collectives of a wrapped computation: usually one, on GPUs also a group."""
         operations: list[Operation] = []
         now = _is_marked_synchronous(start)
         for held in collectives:
@@ -371,13 +374,13 @@ class InstructionReader:
         self._together[self._lanes.of_start(start)] = begun
         return operations
 
-    def _held_in(self, computation: Computation) -> Iterator[Held]:
-        """Collectives of a wrapped computation; that of a SparseCore stands one call deeper."""
+    def _wrapped_collectives(self, computation: Computation) -> Iterator[FusedCollective]:
+        """Finds collectives of a wrapped computation; that of a SparseCore is one call deeper."""
         for instruction in computation.instructions.values():
             if kind_of(instruction):
-                yield Held(computation, instruction)
+                yield FusedCollective(computation, instruction)
             elif instruction.opcode == "call":
-                yield from self._held_in(self._module.called(instruction)[0])
+                yield from self._wrapped_collectives(self._module.called(instruction)[0])
 
     def _touched(self, computation: Computation, instruction: Instruction) -> Touched:
         return traffic_of(self._module, computation, instruction, self.platform)
@@ -391,8 +394,8 @@ class InstructionReader:
         )
 
     def _collective(
-        self, held: Held, by: Instruction, touched: Touched, *, synchronous: bool
-    ) -> Transfer:
+        self, held: FusedCollective, by: Instruction, touched: Touched, *, synchronous: bool
+    ) -> DeviceTransfer:
         return transfer_of(
             self._module,
             held.computation,
@@ -405,7 +408,7 @@ class InstructionReader:
             synchronous=synchronous,
         )
 
-    def _started(self, by: Instruction, moved: Transfer, lane: str = "") -> list[Operation]:
+    def _started(self, by: Instruction, moved: DeviceTransfer, lane: str = "") -> list[Operation]:
         if moved.group_size == 1 and moved.kind not in COPIES:  # Nothing leaves the device.
             return []
         start = Start(transfer=moved, lane=lane or self._lanes.of_start(by))
@@ -417,7 +420,7 @@ class InstructionReader:
             return []
         lane = self._lanes.of_done(done)
         if done.opcode == "send-done" and lane in self._exchanges:
-            return []  # The receive is what is waited for.
+            return []  # The program waits for the receive.
         ends: list[Operation] = [Done(name=done.name, lane=lane)]
         for number in range(1, self._together.get(lane, 1)):
             ends.append(Done(name=f"{done.name} ({number + 1})", lane=lane))
@@ -428,7 +431,7 @@ class InstructionReader:
         operations: list[Operation] = []
         if touched.host:
             operations += self._started(
-                instruction, _copied(instruction, touched, synchronous=True)
+                instruction, _copy_transfer(instruction, touched, synchronous=True)
             )
             touched = Touched(main=0, chip=touched.chip)
         contents = self._contents.get(instruction.id)
@@ -437,16 +440,16 @@ class InstructionReader:
 
 
 def _is_marked_synchronous(start: Instruction) -> bool:
-    """True for a start that a GPU compiler found nothing to overlap with."""
+    """True for a start that a GPU compiler has marked as having nothing to overlap with."""
     config = start.config.get("collective_backend_config") or {}
     return bool(config.get("is_sync"))
 
 
-def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> Transfer:
-    """A copy between memories, of half the bytes that it reads and writes."""
+def _copy_transfer(by: Instruction, touched: Touched, *, synchronous: bool) -> DeviceTransfer:
+    """Makes a copy between memories, of half the bytes that it reads and writes."""
     medium: Medium = "host" if touched.host else "memory"
     size = touched.host or (touched.main + touched.chip) // 2
-    return Transfer(
+    return DeviceTransfer(
         name=by.name,
         kind="copy",
         medium=medium,
@@ -459,11 +462,11 @@ def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> Transfer
     )
 
 
-def _on_host(start: Instruction, work: Computation) -> Transfer:
-    """Work of the host's own processors: only what it takes and returns has a price."""
+def _host_work(start: Instruction, work: Computation) -> DeviceTransfer:
+    """Makes work of the host's processors: only its operands and results have a price."""
     taken = sum(parameter.shape.bytes for parameter in work.parameters().values())
     size = taken + work.root_instruction.shape.bytes
-    return Transfer(
+    return DeviceTransfer(
         name=start.name,
         kind="copy",
         medium="host",

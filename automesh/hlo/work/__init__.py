@@ -1,1 +1,1 @@
-"""What single instructions compute and move: FLOPs, bytes, fusions (no jax)."""
+"""The work of single instructions: FLOPs, bytes, contents of fusions (no jax)."""

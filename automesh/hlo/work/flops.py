@@ -23,17 +23,17 @@ from automesh.hlo.nouns import (
     Shape,
     WindowDimension,
 )
-from automesh.hlo.schedule.nouns import Matmul
+from automesh.hlo.schedule.nouns import ScheduledMatmul
 
 _CUBLAS = "__cublas$"
-# Calls of cuDNN that compute something else than the result: the image, or the kernel.
+# Calls of cuDNN that compute the image or the kernel instead of the result.
 _BACKWARD_INPUT = "__cudnn$convBackwardInput"
 _BACKWARD_FILTER = "__cudnn$convBackwardFilter"
 _REAL_PART = {"c64": "f32", "c128": "f64"}
 
 
-def matmul_of(computation: Computation, instruction: Instruction) -> Matmul | None:
-    """The product that a `dot`, `ragged-dot`, `convolution` or library's call is; else None."""
+def matmul_of(computation: Computation, instruction: Instruction) -> ScheduledMatmul | None:
+    """Returns the product of a `dot`, `ragged-dot`, `convolution` or library call; else None."""
     if instruction.convolution is not None:
         return _product_of_convolution(computation, instruction, instruction.convolution)
     dimensions = product_dimensions(instruction)
@@ -41,7 +41,7 @@ def matmul_of(computation: Computation, instruction: Instruction) -> Matmul | No
         return None
     left, right = (operand.shape for operand in computation.operands(instruction)[:2])
     sizes = left.dims
-    return Matmul(
+    return ScheduledMatmul(
         dtype=_dtype(left, right),
         batch=_product(sizes, dimensions.lhs_batch),
         m=_product(sizes, _rest(left, dimensions.lhs_batch, dimensions.lhs_contracting)),
@@ -54,7 +54,7 @@ def matmul_of(computation: Computation, instruction: Instruction) -> Matmul | No
 
 
 def product_dimensions(instruction: Instruction) -> DotDimensions | None:
-    """What a `dot`, `ragged-dot` or cuBLAS call contracts; None for anything else."""
+    """Returns the dimensions of a `dot`, `ragged-dot` or cuBLAS call; None for anything else."""
     if instruction.dot is not None:
         return instruction.dot
     if not instruction.target.startswith(_CUBLAS):
@@ -90,7 +90,7 @@ def _dtype(left: Shape, right: Shape) -> str:
 
 
 def flops_of(computation: Computation, instruction: Instruction) -> int:
-    """Counts the operations of what `matmul_of` knows; 0 for anything else."""
+    """Counts the operations of products that `matmul_of` knows; 0 for anything else."""
     if instruction.convolution is not None:
         return _convolution(computation, instruction, instruction.convolution)
     one = matmul_of(computation, instruction)
@@ -98,7 +98,7 @@ def flops_of(computation: Computation, instruction: Instruction) -> int:
 
 
 def _forward(computation: Computation, instruction: Instruction) -> tuple[Shape, Shape, Shape]:
-    """Image, kernel and result of the convolution forward that an instruction is a part of."""
+    """Returns image, kernel and result of an instruction's forward convolution."""
     made = instruction.shape.elements[0] if instruction.shape.elements else instruction.shape
     first, second = (operand.shape for operand in computation.operands(instruction)[:2])
     if instruction.target == _BACKWARD_INPUT:
@@ -110,7 +110,7 @@ def _forward(computation: Computation, instruction: Instruction) -> tuple[Shape,
 
 def _product_of_convolution(
     computation: Computation, instruction: Instruction, numbers: ConvolutionDimensions
-) -> Matmul:
+) -> ScheduledMatmul:
     image, kernel, result = _forward(computation, instruction)
     groups = numbers.feature_groups * numbers.batch_groups
     sizes = {
@@ -127,15 +127,15 @@ def _product_of_convolution(
         sizes[_role(length, elements, results, pairs)] *= results
         met *= pairs / max(results, 1)
     features_in = image.dims[numbers.input_feature] // numbers.feature_groups
-    forward = Matmul(
+    forward = ScheduledMatmul(
         dtype=_dtype(image, kernel),
         batch=sizes["batch"],
         m=sizes["m"],
         n=sizes["n"],
         k=max(1, round(features_in * met)) * _real_factor(image, kernel),
     )
-    # Rows are positions of the images: they are what is summed over for a kernel, and what a
-    # gradient of the images has rows for, with the features in the other place.
+    # Rows are positions of the images. For the gradient of a kernel they are summed over; the
+    # gradient of the images has them as rows, with input and output features swapped.
     if instruction.target == _BACKWARD_FILTER:
         return replace(forward, m=forward.k, k=forward.m)
     if instruction.target == _BACKWARD_INPUT:
@@ -144,11 +144,11 @@ def _product_of_convolution(
 
 
 def _role(length: int, elements: int, results: int, pairs: int) -> Literal["batch", "m", "n"]:
-    """What a spatial dimension of a convolution is to the product.
+    """Returns the role of a convolution's spatial dimension in the product.
 
-    TPU compilers write further dimensions of a product as spatial ones, in which every result meets
-    one element: of the image and of the kernel (a batch), of the image alone (rows of the result)
-    or of the kernel alone (its columns).
+    TPU compilers write further dimensions of a product as spatial ones, in which every result uses
+    one element: of both image and kernel (a batch), of the image alone (rows of the result) or of
+    the kernel alone (its columns).
     """
     if results == pairs == length == elements:
         return "batch" if results > 1 else "m"
@@ -170,7 +170,7 @@ def _convolution(
 
 
 def window_positions(length: int, results: int, window: WindowDimension) -> int:
-    """Pairs of result and window element that meet a real element: no padding, no hole."""
+    """Counts pairs of result and window element that use a real element: no padding, no hole."""
     dilated = (length - 1) * window.base_dilation + 1
     common = math.gcd(window.stride, window.base_dilation)
     period = window.base_dilation // common
@@ -180,7 +180,7 @@ def window_positions(length: int, results: int, window: WindowDimension) -> int:
         shift = offset * window.window_dilation - window.padding_low
         if shift % common:
             continue
-        # The result r meets shift + r * stride, which is real at multiples of the base dilation.
+        # The result r uses shift + r * stride, which is real at multiples of the base dilation.
         first = max(0, -(shift // window.stride))
         last = min(results - 1, (dilated - 1 - shift) // window.stride)
         phase = -(shift // common) * inverse % period

@@ -1,4 +1,4 @@
-"""Bytes that a fusion reads and writes: what it takes from its operands, through fusions in it."""
+"""Counts the bytes that a fusion reads and writes, including nested fusions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from automesh.hlo.work.memories import Touch, leaves_of, touch_all
 
 SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATE = "dynamic-update-slice"
-# An element of the result needs at most one of each operand. Whatever is not here may need all.
+# An element of the result needs at most one element of each operand. Other operations may need all.
 _ONE_TO_ONE = frozenset(
     (
         "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "broadcast", "cbrt", "ceil",
@@ -27,10 +27,10 @@ _ONE_TO_ONE = frozenset(
 
 
 def fusion_touches(module: Module, fusion: Instruction, operands: Sequence[Shape]) -> list[Touch]:
-    """Bytes read of each operand and written to each array of the result.
+    """Counts bytes read from each operand and written to each array of the result.
 
-    Of an operand the part is read that the result needs; one that is updated in place is written
-    where it is replaced. Buffers of a collective are its transfer's.
+    Only the part of an operand that the result needs is read; an operand that is updated in place
+    is only written where it changes. Buffers of a collective count in its transfer.
     """
     body = _Body.of(module, module.computations[fusion.called[0]])
     read = [
@@ -45,7 +45,7 @@ def fusion_touches(module: Module, fusion: Instruction, operands: Sequence[Shape
 
 
 def users_of(computation: Computation) -> dict[int, list[Instruction]]:
-    """Instruction id -> the instructions that take it as an operand."""
+    """Maps each instruction id to the instructions that take it as an operand."""
     users: dict[int, list[Instruction]] = {number: [] for number in computation.instructions}
     for instruction in computation.instructions.values():
         for operand in set(instruction.operands):
@@ -58,10 +58,10 @@ class _Body:
     """The body of a fusion.
 
     Attributes:
-      leaves: ids of what the result consists of.
-      silent: what stands in it for a collective, and moves nothing itself. A TPU fusion that
-        overlaps with a collective also takes its buffers and hands them on.
-      shares: id -> the part of a value that is needed: 1 for all of it.
+      leaves: ids of the instructions that make the result.
+      silent: instructions of a collective, which move nothing themselves; a TPU fusion that
+        overlaps with a collective also takes and returns its buffers.
+      shares: id -> the needed part of a value: 1 for all of it.
     """
 
     module: Module
@@ -94,11 +94,11 @@ class _Body:
         return _Body.of(self.module, self.module.computations[fusion.called[0]])
 
     def is_buffer(self, value: Instruction) -> bool:
-        """Whether a value is an operand of the fusion under another name."""
+        """Whether a value is an unchanged operand of the fusion."""
         while value.opcode != "parameter":
             number = 0
             if value.opcode == "fusion":
-                handed_on = _handed_on(self.module.computations[value.called[0]])
+                handed_on = _returned_parameter(self.module.computations[value.called[0]])
                 if handed_on is None:
                     return False
                 number = handed_on
@@ -115,20 +115,20 @@ def _leaves(computation: Computation, value: Instruction) -> list[int]:
 
 
 def _read(body: _Body, parameter: Instruction) -> int:
-    """Bytes of an operand that are read."""
+    """Counts the bytes of an operand that are read."""
     whole = parameter.shape.bytes
     is_root = parameter.id == body.computation.root
     return whole if is_root else round(whole * body.shares[parameter.id])
 
 
 def _find_shares(body: _Body) -> None:
-    """Finds what is needed of every value, from the result backwards.
+    """Finds the needed part of every value, from the result backwards.
 
-    As xla/service/gpu/model/gpu_hlo_cost_analysis.cc propagates the utilization of operands: what
-    is cut out of an elementwise value is all that is computed of it, and read for it. What several
-    users need is added up, to all of the value at most.
+    Follows xla/service/gpu/model/gpu_hlo_cost_analysis.cc, which propagates the utilization of
+    operands: if only a slice of an elementwise value is used, only that is computed, and read for
+    it. The needs of several users add up, at most to the whole value.
     """
-    # Users come after what they use; a chain of them may be as long as the program.
+    # Users come after their operands; a chain of them may be as long as the program.
     for value in reversed(tuple(body.computation.instructions.values())):
         if value.id in body.leaves and value.opcode != "parameter":
             body.shares[value.id] = 1.0
@@ -138,11 +138,11 @@ def _find_shares(body: _Body) -> None:
 
 
 def _needed_by(body: _Body, value: Instruction, user: Instruction) -> float:
-    """The part of a value that one user needs."""
+    """Returns the part of a value that one user needs."""
     if user.id in body.silent:
         return 0.0 if body.is_buffer(value) else 1.0
     if user.opcode == "fusion":
-        if _handed_on(body.module.computations[user.called[0]]) is not None:
+        if _returned_parameter(body.module.computations[user.called[0]]) is not None:
             return body.shares[user.id]
         inner = body.inner(user)
         return sum(
@@ -158,9 +158,8 @@ def _needed_by(body: _Body, value: Instruction, user: Instruction) -> float:
     return 1.0
 
 
-def _handed_on(computation: Computation) -> int | None:
-    """The parameter that a fusion inside a fusion gives on as it is, as XLA aliases the two; None
-    if it computes something."""
+def _returned_parameter(computation: Computation) -> int | None:
+    """Returns the parameter that a nested fusion returns unchanged, as XLA aliases it."""
     value = computation.root_instruction
     while value.opcode in ("copy", "bitcast"):
         (operand,) = computation.operands(value)
@@ -171,7 +170,7 @@ def _handed_on(computation: Computation) -> int | None:
 
 
 def _written(body: _Body, value: Instruction) -> list[int]:
-    """Bytes written to each array of the result."""
+    """Counts the bytes written to each array of the result."""
     operands = body.computation.operands(value)
     if value.opcode == "tuple":
         return [size for operand in operands for size in _written(body, operand)]

@@ -1,4 +1,4 @@
-"""What a fusion holds: matrix products, and the collectives that compilers hide in fusions."""
+"""Finds the contents of a fusion: matrix products and collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from automesh.hlo.kinds import ASYNC_DONE, ASYNC_START, kind_of
 from automesh.hlo.nouns import Computation, Instruction, Module
-from automesh.hlo.schedule.nouns import Matmul
+from automesh.hlo.schedule.nouns import ScheduledMatmul
 from automesh.hlo.work.flops import flops_of, matmul_of
 from automesh.hlo.work.fusion_traffic import users_of
 from automesh.hlo.work.uncounted import unpriced_arithmetic
@@ -16,8 +16,8 @@ _MOVES = frozenset({"bitcast", "copy", "reshape", "transpose", "convert", "get-t
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A collective and the computation that it stands in."""
+class FusedCollective:
+    """A collective and the computation that contains it."""
 
     computation: Computation
     instruction: Instruction
@@ -25,26 +25,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The work inside one fusion, fusions in it included.
+    """The work inside one fusion, including nested fusions.
 
     Attributes:
-      uncounted: what has no price in it, in words; see `unpriced_arithmetic`.
+      uncounted: parts without a price, in words; see `unpriced_arithmetic`.
       starts, finishes: it begins, or ends, an asynchronous collective of a TPU.
     """
 
-    matmuls: tuple[Matmul, ...]
+    matmuls: tuple[ScheduledMatmul, ...]
     flops: int
-    collectives: tuple[Held, ...]
+    collectives: tuple[FusedCollective, ...]
     uncounted: tuple[str, ...]
     starts: bool
     finishes: bool
 
 
 def contents_of(module: Module, fusion: Instruction) -> Contents:
-    """Looks into a fusion."""
-    matmuls: list[Matmul] = []
+    """Reads the contents of a fusion."""
+    matmuls: list[ScheduledMatmul] = []
     flops = 0
-    collectives: list[Held] = []
+    collectives: list[FusedCollective] = []
     targets: set[str] = set()
     uncounted: set[str] = set()
     for body, instruction in _instructions(module, fusion):
@@ -53,7 +53,7 @@ def contents_of(module: Module, fusion: Instruction) -> Contents:
             matmuls.append(product)
             flops += flops_of(body, instruction)
         elif kind_of(instruction):
-            collectives.append(Held(body, instruction))
+            collectives.append(FusedCollective(body, instruction))
         elif instruction.opcode == "custom-call":
             targets.add(instruction.target)
         uncounted.add(unpriced_arithmetic(instruction.opcode, instruction.target))
@@ -67,8 +67,8 @@ def contents_of(module: Module, fusion: Instruction) -> Contents:
     )
 
 
-def amounts_to(held: Held) -> str:
-    """The kind of a collective in a fusion: an all-reduce of which only a part is kept scatters.
+def amounts_to(held: FusedCollective) -> str:
+    """Returns the kind of a fused collective; an all-reduce and a slice are a reduce-scatter.
 
     TPU compilers write a reduce-scatter as an all-reduce and a slice of its result.
     """

@@ -1,4 +1,4 @@
-"""Whose compiler wrote a module, and which memory its values lie in.
+"""Finds whose compiler wrote a module, and in which memory its values are.
 
 The number of a memory space is the backend's own: xla/layout.h (0 is the default, 5 the host's) and
 xla/service/gpu/ir_emission_utils.h (of a GPU, 1 is device memory that NCCL has registered).
@@ -18,7 +18,7 @@ Memory = Literal["main", "chip", "host"]
 Touch = tuple[int, int]  # Memory space, bytes.
 
 _HOST_SPACE = 5
-# Members of the JSON that only one backend writes beside its instructions.
+# Members of the JSON that only one backend writes at its instructions.
 _GPU_MARK = re.compile(rb'"(operation_queue_id|fusion_backend_config|gemm_backend_config)"')
 _TPU_MARK = re.compile(rb'"(window_config|flag_configs|custom_call_config|barrier_config)"')
 
@@ -33,7 +33,7 @@ class Touched:
 
 
 def platform_of(module: Module) -> PlatformName:
-    """Whose compiler wrote the module, by the marks that it leaves; `cpu` leaves none."""
+    """Recognizes whose compiler wrote the module by its marks; `cpu` leaves none."""
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
             if _GPU_MARK.search(instruction.backend_config):
@@ -44,7 +44,7 @@ def platform_of(module: Module) -> PlatformName:
 
 
 def memory_of(space: int, platform: PlatformName) -> Memory:
-    """Which memory the space of a layout means."""
+    """Returns the memory that the space of a layout means."""
     if platform == "cpu" or space == 0:
         return "main"
     if space == _HOST_SPACE:
@@ -53,14 +53,14 @@ def memory_of(space: int, platform: PlatformName) -> Memory:
 
 
 def leaves_of(shape: Shape) -> tuple[Shape, ...]:
-    """The arrays of a shape, in order."""
+    """Lists the arrays of a shape, in order."""
     if not shape.elements:
         return (shape,)
     return tuple(leaf for element in shape.elements for leaf in leaves_of(element))
 
 
 def touch_all(*shapes: Shape) -> list[Touch]:
-    """Every byte of some values, once."""
+    """Counts every byte of some values once."""
     return [(leaf.memory_space, leaf.bytes) for shape in shapes for leaf in leaves_of(shape)]
 
 

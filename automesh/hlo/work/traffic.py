@@ -1,4 +1,4 @@
-"""Bytes that one instruction reads and writes in memory.
+"""Counts the bytes that one instruction reads and writes in memory.
 
 An instruction or fusion reads its operands and writes its result once; slices read only what they
 take, and an update in place touches only the part that it replaces (as in
@@ -41,8 +41,8 @@ _FREE = frozenset(
         "recv-done",
     }
 )
-# Custom calls that move nothing: libtpu's buffers that are filled later, or in parts, and what it
-# does around handing a collective to a SparseCore.
+# Custom calls that move nothing: libtpu's buffers that are filled later, or in parts, and its calls
+# around a collective on a SparseCore.
 FREE_TARGETS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallDone", "PrepareAsyncCallStart"}
 )
@@ -52,10 +52,10 @@ _LIBRARIES = ("__cublas$", "__cudnn$")
 def traffic_of(
     module: Module, computation: Computation, instruction: Instruction, platform: PlatformName
 ) -> Touched:
-    """Bytes read and written by one instruction that is not itself inside a fusion.
+    """Counts bytes read and written by one instruction that is not inside a fusion.
 
-    Instructions that only name memory are free; loops, calls and branches are as well, since their
-    computations are counted on their own; a `-start` carries the traffic of its `-done`.
+    Instructions that only name memory are free. So are loops, calls and branches, as their
+    computations are counted separately. A `-start` has the traffic of its `-done`.
     """
     if instruction.opcode in _FREE or instruction.target in FREE_TARGETS:
         return Touched()
@@ -65,9 +65,9 @@ def traffic_of(
 def traffic_of_fused_collective(
     computation: Computation, fusion: Instruction, platform: PlatformName
 ) -> Touched:
-    """Bytes of a collective in a fusion: what the fusion takes and what it makes.
+    """Counts the bytes of a collective in a fusion: the fusion's operands and results.
 
-    The first result of a TPU fusion that begins one is an operand under another name.
+    The first result of a TPU fusion that begins a collective is an unchanged operand.
     """
     made = leaves_of(fusion.shape)
     if len(made) > 1:
@@ -103,7 +103,7 @@ def _touches(module: Module, computation: Computation, instruction: Instruction)
 
 
 def _without_workspace(instruction: Instruction) -> Shape:
-    """The result; of a library's call without the scratch memory that comes with it."""
+    """Returns the result, without the scratch memory of a library call."""
     shape = instruction.shape
     if instruction.target.startswith(_LIBRARIES) and len(shape.elements) > 1:
         kept = tuple(

@@ -1,9 +1,9 @@
-"""Operations that compute more than a pass over their bytes, and whose arithmetic has no price.
+"""Names operations that compute more than a pass over their bytes, but have no price.
 
-A kernel's time is what its bytes and its matrix products take. Elementwise arithmetic hides behind
-the bytes on every chip of the table (docs/accuracy.md); that of the operations here need not: a
-sort passes over its operand many times, a generator of random bits runs tens of operations per
-element, and a window is read once for each of its elements. They are named instead.
+The price of a kernel is the time of its bytes and its matrix products. Elementwise arithmetic hides
+behind the bytes on every chip of the table (docs/accuracy.md); that of the operations here may not:
+a sort passes over its operand many times, a generator of random bits runs tens of operations per
+element, and a window is read once for each of its elements. They are reported instead.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _OPCODES = frozenset(
         "sort", "topk", "triangular-solve",
     )
 )  # fmt: skip
-# What else they are called: JAX's and XLA's names, and the targets of custom calls.
+# Other names of these operations: in JAX, in XLA, and as targets of custom calls.
 _ALIASES = {"top-k": "topk", "TopK": "topk", "PartialReduce": "topk", "ApproxTopK": "topk",
             "mhlo.topk": "topk"}  # fmt: skip
 
 
 def unpriced_arithmetic(operation: str, target: str = "") -> str:
-    """What has no price in an operation, in words; empty if its bytes and products are all.
+    """Says what has no price in an operation; empty if its bytes and products are all.
 
     Args:
       operation: name in HLO or StableHLO.
@@ -35,10 +35,10 @@ def unpriced_arithmetic(operation: str, target: str = "") -> str:
 
 
 def remark_on_counted(counted: Mapping[str, Any]) -> str:
-    """What is missing of a kernel that was counted in its own program, in words.
+    """Says what is missing of a kernel that was counted in its own program.
 
     Args:
-      counted: what `program.kernels` has noted beside the figures.
+      counted: the notes of `program.kernels` to the figures.
     """
     what = ", operands and results" if counted.get("is_whole") else " and blocks"
     said = f"counted by its matrix products{what}"

@@ -1,4 +1,4 @@
-"""What a partitioned program does that costs memory or time and that nobody asked for (no jax).
+"""Finds unexpected costs of memory or time in a partitioned program (no jax).
 
 A rule is a function in `state` (arguments and results) or `program` (operations), listed in their
 `RULES`, with its words in `report.findings.RULES` and its section in docs/lint.md. It names what it

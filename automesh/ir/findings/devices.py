@@ -1,12 +1,15 @@
-"""Rules about what a device does alone, or as all others do: calls of Python on the host, random
-bits, and work that depends on the device's place in the mesh."""
+"""Rules about work on single devices, or repeated on all of them.
+
+They find calls of Python on the host, random bits, and work that depends on the device's place in
+the mesh.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from automesh.cost.terms import Finding, value_of
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
 from automesh.ir.graph import Block, Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS
 from automesh.ir.terms.collectives import nearby_source
@@ -14,14 +17,14 @@ from automesh.ir.terms.collectives import nearby_source
 HOST_CALLBACK = "host-callback"
 WHOLE_RANDOM_BITS = "whole-random-bits"
 UNEVEN_WORK = "uneven-work"
-# `xla_ffi_python_cpu_callback` and its like, and the stand-in for devices that are not here.
+# `xla_ffi_python_cpu_callback` and similar calls, and the stand-in for absent devices.
 _CALLBACK = "_callback"
 _PLACES = frozenset(("partition_id", "replica_id"))
 _FARTHEST = 512
 
 
-def host_callback(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A call of Python inside of the step."""
+def host_callback(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds calls of Python inside the step."""
     operation = seen.operation
     if not calls_python(operation):
         return
@@ -46,8 +49,8 @@ def calls_python(operation: Operation) -> bool:
     return operation.name == "custom_call" and target.endswith(_CALLBACK)
 
 
-def whole_random_bits(program: Program, seen: Seen) -> Iterator[Finding]:
-    """Random bits of XLA's own generator, of which every device makes all."""
+def whole_random_bits(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds random bits of XLA's own generator, which every device generates in full."""
     operation = seen.operation
     if operation.name != "rng_bit_generator":
         return
@@ -66,13 +69,13 @@ def whole_random_bits(program: Program, seen: Seen) -> Iterator[Finding]:
     )
 
 
-def uneven_work(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A branch with products that only devices at some places of the mesh take."""
+def uneven_work(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds branches with products that only devices at some places of the mesh take."""
     operation = seen.operation
     if operation.name != "case" or not operation.results:
         return
     work = [_has_product(branch) for branch in operation.bodies]
-    # A branch without any operation is left out of the graph: one alone is taken or not.
+    # The graph leaves out branches without operations: a single branch is taken or not.
     is_uneven = any(work) and (len(work) == 1 or not all(work))
     if not is_uneven or not _depends_on_place(program, operation.operands[0]):
         return
@@ -89,7 +92,7 @@ def uneven_work(program: Program, seen: Seen) -> Iterator[Finding]:
     )
 
 
-def _gathered_over(program: Program, value: Value) -> Sequence[str]:
+def _gathered_over(program: PartitionedProgram, value: Value) -> Sequence[str]:
     maker = program.maker(value)
     gathers = maker is not None and maker.name == "all_gather"
     return maker.attributes["axes"] if gathers and maker is not None else ()
@@ -104,9 +107,11 @@ def _has_product(block: Block) -> bool:
     )
 
 
-def _axes_around(seen: Seen, result: Value) -> tuple[str, ...]:
-    """The mesh axes of the manual region that a branch stands in, those that a loop around it sends
-    along first."""
+def _axes_around(seen: OperationSite, result: Value) -> tuple[str, ...]:
+    """Returns the mesh axes of the manual region around a branch.
+
+    Axes over which a loop around it sends come first.
+    """
     for loop in reversed(seen.loops):
         for operation in loop.bodies[0].operations:
             if operation.name == "collective_permute":
@@ -114,7 +119,7 @@ def _axes_around(seen: Seen, result: Value) -> tuple[str, ...]:
     return result.manual
 
 
-def _depends_on_place(program: Program, value: Value) -> bool:
+def _depends_on_place(program: PartitionedProgram, value: Value) -> bool:
     """Whether a value is computed from the device's number in the mesh."""
     waiting, seen = [value], {value}
     while waiting and len(seen) < _FARTHEST:

@@ -1,4 +1,4 @@
-"""What the rules look at: the state of a step, and every operation with the loops around it."""
+"""The input of the rules: the state of a step, and every operation with the loops around it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from automesh.cost.terms import Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value, multiplied
 from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
 
-# Less than this in the whole array is not worth a word.
+# Smaller arrays are not reported.
 LEAST_BYTES = float(1 << 20)
 _ONCE: Sum = (Monomial(coefficient=1.0),)
-# How far a value is followed through views and elementwise operations.
+# How many views and elementwise operations a value is traced through.
 _FARTHEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """What a step takes and gives back, array by array, counted as in its program.
+    """The arguments and results of a step, by their positions in its program.
 
     Attributes:
       names: of all arguments.
       pairs: (argument, the result that replaces it in the next step).
-      moved: those of `pairs` whose result is split otherwise than the argument.
+      moved: those of `pairs` whose result has another sharding than the argument.
       changed: donated arguments that come back in another type.
-      lost: other donated arguments that nothing replaces.
-      on_one_device: arguments that lie on one device, though the mesh has several.
+      lost: other donated arguments that no result replaces.
+      on_one_device: arguments that are on one device, although the mesh has several.
       source: line of the step's function: `file.py:12`, or empty.
     """
 
@@ -40,17 +40,17 @@ class StepState:
     source: str = ""
 
     def name(self, argument: int) -> str:
-        """What an argument is called: `args[0]['w']`."""
+        """Returns the name of an argument: `args[0]['w']`."""
         return self.names[argument] if argument < len(self.names) else f"argument {argument}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """An operation where it stands.
+class OperationSite:
+    """An operation with the loops around it.
 
     Attributes:
       count: executions in a step.
-      loops: around it, the outermost first.
+      loops: loops around it, the outermost first.
     """
 
     operation: Operation
@@ -59,12 +59,12 @@ class Seen:
 
 
 @dataclass(slots=True, kw_only=True)
-class Program:
+class PartitionedProgram:
     """A partitioned program after the rewrites of a platform's compiler.
 
     Attributes:
       platform: whose compiler's rewrites were applied.
-      state: what of its arguments and results is the state of the step.
+      state: the arguments and results that are the state of the step.
     """
 
     graph: Graph
@@ -82,12 +82,12 @@ class Program:
     def sizes(self) -> dict[str, int]:
         return dict(self.graph.mesh)
 
-    def operations(self) -> Iterator[Seen]:
-        """Every operation, those of loops and branches included."""
+    def operations(self) -> Iterator[OperationSite]:
+        """Lists every operation, including those of loops and branches."""
         yield from _within(self.graph.top, _ONCE, ())
 
     def carried(self) -> tuple[tuple[int, Value], ...]:
-        """The arguments that a result replaces."""
+        """Returns the arguments that a result replaces."""
         arguments = self.graph.top.arguments
         return tuple(
             (argument, arguments[argument])
@@ -96,15 +96,15 @@ class Program:
         )
 
     def like_state(self, value: Value) -> tuple[int, Value] | None:
-        """The first argument of the state with the shape of a value."""
+        """Returns the first argument of the state with the shape of a value."""
         return next((one for one in self.carried() if one[1].shape == value.shape), None)
 
     def loop_of(self, value: Value) -> tuple[Operation, int] | None:
-        """The loop whose body takes a value, and in which place."""
+        """Returns the loop whose body takes a value, and the position among its arguments."""
         return self._loops.get(value)
 
     def before(self, value: Value) -> Value:
-        """The value that a loop, or several around each other, hands in unchanged; else itself."""
+        """Traces a value out of the loops that pass it in unchanged."""
         while (found := self._loops.get(value)) is not None:
             loop, number = found
             if loop.bodies[0].returned[number] is not value:
@@ -113,8 +113,11 @@ class Program:
         return value
 
     def maker(self, value: Value) -> Operation | None:
-        """What makes a value, beyond views, conversions and other elementwise operations of one
-        array, and out of the loops that hand it in; None: an argument, or it comes from several."""
+        """Finds the operation that makes a value.
+
+        Views, conversions and other elementwise operations of one array are skipped, and so are
+        loops that pass the value in. None: it is an argument, or comes from several arrays.
+        """
         for _ in range(_FARTHEST):
             value = self.before(value)
             made = value.producer
@@ -132,7 +135,7 @@ class Program:
         return None
 
     def argument_of(self, value: Value) -> int | None:
-        """Position of the argument of the program that a value is, seen in another way or not."""
+        """Returns the position of the program's argument that a value is, or is a view of."""
         for _ in range(_FARTHEST):
             value = self.before(value)
             if value.producer is None:
@@ -144,9 +147,9 @@ class Program:
         return None
 
 
-def _within(block: Block, count: Sum, loops: tuple[Operation, ...]) -> Iterator[Seen]:
+def _within(block: Block, count: Sum, loops: tuple[Operation, ...]) -> Iterator[OperationSite]:
     for operation in block.operations:
-        yield Seen(operation=operation, count=count, loops=loops)
+        yield OperationSite(operation=operation, count=count, loops=loops)
         if not operation.bodies:
             continue
         is_loop = operation.name == "while"
@@ -156,8 +159,8 @@ def _within(block: Block, count: Sum, loops: tuple[Operation, ...]) -> Iterator[
             yield from _within(body, inside, (*loops, operation) if is_loop else loops)
 
 
-def work_of(program: Program, seen: Seen) -> float:
-    """Multiplications of a product in a step, all devices together."""
+def work_of(program: PartitionedProgram, seen: OperationSite) -> float:
+    """Counts the multiplications of a product in a step, on all devices together."""
     operation = seen.operation
     times = value_of(seen.count, program.sizes)
     result = math.prod(operation.results[0].shape)
@@ -170,10 +173,10 @@ def work_of(program: Program, seen: Seen) -> float:
 
 
 def words(value: Value) -> str:
-    """`f32[64,256]`: the whole array."""
+    """Describes the whole array: `f32[64,256]`."""
     return f"{value.dtype}[{','.join(map(str, value.stated or value.shape))}]"
 
 
 def several(names: list[str]) -> str:
-    """`args[0]['w'] and 3 more`."""
+    """Shortens a list of names: `args[0]['w'] and 3 more`."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, Monomial, Sum
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, words
+from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, words
 from automesh.ir.graph import Value, added
 from automesh.ir.passes.halos import ROWS_OF
 from automesh.ir.terms.collectives import nearby_source
@@ -14,7 +14,7 @@ SLICE_ACROSS_PARTS = "slice-across-parts"
 _CUTS = frozenset(("slice", "pad"))
 
 
-def slice_across_parts(program: Program) -> Iterator[Finding]:
+def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
     """Slices along a split dimension whose rows lie on other devices, such as queries, keys and
     values that one product makes side by side; and the pads that their gradients are.
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, value_of
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words, work_of
+from automesh.ir.findings.nouns import (
+    LEAST_BYTES,
+    OperationSite,
+    PartitionedProgram,
+    words,
+    work_of,
+)
 from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.terms.collectives import nearby_source
@@ -15,15 +21,16 @@ WIDE_REDUCTION = "wide-reduction"
 _WIDE = frozenset(("f32", "f64"))
 _NARROW = ("bf16", "f16", "f8", "f6", "f4")
 _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
-# A step is narrow if this part of the work of its products is done in narrow types; wide products
-# are worth a word if a line has that part of all of it, and a wide reduction if it has that part of
-# what the step reduces. Less is what people keep wide on purpose: scores, and the last layer.
+# A step is narrow if at least this part of the work of its products is done in narrow types. Wide
+# products are reported if one source line has that part of all work, and a wide reduction if it has
+# that part of all reduced bytes. Smaller parts are usually wide on purpose: scores, and the last
+# layer.
 _NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
 
 
-def wide_products(program: Program) -> Iterator[Finding]:
-    """Products whose operands are wide, in a step that computes in narrow types; each line once."""
+def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds wide products in a step that computes in narrow types; each source line once."""
     works = [
         (seen, work_of(program, seen))
         for seen in program.operations()
@@ -33,7 +40,7 @@ def wide_products(program: Program) -> Iterator[Finding]:
     narrow = sum(work for seen, work in works if _is_narrow(seen.operation))
     if not total or narrow < _NARROW_SHARE * total:
         return
-    lines: dict[str, list[tuple[Seen, float]]] = {}
+    lines: dict[str, list[tuple[OperationSite, float]]] = {}
     for seen, work in works:
         if _is_wide(seen.operation):
             source = seen.operation.source or nearby_source(seen.operation)
@@ -54,8 +61,8 @@ def wide_products(program: Program) -> Iterator[Finding]:
         )
 
 
-def wide_reductions(program: Program) -> Iterator[Finding]:
-    """Reductions between devices in a wide type, of which a narrow one is kept."""
+def wide_reductions(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds reductions between devices in a wide type whose result becomes narrow."""
     reductions = [
         seen
         for seen in program.operations()
@@ -80,14 +87,14 @@ def wide_reductions(program: Program) -> Iterator[Finding]:
         )
 
 
-def _reduced_bytes(program: Program, seen: Seen) -> float:
-    """In a step, of the whole array."""
+def _reduced_bytes(program: PartitionedProgram, seen: OperationSite) -> float:
+    """Counts the bytes of the whole array that are reduced in a step."""
     times = value_of(seen.count, program.sizes)
     return times * seen.operation.results[0].global_bytes
 
 
 def _is_wide(product: Operation) -> bool:
-    """Whether an operand is wide: a wide result alone is only where sums are kept."""
+    """Whether an operand is wide; a wide result alone is only the type of the sums."""
     return any(one.dtype in _WIDE for one in product.operands[:2])
 
 
@@ -96,7 +103,7 @@ def _is_narrow(product: Operation) -> bool:
 
 
 def _narrowed_to(value: Value) -> str:
-    """The narrow type that everybody turns a value into before anything else; empty if not all."""
+    """Returns the narrow type to which all readers at once convert a value; else empty."""
     found: set[str] = set()
     waiting = [value]
     for _ in range(_FARTHEST):

@@ -1,4 +1,4 @@
-"""Rules about operations, found in the program after the rewrites of a platform's compiler."""
+"""Rules about operations, applied after the rewrites of a platform's compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
 from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
 from automesh.ir.findings.packed import slice_across_parts
 from automesh.ir.findings.precision import wide_products, wide_reductions
 from automesh.ir.findings.state import parts
@@ -25,7 +25,7 @@ GRADIENT_PER_MICROBATCH = "gradient-per-microbatch"
 REPLICATED_GRADIENT = "replicated-gradient"
 PADDING_WASTE = "padding-waste"
 _MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
-# Compute along a dimension as a whole: what is split there is gathered, or moved twice.
+# Operations that need a whole dimension: a split operand is gathered, or moved twice.
 _ALONG = frozenset(
     ("sort", "fft", "reduce_window", "top_k", "cholesky", "triangular_solve", "custom_call")
 )
@@ -34,8 +34,8 @@ _LEAST_WASTE = 0.1
 _FARTHEST = 256
 
 
-def program_findings(program: Program) -> Iterator[Finding]:
-    """All that the rules find in a program after the rewrites of a platform's compiler."""
+def program_findings(program: PartitionedProgram) -> Iterator[Finding]:
+    """Applies all rules to a program after the rewrites of a platform's compiler."""
     for seen in program.operations():
         for rule in RULES:
             yield from rule(program, seen)
@@ -43,8 +43,8 @@ def program_findings(program: Program) -> Iterator[Finding]:
         yield from of_all(program)
 
 
-def full_rematerialization(program: Program, seen: Seen) -> Iterator[Finding]:
-    """An array that is gathered whole, only to be cut in another way."""
+def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds arrays that are gathered whole, only to be split in another way."""
     operation = seen.operation
     if not _gathers(operation):
         return
@@ -71,10 +71,10 @@ def full_rematerialization(program: Program, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def layer_split_stack(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A stack that is split over the dimension that a loop takes apart."""
+def layer_split_stack(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds stacks that are split over the dimension along which a loop reads single elements."""
     operation = seen.operation
-    if not _is_taken_apart(operation) or _microbatches(program, seen) is not None:
+    if not _is_read_by_elements(operation) or _microbatches(program, seen) is not None:
         return
     whole = operation.results[0]
     argument = program.argument_of(operation.operands[0])
@@ -90,8 +90,8 @@ def layer_split_stack(program: Program, seen: Seen) -> Iterator[Finding]:
     )
 
 
-def microbatch_reshape(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A batch that is reshaped so that microbatches, and not examples, are split."""
+def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds batches that are reshaped so that microbatches are split instead of examples."""
     operation = seen.operation
     if operation.name not in _MOVES or operation.attributes.get("manual"):
         return
@@ -110,9 +110,11 @@ def microbatch_reshape(program: Program, seen: Seen) -> Iterator[Finding]:
     )
 
 
-def undivided_operation(program: Program, seen: Seen) -> Iterator[Finding]:
-    """An operation that needs a split dimension whole: every device does all of it, or the array
-    is sent around before and after."""
+def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds operations that need a split dimension whole.
+
+    Every device then does all of the operation, or the array is sent before and after it.
+    """
     operation = seen.operation
     if operation.name not in _ALONG and operation.name not in _PRODUCTS:
         return
@@ -148,9 +150,12 @@ def undivided_operation(program: Program, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def gradient_per_microbatch(program: Program, seen: Seen) -> Iterator[Finding]:
-    """A gradient that is reduced in a loop and only added up there, where the platform's compiler
-    does not move that behind the loop: see `ir.passes.sunk`."""
+def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds gradients that are reduced in every iteration, although a loop only adds them up.
+
+    This only applies where the platform's compiler does not move the reduction behind the loop: see
+    `ir.passes.sunk`.
+    """
     operation = seen.operation
     if operation.name != "all_reduce" or operation.attributes.get("manual") or not seen.loops:
         return
@@ -159,7 +164,7 @@ def gradient_per_microbatch(program: Program, seen: Seen) -> Iterator[Finding]:
     loop, reduced = seen.loops[-1], operation.results[0]
     if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:
         return
-    total = _added_up(reduced, loop)
+    total = _carried_sum(reduced, loop)
     if total is not None and program.like_state(total) is not None:
         yield Finding(
             rule=GRADIENT_PER_MICROBATCH,
@@ -171,9 +176,12 @@ def gradient_per_microbatch(program: Program, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def replicated_gradient(program: Program, seen: Seen) -> Iterator[Finding]:
-    """What a loop adds up for the state, whole along axes that split the state: it is carried so,
-    or gathered in every iteration, added to and cut again."""
+def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds sums of a loop for the state that are whole along axes which split the state.
+
+    The loop carries the whole array, or gathers it in every iteration, adds to it and splits it
+    again.
+    """
     loop = seen.operation
     if loop.name != "while":
         return
@@ -196,7 +204,7 @@ def replicated_gradient(program: Program, seen: Seen) -> Iterator[Finding]:
             ),
             None,
         )
-        if like is None or not _reaches(loop.results[number], program):
+        if like is None or not _becomes_state(loop.results[number], program):
             continue
         argument, wanted = like
         missing = _every(wanted) - _every(held)
@@ -212,8 +220,8 @@ def replicated_gradient(program: Program, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def padding_waste(program: Program) -> Iterator[Finding]:
-    """The largest array of each dimension that axes do not divide evenly."""
+def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds the largest array of each dimension that axes do not divide evenly."""
     found: dict[tuple[int, tuple[str, ...]], tuple[float, Value, str]] = {}
     for seen in program.operations():
         for value in seen.operation.results:
@@ -242,7 +250,7 @@ def padding_waste(program: Program) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Program, Seen], Iterable[Finding]], ...] = (
+RULES: tuple[Callable[[PartitionedProgram, OperationSite], Iterable[Finding]], ...] = (
     full_rematerialization,
     layer_split_stack,
     microbatch_reshape,
@@ -254,7 +262,7 @@ RULES: tuple[Callable[[Program, Seen], Iterable[Finding]], ...] = (
     whole_random_bits,
     uneven_work,
 )
-RULES_OF_ALL: tuple[Callable[[Program], Iterable[Finding]], ...] = (
+RULES_OF_ALL: tuple[Callable[[PartitionedProgram], Iterable[Finding]], ...] = (
     padding_waste,
     parts_below_tile,
     wide_products,
@@ -265,15 +273,15 @@ RULES_OF_ALL: tuple[Callable[[Program], Iterable[Finding]], ...] = (
 
 
 def _gathers(operation: Operation) -> bool:
-    """Whether the partitioner gathers an array of a size worth a word."""
+    """Whether the partitioner gathers an array that is large enough to be reported."""
     if operation.name != "all_gather" or operation.attributes.get("manual"):
         return False
     whole = operation.results[0]
     return not whole.is_constant and whole.global_bytes >= LEAST_BYTES
 
 
-def _is_taken_apart(operation: Operation) -> bool:
-    """Whether loops take single elements of a gathered array along what was gathered."""
+def _is_read_by_elements(operation: Operation) -> bool:
+    """Whether loops read single elements of a gathered array along the gathered dimension."""
     if not _gathers(operation):
         return False
     gathered = [d for d, axes in enumerate(operation.attributes["per_dimension"]) if axes]
@@ -284,8 +292,10 @@ def _is_taken_apart(operation: Operation) -> bool:
 
 
 def _slices_of(whole: Value) -> list[Operation]:
-    """What reads a gathered array, inside the loops that it is carried into too; empty if anything
-    else than a dynamic slice does."""
+    """Lists the dynamic slices that read a gathered array, also in loops that carry it.
+
+    Empty if any other operation reads it.
+    """
     found: list[Operation] = []
     for user in set(whole.users):
         if user.name == "while":
@@ -304,10 +314,12 @@ def _slices_of(whole: Value) -> list[Operation]:
     return found
 
 
-def _microbatches(program: Program, seen: Seen) -> Operation | None:
-    """The reshape that makes one dimension two, of which the first is the number of microbatches,
-    if what is moved for a loop comes from one and some of the axes that it is moved over split the
-    dimension."""
+def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation | None:
+    """Finds the reshape that splits a batch into microbatches, if a loop's array comes from one.
+
+    It makes two dimensions of one, the first of which is the number of microbatches. Some of the
+    axes that the array is moved over must split that dimension.
+    """
     operation = seen.operation
     if not seen.loops and not _is_for_loop(operation.results[0]):
         return None
@@ -318,7 +330,8 @@ def _microbatches(program: Program, seen: Seen) -> Operation | None:
     if len(after.shape) != len(before.shape) + 1:
         return None
     for d, axes in enumerate(before.axes):
-        # Sizes of the new dimensions may be those of a part: what stands around tells the place.
+        # The sizes of the new dimensions may be those of a part; the sizes around them show the
+        # position.
         around = (*before.shape[:d], *before.shape[d + 1 :])
         if (
             set(axes) & set(operation.attributes["axes"])
@@ -329,7 +342,7 @@ def _microbatches(program: Program, seen: Seen) -> Operation | None:
 
 
 def _is_for_loop(value: Value) -> bool:
-    """Whether a loop reads a value, cut or seen in another way or not."""
+    """Whether a loop reads a value, or a part or view of it."""
     for _ in range(_FARTHEST):
         users = set(value.users)
         if any(user.name == "while" for user in users):
@@ -343,9 +356,11 @@ def _is_for_loop(value: Value) -> bool:
     return False
 
 
-def _other_dimension(program: Program, argument: int) -> Cure | None:
-    """The stack, and all of the state that is shaped and split like it, split over the largest
-    other dimension instead."""
+def _other_dimension(program: PartitionedProgram, argument: int) -> Cure | None:
+    """Makes the cure that splits the stack over its largest other dimension instead.
+
+    All arrays of the state with the same shape and sharding get the same split.
+    """
     arguments, sizes = program.graph.top.arguments, program.sizes
     stack = arguments[argument]
     axes = stack.axes[0]
@@ -374,8 +389,8 @@ def _other_dimension(program: Program, argument: int) -> Cure | None:
     )
 
 
-def _added_up(reduced: Value, loop: Operation) -> Value | None:
-    """What the loop carries and a value is added to, if nothing else reads it."""
+def _carried_sum(reduced: Value, loop: Operation) -> Value | None:
+    """Returns the carried value to which a value is added, if nothing else reads it."""
     body = loop.bodies[0]
     value = reduced
     for _ in range(_FARTHEST):
@@ -396,7 +411,7 @@ def _added_up(reduced: Value, loop: Operation) -> Value | None:
 
 
 def _is_only_added_to(gather: Operation) -> bool:
-    """Whether what is gathered is only used element by element, and cut again afterwards."""
+    """Whether a gathered array is only used element by element, and split again afterwards."""
     if not _gathers(gather):
         return False
     users = set(gather.results[0].users)
@@ -420,8 +435,8 @@ def _source_of_cut(gathered: Value) -> str:
     )
 
 
-def _reaches(value: Value, program: Program) -> bool:
-    """Whether a value becomes state by elementwise operations and views alone."""
+def _becomes_state(value: Value, program: PartitionedProgram) -> bool:
+    """Whether a value becomes state through elementwise operations and views alone."""
     results = [result for _, result in program.state.pairs]
     returned = program.graph.top.returned
     wanted = {returned[result] for result in results if result < len(returned)}

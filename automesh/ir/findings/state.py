@@ -1,4 +1,4 @@
-"""Rules about what a step takes and gives back, found in its first program."""
+"""Rules about the arguments and results of a step, applied to its first program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from automesh.cost.terms import Cure, Finding, value_of
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, several
+from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, several
 from automesh.ir.graph import Value, total_bytes
 
 SECOND_COMPILE = "second-compile"
@@ -15,18 +15,18 @@ LOST_DONATION = "lost-donation"
 UNDONATED_STATE = "undonated-state"
 REPLICATED_STATE = "replicated-state"
 STATE_ON_ONE_DEVICE = "state-on-one-device"
-# A whole array is worth a word if it takes this part of what a device holds of the state.
+# A whole array is reported if it takes at least this part of a device's bytes of the state.
 _SHARE = 0.1
 
 
-def state_findings(program: Program) -> Iterator[Finding]:
-    """All that the rules find in a program before the rewrites of a platform's compiler."""
+def state_findings(program: PartitionedProgram) -> Iterator[Finding]:
+    """Applies all rules to a program before the rewrites of a platform's compiler."""
     for rule in RULES:
         yield from rule(program)
 
 
-def second_compile(program: Program) -> Iterator[Finding]:
-    """State that comes back split otherwise than it went in."""
+def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds state that comes back with another sharding."""
     if not _is_state(program):
         return
     places = [argument for argument, _ in program.state.moved]
@@ -47,8 +47,8 @@ def second_compile(program: Program) -> Iterator[Finding]:
         )
 
 
-def state_changes_type(program: Program) -> Iterator[Finding]:
-    """Donated state whose result has another type."""
+def state_changes_type(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds donated state whose result has another type."""
     places = list(program.state.changed)
     if places:
         yield _finding(
@@ -59,14 +59,14 @@ def state_changes_type(program: Program) -> Iterator[Finding]:
         )
 
 
-def lost_donation(program: Program) -> Iterator[Finding]:
-    """Donated arguments that no result replaces."""
+def lost_donation(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds donated arguments that no result replaces."""
     if program.state.lost:
         yield _finding(program, LOST_DONATION, list(program.state.lost))
 
 
-def undonated_state(program: Program) -> Iterator[Finding]:
-    """State that is kept beside its successor, because nobody donated it."""
+def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds state that is kept in addition to its successor, because it is not donated."""
     if not _is_state(program):
         return
     donated = {*program.graph.donated, *program.graph.host}
@@ -84,8 +84,8 @@ def undonated_state(program: Program) -> Iterator[Finding]:
         )
 
 
-def replicated_state(program: Program) -> Iterator[Finding]:
-    """State that is whole along axes that split a twin of it, or most of the state."""
+def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds state that is whole along axes which split an equal array, or most of the state."""
     moved = {argument for argument, _ in program.state.moved}
     alone = set(program.state.on_one_device)
     carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
@@ -94,9 +94,9 @@ def replicated_state(program: Program) -> Iterator[Finding]:
     for argument, value in carried:
         if value.global_bytes < LEAST_BYTES:
             continue
-        split = _twin(value, carried, program)
+        split = _split_of_equal_array(value, carried, program)
         if split is None and value.bytes.at(program.sizes) >= _SHARE * total:
-            split = _as_most(value, carried, program.sizes)
+            split = _majority_split(value, carried, program.sizes)
         if split is not None:
             axes, after, twin = split
             found.setdefault((axes, twin), []).append((argument, after))
@@ -118,8 +118,8 @@ def replicated_state(program: Program) -> Iterator[Finding]:
         )
 
 
-def state_on_one_device(program: Program) -> Iterator[Finding]:
-    """State that was made on one device, though the mesh has several."""
+def state_on_one_device(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds state that was made on one device, although the mesh has several."""
     carried = {argument for argument, _ in program.state.pairs}
     places = [one for one in program.state.on_one_device if one in carried]
     if not places:
@@ -139,7 +139,7 @@ def state_on_one_device(program: Program) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Program], Iterable[Finding]], ...] = (
+RULES: tuple[Callable[[PartitionedProgram], Iterable[Finding]], ...] = (
     second_compile,
     state_changes_type,
     lost_donation,
@@ -152,7 +152,7 @@ _Found = tuple[tuple[str, ...], Split, str]
 
 
 def _finding(
-    program: Program,
+    program: PartitionedProgram,
     rule: str,
     places: list[int],
     *,
@@ -173,9 +173,11 @@ def _finding(
     )
 
 
-def _is_state(program: Program) -> bool:
-    """Whether what comes back is the next step's argument for certain: a single array that is
-    shaped like an argument may be anything."""
+def _is_state(program: PartitionedProgram) -> bool:
+    """Whether the result is surely the next step's argument.
+
+    A single array with the shape of an argument may be anything.
+    """
     pairs = program.state.pairs
     return (
         len(pairs) > 1
@@ -184,18 +186,18 @@ def _is_state(program: Program) -> bool:
     )
 
 
-def _is_there(program: Program, argument: int) -> bool:
+def _is_there(program: PartitionedProgram, argument: int) -> bool:
     value = program.graph.top.arguments[argument]
     return bool(value.shape) and value.global_bytes > 0
 
 
-def _device_bytes(program: Program, places: list[int]) -> float:
+def _device_bytes(program: PartitionedProgram, places: list[int]) -> float:
     arguments = program.graph.top.arguments
     return value_of(total_bytes(arguments[place] for place in places), program.sizes)
 
 
-def _axes_that_differ(program: Program) -> tuple[str, ...]:
-    """Mesh axes that split moved arrays before or after, and not both times in the same way."""
+def _axes_that_differ(program: PartitionedProgram) -> tuple[str, ...]:
+    """Returns mesh axes that split moved arrays before and after in different ways."""
     named: set[str] = set()
     top = program.graph.top
     for argument, result in program.state.moved:
@@ -204,8 +206,10 @@ def _axes_that_differ(program: Program) -> tuple[str, ...]:
     return tuple(axis for axis, _ in program.graph.mesh if axis in named)
 
 
-def _twin(value: Value, carried: Sequence[tuple[int, Value]], program: Program) -> _Found | None:
-    """The split of another array of the state with the same shape, where that has more axes."""
+def _split_of_equal_array(
+    value: Value, carried: Sequence[tuple[int, Value]], program: PartitionedProgram
+) -> _Found | None:
+    """Returns the sharding of another array of the state with the same shape and more axes."""
     mine = _every(value.axes)
     for argument, other in carried:
         if other.shape == value.shape and mine < _every(other.axes):
@@ -215,10 +219,10 @@ def _twin(value: Value, carried: Sequence[tuple[int, Value]], program: Program) 
     return None
 
 
-def _as_most(
+def _majority_split(
     value: Value, carried: Sequence[tuple[int, Value]], sizes: dict[str, int]
 ) -> _Found | None:
-    """A split along axes by which most bytes of the state are split, where no axis splits this."""
+    """Returns a split along the axes that split most bytes of the state, for a whole array."""
     if _every(value.axes):
         return None
     total = sum(other.global_bytes for _, other in carried)
@@ -242,5 +246,5 @@ def _every(axes: Iterable[tuple[str, ...]]) -> frozenset[str]:
 
 
 def parts(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
-    """Into how many parts the axes split."""
+    """Counts the parts into which the axes split."""
     return math.prod(sizes.get(axis, 1) for axis in axes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, Monomial
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, words, work_of
+from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, words, work_of
 from automesh.ir.graph import Operation, Value, added, times
 from automesh.ir.terms.collectives import nearby_source
 
@@ -14,14 +14,15 @@ PARTS_BELOW_TILE = "parts-below-tile"
 # The matrix units of TPUs up to v5 multiply 128 by 128, and v6e has units of 256 by 256
 # (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 LANES = 128
-# Of the multiplications of a step, the part that a product must have.
+# Least part of a step's multiplications that a reported product must have.
 _SHARE = 0.05
 
 
-def parts_below_tile(program: Program) -> Iterator[Finding]:
-    """Products with rows, columns or sums of less than a tile on a device, and of more in all.
+def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds products with less than a tile of rows, columns or sums on a device, but more in all.
 
-    The bytes are those by which the operand is filled up, and below 0 on meshes that leave enough.
+    The bytes are the padding of the operand; they are below 0 on meshes where the part is large
+    enough.
     """
     if program.platform != "tpu":
         return
@@ -44,7 +45,7 @@ def parts_below_tile(program: Program) -> Iterator[Finding]:
             yield Finding(
                 rule=PARTS_BELOW_TILE,
                 array=words(value),
-                bytes=added(*_filled_up(value, dims)),
+                bytes=added(*_padding_bytes(value, dims)),
                 axes=axes,
                 count=seen.count,
                 source=source,
@@ -53,7 +54,7 @@ def parts_below_tile(program: Program) -> Iterator[Finding]:
 
 
 def _sides(product: Operation) -> Iterator[tuple[Value, tuple[int, ...]]]:
-    """Operands with the dimensions that are rows, columns and what is summed over."""
+    """Lists operands with their row, column and summed dimensions."""
     of, (left, right) = product.attributes, product.operands[:2]
     yield left, _others(left, of["lhs_batch"], of["lhs_contracting"])
     yield right, _others(right, of["rhs_batch"], of["rhs_contracting"])
@@ -65,8 +66,8 @@ def _others(value: Value, *taken: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(d for d in range(len(value.shape)) if d not in used)
 
 
-def _filled_up(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:
-    """Bytes with these dimensions as large as a tile, less those of the part itself."""
+def _padding_bytes(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monomial]:
+    """Counts the bytes of padding up to a tile in these dimensions."""
     part = value.bytes
     whole = Monomial(coefficient=part.coefficient * LANES, powers=part.powers)
     for d in dims:

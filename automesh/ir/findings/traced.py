@@ -1,24 +1,24 @@
-"""Rules about what tracing has put into the program: constants, and layers that were unrolled."""
+"""Rules about what tracing has put into the program: constants and unrolled layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, Monomial
-from automesh.ir.findings.nouns import LEAST_BYTES, Program, Seen, words
+from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
 from automesh.ir.graph import Block, Operation
 from automesh.ir.op_kinds import PRODUCTS
 from automesh.ir.terms.collectives import nearby_source
 
 BAKED_CONSTANT = "baked-constant"
 UNROLLED_LAYERS = "unrolled-layers"
-# So often must a line's product stand in a block, before a loop would be worth its compile time.
+# How often a line's product must be in a block before a loop would save compile time.
 _LEAST_COPIES = 12
 _Kind = tuple[str, tuple[tuple[int, ...], ...], str]
 
 
-def baked_constant(program: Program, seen: Seen) -> Iterator[Finding]:
-    """An array of the script's that tracing has written into the program."""
+def baked_constant(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds arrays of the script that tracing has written into the program."""
     del program
     operation = seen.operation
     if operation.name != "constant" or operation.attributes.get("splat") is not None:
@@ -35,8 +35,8 @@ def baked_constant(program: Program, seen: Seen) -> Iterator[Finding]:
     )
 
 
-def unrolled_layers(program: Program) -> Iterator[Finding]:
-    """The product that a Python loop has put into the program most often, if that is often."""
+def unrolled_layers(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds the product that a Python loop has put into the program most often."""
     copies: dict[_Kind, list[Operation]] = {}
     for block in _blocks(program.graph.top):
         inside: dict[_Kind, list[Operation]] = {}

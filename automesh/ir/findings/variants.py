@@ -1,5 +1,7 @@
-"""In which ways a cure can be tried; and how an array is brought from one split to another, one
-mesh axis at a time (no jax)."""
+"""Lists the ways to try a cure (no jax).
+
+One of them changes the sharding of an array one mesh axis at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ _MOST_HOPS = 4
 
 
 def variants(cure: Cure) -> Iterator[Cure]:
-    """A cure in all ways that are worth a try.
+    """Lists the variants of a cure that are worth a try.
 
-    What comes back split otherwise can be returned as it was given, or be given as it comes back;
-    and several ways may lead from one split to another.
+    State that comes back with another sharding can be returned as it was given, or be given as it
+    comes back; and several sequences of moves may lead from one sharding to another.
     """
     if cure.kind != "hops":
         yield cure
@@ -31,10 +33,11 @@ def variants(cure: Cure) -> Iterator[Cure]:
 
 
 def paths(before: Split, after: Split) -> tuple[tuple[Split, ...], ...]:
-    """The shortest ways of moves that an all-to-all, a gather or a slice over one axis can do.
+    """Finds the shortest sequences of moves: each an all-to-all, gather or slice over one axis.
 
     Returns:
-      Of each way the splits in between; none if a single move does it, or too many are needed.
+      For each sequence the shardings in between; none if one move is enough, or too many are
+      needed.
 
     >>> paths((("tp",), (), ("dp",)), ((), ("dp", "tp"), ()))
     (((('tp',), ('dp',), ()),),)
@@ -59,7 +62,7 @@ def paths(before: Split, after: Split) -> tuple[tuple[Split, ...], ...]:
 
 
 def _moves(split: Split, wanted: set[str]) -> Iterator[Split]:
-    """One axis, the last of a dimension, goes to the end of another, or away; or one comes."""
+    """Lists single moves: the last axis of a dimension moves or goes, or one is added."""
     used = {axis for one in split for axis in one}
     for source, axes in enumerate(split):
         if not axes:

@@ -1,1 +1,1 @@
-"""Which buffers live at which point of a step."""
+"""Finds the buffers that live at each point of a step."""

@@ -1,10 +1,10 @@
-"""How much memory a step needs: which buffers live together at every point of it.
+"""Computes the memory of a step: which buffers live together at each of its points.
 
 The program is walked in the order of its trace, and once more with every operation as late as
-possible: compilers choose something between the two. A buffer lives from the operation that fills
-it to the last one that reads it. It is taken over by a result of the same size whose operation may
-write where it reads. Loops keep what they carry in one buffer each; what they pass on unchanged
-costs nothing.
+possible: compilers choose something in between. A buffer lives from the operation that fills it to
+the last one that reads it. A result of the same size may reuse it, if its operation may write where
+it reads. Loops keep each carried value in one buffer; values that they pass on unchanged cost
+nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.collectives import KINDS
-from automesh.cost.terms import Footprint, MemoryPoint, Monomial, Sum, value_of
+from automesh.cost.terms import Footprint, LivenessPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
-from automesh.ir.memory.order import COPY, Compiler, CpuCompiler, Order, Step
+from automesh.ir.memory.order import COPY, BufferModel, CpuBufferModel, Order, Step
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.offload import is_move, is_to_host
 
@@ -42,11 +42,11 @@ class _Buffer:
 
     Attributes:
       bytes: on one device.
-      is_writable: False for arguments that the program must leave as they are.
-      is_counted: True while it adds to what lives; never, if an outer block counts it.
-      is_taken: True once another value lies in it: of several that begin as one only the first can.
-      last: place in the block of the last operation that needs it.
-      home: the outer block's buffer that it lies in.
+      is_writable: False for arguments that the program must not change.
+      is_counted: True while it adds to the live bytes; never if an outer block counts it.
+      is_taken: True once another value has reused it; only the first of several can.
+      last: position in the block of the last operation that needs it.
+      home: the outer block's buffer that contains it.
     """
 
     bytes: Monomial
@@ -58,12 +58,12 @@ class _Buffer:
 
 
 def walk(
-    top: Block, takeovers: Mapping[int, int], compiler: Compiler, order: Order
-) -> list[MemoryPoint]:
-    """The temporaries that live at each operation of a program.
+    top: Block, takeovers: Mapping[int, int], compiler: BufferModel, order: Order
+) -> list[LivenessPoint]:
+    """Finds the temporaries that live at each operation of a program.
 
     Args:
-      takeovers: position of an output -> of the argument whose memory it takes over.
+      takeovers: position of an output -> position of the argument whose memory it reuses.
     """
     reused = {top.arguments[argument] for argument in takeovers.values()}
     seen = {
@@ -75,30 +75,30 @@ def walk(
         argument = takeovers.get(position)
         free = _Buffer(bytes=value.device_bytes)
         places[value] = free if argument is None else seen[top.arguments[argument]][0]
-    points: list[MemoryPoint] = []
+    points: list[LivenessPoint] = []
     _BlockWalk(compiler, order, top, seen, places, {}, points).run()
     return points
 
 
 class _BlockWalk:
-    """One block: its buffers and when they live.
+    """The walk through one block: its buffers and their lifetimes.
 
     Args:
       seen: buffers of the values that come from outside.
-      places: where returned values belong: buffers that an outer block counts.
-      live: bytes that live outside for as long as the block runs.
-      points: what is found goes here.
+      places: buffers of an outer block for returned values.
+      live: bytes that live outside while the block runs.
+      points: the result, filled by the walk.
     """
 
     def __init__(
         self,
-        compiler: Compiler,
+        compiler: BufferModel,
         order: Order,
         block: Block,
         seen: Mapping[Value, tuple[_Buffer, ...]],
         places: Mapping[Value, _Buffer],
         live: _Live,
-        points: list[MemoryPoint],
+        points: list[LivenessPoint],
     ) -> None:
         self._compiler, self._points = compiler, points
         self._order: Order = order
@@ -118,10 +118,10 @@ class _BlockWalk:
             if self._runs(step):
                 self._step(place, step)
 
-    # Which buffers hold which value.
+    # The buffers of each value.
 
     def _bind(self, step: Step) -> None:
-        """Notes what holds the results of a step, and which of these have a buffer of their own."""
+        """Assigns buffers to the results of a step."""
         is_view = step.name in VIEWS
         for number, result in enumerate(step.results):
             start = step.operands[number : number + 1]
@@ -129,7 +129,8 @@ class _BlockWalk:
                 self._buffers[result] = self._read(start)
             elif self._is_stored(step, result):
                 buffer = _Buffer(
-                    bytes=self._size(step, result), is_writable=not _is_fetched(step.operation)
+                    bytes=self._size(step, result),
+                    is_writable=not _is_copied_from_host(step.operation),
                 )
                 self._buffers[result] = (buffer,)
                 self._own.setdefault(step, []).append((result, buffer))
@@ -146,7 +147,7 @@ class _BlockWalk:
         return result in self._compiler.stored or result in self._places or bool(step.bodies)
 
     def _runs(self, step: Step) -> bool:
-        """False if it is computed where its result is read."""
+        """Whether the step runs by itself; False if it is computed where its result is read."""
         return step in self._own or bool(step.bodies)
 
     def _read(self, values: Sequence[Value]) -> tuple[_Buffer, ...]:
@@ -157,7 +158,7 @@ class _BlockWalk:
             found.update(dict.fromkeys(self._buffers.get(value, ())))
         return tuple(found)
 
-    # When they are needed for the last time.
+    # The last use of each buffer.
 
     def _find_last_uses(self) -> None:
         for place, step in enumerate(self._steps):
@@ -173,7 +174,7 @@ class _BlockWalk:
         values.extend(value for value in used_in(step.bodies) if value in self._buffers)
         return self._read(values)
 
-    # What lives while they run.
+    # The bytes that live while steps run.
 
     def _step(self, place: int, step: Step) -> None:
         if step.name == "while":
@@ -188,7 +189,7 @@ class _BlockWalk:
             self._drop(buffer)
 
     def _settle(self, place: int, step: Step, result: Value, buffer: _Buffer) -> None:
-        """Finds memory for a result: where it belongs, over an operand that dies, or new."""
+        """Finds memory for a result: its assigned place, a dying operand's, or new memory."""
         dying = [one for one in self._overwritten(step) if one.last == place]
         home = self._places.get(result)
         if home is not None and (
@@ -235,7 +236,7 @@ class _BlockWalk:
             for powers, coefficient in sorted(self._live.items())
             if coefficient > 0
         )
-        self._points.append(MemoryPoint(bytes=total, source=step.operation.source))
+        self._points.append(LivenessPoint(bytes=total, source=step.operation.source))
 
     # Loops and branches.
 
@@ -246,19 +247,19 @@ class _BlockWalk:
         for number, (start, argument) in enumerate(zip(loop.operands, body.arguments)):
             result = loop.results[number]
             if loop.passes_on(number):
-                seen[argument] = tuple(_external(b, False) for b in self._read([start]))
+                seen[argument] = tuple(_outer_buffer(b, False) for b in self._read([start]))
                 continue
             carried = self._buffers[result][0]
-            self._begin(place, start, result, carried)
-            inside = _external(carried, True)
+            self._bind_initial_value(place, start, result, carried)
+            inside = _outer_buffer(carried, True)
             seen[argument] = (inside,)
             places.setdefault(body.returned[number], inside)
         self._point(loop)
-        self._forget_starts(place, loop)
+        self._drop_initial_values(place, loop)
         self._inside(body, seen, places)
 
-    def _forget_starts(self, place: int, loop: Step) -> None:
-        """Drops what was only needed to begin with: it is copied into the carries by now."""
+    def _drop_initial_values(self, place: int, loop: Step) -> None:
+        """Drops the initial values of carries, which are copied into the carries by now."""
         (body,) = loop.bodies
         lasting = [value for number, value in enumerate(loop.operands) if loop.passes_on(number)]
         lasting.extend(value for value in used_in([body]) if value in self._buffers)
@@ -274,8 +275,10 @@ class _BlockWalk:
             if buffer not in kept:
                 self._drop(buffer)
 
-    def _begin(self, place: int, start: Value, result: Value, carried: _Buffer) -> None:
-        """Puts the first value of a carry where the loop keeps it."""
+    def _bind_initial_value(
+        self, place: int, start: Value, result: Value, carried: _Buffer
+    ) -> None:
+        """Puts the first value of a carry into the loop's buffer."""
         before = self._read([start])
         ends = len(before) == 1 and before[0].last == place and before[0].is_writable
         if ends and not before[0].is_taken and before[0].bytes == carried.bytes:
@@ -292,11 +295,11 @@ class _BlockWalk:
         for result in case.results:
             buffer = self._buffers[result][0]
             self._settle(place, case, result, buffer)
-            places.append(_external(buffer, True))
+            places.append(_outer_buffer(buffer, True))
         for body in case.bodies:
             inputs = case.operands[len(case.operands) - len(body.arguments) :]
             seen = {
-                argument: tuple(_external(b, False) for b in self._read([value]))
+                argument: tuple(_outer_buffer(b, False) for b in self._read([value]))
                 for argument, value in zip(body.arguments, inputs)
             }
             self._point(case)
@@ -310,74 +313,79 @@ class _BlockWalk:
     ) -> None:
         for value in used_in([body]):
             if value in self._buffers:
-                seen[value] = tuple(_external(b, False) for b in self._buffers[value])
+                seen[value] = tuple(_outer_buffer(b, False) for b in self._buffers[value])
         _BlockWalk(self._compiler, self._order, body, seen, places, self._live, self._points).run()
 
 
-def _is_fetched(operation: Operation) -> bool:
-    """Whether an operation copies a value from the host: what a device computes from such a copy is
-    written beside it (programs of libtpu 0.0.52)."""
+def _is_copied_from_host(operation: Operation) -> bool:
+    """Whether an operation copies a value from the host.
+
+    A result that is computed from such a copy does not reuse its memory (programs of libtpu
+    0.0.52).
+    """
     return is_move(operation) and not is_to_host(operation) and operation.operands[0].on_host
 
 
-def _external(buffer: _Buffer, is_writable: bool) -> _Buffer:
-    """A buffer as an inner block sees it."""
+def _outer_buffer(buffer: _Buffer, is_writable: bool) -> _Buffer:
+    """Makes the view of a buffer for an inner block."""
     return _Buffer(bytes=buffer.bytes, is_writable=is_writable)
 
 
-# Which points of a program can be the peak on some mesh.
+# Finds the points of a program that can be the peak on some mesh.
 
 Powers = tuple[tuple[str, int], ...]
 _ROUNDING_BYTES = 0.5
-_FEW = 16  # points that are compared as fast one by one
+_FEW = 16  # up to so many points are compared one by one, which is as fast
 
 
-def undominated(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
-    """Leaves out every point that another one reaches on every mesh, whatever its sizes."""
+def undominated(points: Sequence[LivenessPoint]) -> tuple[LivenessPoint, ...]:
+    """Removes every point that another one reaches (is at least as large) on every mesh."""
     distinct = {point.bytes: point for point in points if point.bytes}
     powers = sorted({one.powers for total in distinct for one in total})
     small = {axis: 2 for one in powers for axis, _ in one}
-    kept = _Kept(powers)
-    # Who reaches another everywhere does so on the mesh of twos as well.
+    kept = _Reachability(powers)
+    # A point that reaches another on all meshes also does on the mesh with all sizes 2.
     for point in sorted(distinct.values(), key=lambda p: -value_of(p.bytes, small)):
         if not any(_reaches(other.bytes, point.bytes) for other in kept.candidates(point)):
             kept.points.append(point)
     return tuple(kept.points)
 
 
-class _Kept:
-    """Points that none reaches, and what says quickly of most that they do not reach another one.
+class _Reachability:
+    """Points that no other one reaches, with an index that quickly excludes most comparisons.
 
-    `_reaches` lets terms cover only terms that grow no faster. So, for any powers, the terms
-    that grow at least as fast as these must be worth as much in the larger sum as in the smaller.
+    `_reaches` lets terms cover only terms that grow no faster. So, for any powers, the coefficients
+    of the terms that grow at least as fast must sum to as much in the larger sum as in the smaller.
 
     Args:
       powers: of all terms of all points.
     """
 
     def __init__(self, powers: Sequence[Powers]) -> None:
-        self.points: list[MemoryPoint] = []
+        self.points: list[LivenessPoint] = []
         self._columns = {one: number for number, one in enumerate(powers)}
         self._grow: NDArray[np.float64] | None = None
         self._rows = np.empty((_FEW, len(powers)))
         self._filled = 0
 
-    def candidates(self, point: MemoryPoint) -> Sequence[MemoryPoint]:
-        """All kept points that may reach this one."""
+    def candidates(self, point: LivenessPoint) -> Sequence[LivenessPoint]:
+        """Returns all kept points that may reach this one."""
         if len(self.points) <= _FEW:
             return self.points
         for kept in self.points[self._filled :]:
             if self._filled == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-            self._rows[self._filled] = self._worth(kept.bytes)
+            self._rows[self._filled] = self._coefficients_above(kept.bytes)
             self._filled += 1
-        # Every term may lack a rounding.
-        least = self._worth(point.bytes) * (1 - 1e-9) - _ROUNDING_BYTES * (len(point.bytes) + 1)
+        # Every term may have a rounding error.
+        least = self._coefficients_above(point.bytes) * (1 - 1e-9) - _ROUNDING_BYTES * (
+            len(point.bytes) + 1
+        )
         above = (self._rows[: self._filled] >= least).all(axis=1)
         return [self.points[number] for number in np.flatnonzero(above)]
 
-    def _worth(self, total: Sum) -> NDArray[np.float64]:
-        """For each powers, the coefficients of the terms that grow at least as fast."""
+    def _coefficients_above(self, total: Sum) -> NDArray[np.float64]:
+        """Sums, per product of powers, the coefficients of terms that grow as fast or faster."""
         if self._grow is None:
             columns = list(self._columns)
             self._grow = np.array(
@@ -390,7 +398,7 @@ class _Kept:
 
 
 def _reaches(larger: Sum, smaller: Sum) -> bool:
-    """True only if `larger` is at least `smaller` for all sizes from 1 on.
+    """Whether `larger` is provably at least `smaller` for all sizes from 1 on.
 
     Every term of `smaller` is covered by terms of `larger` that grow at least as fast with every
     axis; those that fit most closely first.
@@ -425,18 +433,18 @@ def _total(powers: Powers) -> int:
 
 
 def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> Footprint:
-    """What the program keeps in memory at each of its points.
+    """Finds what the program keeps in memory at each of its points.
 
     Args:
       graph: after the rewrites of the platform's compiler.
       stored: values that get a buffer of their own; all others are computed where they are read.
       platform: cpu, gpu, tpu or none.
     """
-    if platform == "cpu":  # Both memories are one.
+    if platform == "cpu":  # On CPUs both are the same memory.
         graph = replace(graph, host=(), host_outputs=())
     takeovers = _takeovers(graph)
-    compiler = CpuCompiler(stored) if platform == "cpu" else Compiler(stored)
-    points: list[MemoryPoint] = []
+    compiler = CpuBufferModel(stored) if platform == "cpu" else BufferModel(stored)
+    points: list[LivenessPoint] = []
     for order in compiler.orders:
         points.extend(walk(graph.top, takeovers, compiler, order))
     on_device = [a for n, a in enumerate(graph.top.arguments) if n not in graph.host]
@@ -456,15 +464,15 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
     )
 
 
-def _packed(point: MemoryPoint, packing: float) -> MemoryPoint:
+def _packed(point: LivenessPoint, packing: float) -> LivenessPoint:
     total = tuple(
         Monomial(coefficient=packing * one.coefficient, powers=one.powers) for one in point.bytes
     )
-    return MemoryPoint(bytes=total, source=point.source)
+    return LivenessPoint(bytes=total, source=point.source)
 
 
 def _takeovers(graph: Graph) -> dict[int, int]:
-    """Output -> the argument whose memory it takes over.
+    """Maps each output to the argument whose memory it reuses.
 
     A donated argument goes to the first output of its shape, type and sharding, as jax pairs them.
     """

@@ -1,4 +1,4 @@
-"""In which order a block's operations run, and what each platform's compiler adds to them."""
+"""Orders a block's operations, and adds the copies of each platform's compiler."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from automesh.ir.op_kinds import VIEWS
 Order = Literal["trace", "late", "early"]
 _NARROW = frozenset(("bf16", "f16"))
 _ARITHMETIC = frozenset(("add", "divide", "exponential", "multiply", "subtract"))
-# Name of a step that no operation of the program stands for.
+# Name of a step that is no operation of the program.
 COPY = "compiler's copy"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Step:
-    """One thing that runs: an operation, or a copy that a compiler makes for it.
+    """One step of the execution: an operation, or a copy that a compiler makes for it.
 
     Attributes:
       name: of the operation, or `COPY`.
-      operation: that it belongs to.
+      operation: the operation that it belongs to.
     """
 
     name: str
@@ -42,13 +42,14 @@ class Step:
         return bool(self.bodies) and is_passed_on(self.operation, number)
 
 
-class Compiler:
-    """A compiler that stores what it is told to store, as it is.
+class BufferModel:
+    """How a compiler uses buffers: this one stores exactly the given values, without copies.
 
     Attributes:
       stored: values that get a buffer of their own; all others are computed where they are read.
-      orders: in which a program may run: what needs most memory in either counts.
-      packing: memory taken for temporaries, as a multiple of what lives together at the peak.
+      orders: possible execution orders; the one that needs most memory counts.
+      packing: memory allocated for temporaries, as a multiple of the bytes that live together at
+        the peak.
     """
 
     orders: tuple[Order, ...] = ("trace", "late")
@@ -62,7 +63,7 @@ class Compiler:
         return value.bytes
 
     def steps(self, block: Block, order: Order) -> list[Step]:
-        """What runs in a block, in this order."""
+        """Lists the steps of a block, in execution order."""
         steps = self._added(block)
         if order == "trace":
             return steps
@@ -85,7 +86,7 @@ def as_step(operation: Operation) -> Step:
 
 
 def late(steps: Sequence[Step]) -> list[Step]:
-    """Every step just before the first one that needs it, otherwise in the given order."""
+    """Orders every step just before the first one that needs it, otherwise as given."""
     users = _users(steps)
     due: dict[Step, float] = {}
     for step in reversed(steps):
@@ -95,9 +96,9 @@ def late(steps: Sequence[Step]) -> list[Step]:
 
 
 def early(steps: Sequence[Step], is_virtual: Callable[[Step], bool]) -> list[Step]:
-    """First come, first served: a step queues once all that it needs has run.
+    """Orders steps first come, first served: a step queues once all that it needs has run.
 
-    Those that are computed where they are read do not queue.
+    Steps that are computed where they are read do not queue.
     """
     users = _users(steps)
     missing = dict.fromkeys(steps, 0)
@@ -119,7 +120,7 @@ def early(steps: Sequence[Step], is_virtual: Callable[[Step], bool]) -> list[Ste
 
 
 def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:
-    """Of every step, those that need one of its results, in order."""
+    """Lists, for every step, those that need one of its results, in order."""
     maker = {result: step for step in steps for result in step.results}
     users: dict[Step, list[Step]] = {step: [] for step in steps}
     for step in steps:
@@ -129,22 +130,22 @@ def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:
     return users
 
 
-# What XLA's CPU compiler does with buffers, as its buffer assignments and live ranges show it.
+# How XLA's CPU compiler uses buffers, as its buffer assignments and live ranges show.
 
 
-class CpuCompiler(Compiler):
-    """Runs what is ready first, and copies what its kernels want otherwise.
+class CpuBufferModel(BufferModel):
+    """The buffers of XLA's CPU compiler, which runs ready steps first and copies operands.
 
-    Matrix multiplications want both operands in memory with batch dimensions first and the
+    Matrix multiplications need both operands in memory with batch dimensions first and the
     contracted ones next to each other; 16-bit operands are taken as they are only if the result is
     wider, and are widened otherwise. A 16-bit array that a loop only reads slice by slice is
     widened as a whole in front of it. Results of arithmetic that several operations read are
-    stored: not every reader can take them in.
+    stored, as not every reader can fuse them.
     """
 
     orders: tuple[Order, ...] = ("early",)
-    # Temporaries against what lives together at the peak: 1.05 to 1.27 in six buffer assignments
-    # of the examples (jaxlib 0.10.2).
+    # Allocated temporaries divided by the bytes that live together at the peak: 1.05 to 1.27 in six
+    # buffer assignments of the examples (jaxlib 0.10.2).
     packing = 1.1
 
     def _added(self, block: Block) -> list[Step]:
@@ -156,18 +157,18 @@ class CpuCompiler(Compiler):
             step = as_step(operation)
             if operation.name == "dot_general":
                 step.operands = [
-                    self._wanted(operation, side, value, copies, steps)
+                    self._prepared_operand(operation, side, value, copies, steps)
                     for side, value in zip(("lhs", "rhs"), operation.operands)
                 ]
             elif operation.name == "while":
                 step.operands = [
-                    self._copied(value, operation, steps) if _is_widened(operation, n) else value
+                    self._add_copy(value, operation, steps) if _is_widened(operation, n) else value
                     for n, value in enumerate(operation.operands)
                 ]
             steps.append(step)
         return steps
 
-    def _wanted(
+    def _prepared_operand(
         self,
         dot: Operation,
         side: str,
@@ -175,19 +176,19 @@ class CpuCompiler(Compiler):
         copies: dict[object, Value],
         steps: list[Step],
     ) -> Value:
-        """The operand of a multiplication as it wants it: what is there, or a copy."""
+        """Returns an operand in the form that a multiplication needs: itself, or a copy."""
         is_narrow = _takes_narrow(dot)
-        source, order = self._source(value, _wanted_order(dot, side, len(value.shape)))
+        source, order = self._stored_value(value, _wanted_order(dot, side, len(value.shape)))
         fits = source.dtype not in _NARROW or is_narrow
         if self._is_in_memory(source) and fits and order == tuple(sorted(order)):
             return source
         key = (source, order, is_narrow)
         if key not in copies:
-            copies[key] = self._copied(source, dot, steps, keep=is_narrow)
+            copies[key] = self._add_copy(source, dot, steps, keep=is_narrow)
         return copies[key]
 
-    def _source(self, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-        """Where a value lies that is only seen in another type or order of dimensions."""
+    def _stored_value(self, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
+        """Returns the stored value behind changes of type or order of dimensions."""
         while value not in self.stored and value.producer is not None:
             producer = value.producer
             if producer.name == "transpose":
@@ -204,7 +205,7 @@ class CpuCompiler(Compiler):
             value = value.producer.operands[value.producer.results.index(value)]
         return True
 
-    def _copied(
+    def _add_copy(
         self, value: Value, operation: Operation, steps: list[Step], *, keep: bool = False
     ) -> Value:
         """Adds a step that copies a value, widened unless its type is to be kept."""
@@ -229,7 +230,7 @@ def _read_often(block: Block) -> Iterator[Value]:
 
 
 def _cut_from_gathers(block: Block) -> Iterator[Value]:
-    """What each device keeps of arrays that are gathered for nothing else: it is cut at once."""
+    """Finds the parts that each device keeps of gathered arrays that are not used otherwise."""
     for operation in block.operations:
         if operation.name == "all_slice":
             whole = operation.operands[0]
@@ -254,7 +255,7 @@ def _takes_narrow(dot: Operation) -> bool:
 
 
 def _wanted_order(dot: Operation, side: str, rank: int) -> tuple[int, ...]:
-    """Dimensions of an operand as the CPU's matrix multiplication reads them, major first."""
+    """Orders an operand's dimensions as the CPU's matrix multiplication reads them."""
     batch = tuple(dot.attributes[f"{side}_batch"])
     contracting = tuple(dot.attributes[f"{side}_contracting"])
     free = tuple(d for d in range(rank) if d not in batch + contracting)

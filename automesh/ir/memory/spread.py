@@ -1,8 +1,8 @@
-"""How far the memory of an estimate may be off, by what stands in the program (no jax).
+"""Bounds the error of an estimate's memory, by the operations in the program (no jax).
 
 The ends are set by hand, after earlier comparisons of estimates with compiled programs
-(docs/accuracy.md); how many programs lie between them has not been measured. What the estimate has
-no model of has no upper end.
+(docs/accuracy.md); the share of programs between them has not been measured. Operations that the
+estimate does not model have no upper end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from automesh.ir.graph import Block, Graph, Operation
 from automesh.ir.passes.windowed import WINDOWED
 
 Spread = tuple[float, float]
-"""Least and most, as parts of the estimate; a most of 0: nobody knows."""
+"""Least and most memory, as factors of the estimate; a most of 0: unknown."""
 
 _USUAL: Mapping[str, Spread] = {
     "cpu": (1 / 1.5, 1.3),
@@ -21,19 +21,19 @@ _USUAL: Mapping[str, Spread] = {
     "tpu": (1 / 1.5, 1.75),
     "none": (1 / 1.5, 1.5),
 }
-# Their operands are counted whole where compilers keep parts: 2.9 times too much at worst.
+# Their operands are counted whole, but compilers keep parts: 2.9 times too much at worst.
 _TOO_MUCH = frozenset(("ragged_dot", "sort"))
 _LEAST_OF_THESE = 1 / 3
-# Rings keep one part of what is gathered.
+# Rings only keep one part of the gathered array.
 _LEAST_OF_RINGS = 1 / 2
-# What their libraries take beside operands and results is not known: an FFT 2 to 15 times as much.
+# The scratch memory of their libraries is unknown: for an FFT 2 to 15 times the operands.
 _UNKNOWN = frozenset(("fft", "cholesky", "triangular_solve"))
 # A TPU pads the minor dimensions of an array to whole tiles: images of few channels grow.
 _FEW_CHANNELS = 8
 
 
 def spread_of(graph: Graph, platform: str, *, has_unknown: bool = False) -> Spread:
-    """What the compiler needs at least and at most, as parts of an estimate.
+    """Returns the least and the most that the compiler may need, as factors of an estimate.
 
     Args:
       has_unknown: True if the program has a custom call that states no cost.

@@ -1,4 +1,4 @@
-"""Rewrites of collectives; `rewriting.RULES` says who does them."""
+"""Rewrites of collectives; `RULES` in `ir.passes.run` says which compiler does each."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _BY_DIM = "per_dimension"
 def reduce_first_what_is_sliced(graph: Graph) -> None:
     """all_slice(all_reduce(product)) -> all_reduce(all_slice(all_reduce(product))).
 
-    If the product's own result is split over a part of what is reduced, that part is reduced first,
-    and the rest after the slice.
+    If the product's own result is split over some of the reduced axes, these are reduced first, and
+    the others after the slice.
     """
     returned = returned_values(graph)
     sizes = dict(graph.mesh)
@@ -81,7 +81,7 @@ def reduce_first_what_is_sliced(graph: Graph) -> None:
             first = sliced.attributes["axes"]
             rest = tuple(axis for axis in operation.attributes["axes"] if axis not in first)
             if first and rest and set(first) <= _split_of_result(operation.operands[0].producer):
-                changed |= _reduced_around(operation, sliced, rest, sizes)
+                changed |= _reduce_before_and_after(operation, sliced, rest, sizes)
         block.operations = [
             new for operation in block.operations for new in changed.get(operation, [operation])
         ]
@@ -93,13 +93,13 @@ def _split_of_result(product: Operation | None) -> set[str]:
     return set(declared[2] or ()) if declared else set()
 
 
-def _reduced_around(
+def _reduce_before_and_after(
     reduction: Operation,
     sliced: Operation,
     rest: tuple[str, ...],
     sizes: dict[str, int],
 ) -> dict[Operation, list[Operation]]:
-    """What takes the places of a reduction and of the slice behind it."""
+    """Makes the operations that replace a reduction and the slice behind it."""
     whole, end = reduction.results[0], sliced.results[0]
     first = _over(
         reduction, sliced.attributes["axes"], sizes, operands=reduction.operands, results=[]
@@ -114,7 +114,7 @@ def _reduced_around(
 
 
 def reduce_by_dimension(graph: Graph) -> None:
-    """all_reduce over axes that split different dimensions -> one all_reduce for each of these."""
+    """Splits an all_reduce over axes of different dimensions into one for each dimension."""
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for place, operation in reversed(list(enumerate(block.operations))):
@@ -137,7 +137,7 @@ def reduce_by_dimension(graph: Graph) -> None:
 
 
 def _by_dimension(reduction: Operation) -> list[tuple[str, ...]]:
-    """The axes of a reduction, apart where the operation before it reduces different dimensions."""
+    """Groups the axes of a reduction by the dimension that the operation before it reduces."""
     axes: tuple[str, ...] = reduction.attributes["axes"]
     producer = reduction.operands[0].producer
     for operand in producer.operands if producer else ():
@@ -253,7 +253,7 @@ def _summands(
 def scatter_reductions(graph: Graph) -> None:
     """all_slice(all_reduce(x)) -> reduce_scatter(x), and an all_reduce over what is left.
 
-    Transpositions and conversions in between then work on the part of one device.
+    Transposes and conversions in between then work on the part of one device.
     """
     returned = returned_values(graph)
     sizes = dict(graph.mesh)
@@ -273,7 +273,7 @@ def scatter_reductions(graph: Graph) -> None:
 
 
 def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation]:
-    """What stands between a reduction and the slice that alone needs it, the slice included."""
+    """Lists the operations from a reduction to the slice that alone needs it, with the slice."""
     path: list[Operation] = []
     value = reduction.results[0]
     while (user := only_user(value, returned)) is not None:
@@ -370,7 +370,7 @@ def _hoist_gathers(graph: Graph, block: Block, loop: Operation, number: int) -> 
 
 
 def nearby(operation: Operation) -> str:
-    """The line of an operation, or of the first one that reads its results."""
+    """Returns the source line of an operation, or of the first one that reads its results."""
     users = (user.source for result in operation.results for user in result.users)
     return operation.source or next(filter(None, users), "")
 
@@ -420,7 +420,7 @@ def _hoist(
 
 
 def _converted_slices(argument: Value) -> list[list[Operation]]:
-    """From each slice of a loop's array to the conversion behind it; empty if not all have one."""
+    """Maps each slice of a loop's array to the conversion behind it; empty if any has none."""
     paths: list[list[Operation]] = []
     for user in argument.users:
         path = [user]

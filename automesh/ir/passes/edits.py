@@ -1,4 +1,4 @@
-"""Small changes of a `Graph`: what every rewrite is made of."""
+"""Small changes of a `Graph`, of which all rewrites consist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from automesh.ir.graph import Block, Graph, Operation, Value
 
 
 def blocks(graph: Graph) -> Iterator[Block]:
-    """All blocks, outer ones first."""
+    """Lists all blocks, outer ones first."""
     yield from _within(graph.top)
 
 
@@ -20,12 +20,12 @@ def _within(block: Block) -> Iterator[Block]:
 
 
 def returned_values(graph: Graph) -> set[Value]:
-    """Values that some block returns."""
+    """Collects the values that some block returns."""
     return {value for block in blocks(graph) for value in block.returned}
 
 
 def only_user(value: Value, returned: set[Value]) -> Operation | None:
-    """The operation that alone reads a value; None if there are more, or a block returns it."""
+    """Returns the only operation that reads a value; None if several do, or a block returns it."""
     return value.users[0] if len(value.users) == 1 and value not in returned else None
 
 
@@ -39,7 +39,7 @@ def set_operands(operation: Operation, operands: Iterable[Value]) -> None:
 
 
 def take_result(operation: Operation, value: Value) -> None:
-    """Lets an operation produce an existing value as its only result."""
+    """Makes an existing value the only result of an operation."""
     operation.results = [value]
     value.producer = operation
 
@@ -47,7 +47,7 @@ def take_result(operation: Operation, value: Value) -> None:
 def like(
     value: Value, *, dtype: str | None = None, axes: tuple[tuple[str, ...], ...] | None = None
 ) -> Value:
-    """A new value that differs in what is given."""
+    """Copies a value, with some attributes changed."""
     return Value(
         shape=value.shape,
         dtype=dtype or value.dtype,
@@ -59,25 +59,25 @@ def like(
 
 
 def replace_value(graph: Graph, old: Value, new: Value) -> None:
-    """Lets everything read `new` instead of `old`."""
+    """Makes all operations and blocks read `new` instead of `old`."""
     replace_operands(old, new)
     replace_returned(graph, {old: new})
 
 
 def replace_operands(old: Value, new: Value) -> None:
-    """Lets all operations read `new` instead of `old`; blocks that return `old` still do."""
+    """Makes all operations read `new` instead of `old`; blocks that return `old` still do."""
     for user in set(old.users):
         set_operands(user, [new if operand is old else operand for operand in user.operands])
 
 
 def replace_returned(graph: Graph, replaced: Mapping[Value, Value]) -> None:
-    """Lets all blocks return the new values instead of the old ones."""
+    """Makes all blocks return the new values instead of the old ones."""
     for block in blocks(graph):
         block.returned = [replaced.get(one, one) for one in block.returned]
 
 
 def drop(block: Block, gone: set[Operation]) -> None:
-    """Takes operations out of a block; nothing may read their results any more."""
+    """Removes operations from a block; nothing may read their results any more."""
     for operation in gone:
         set_operands(operation, ())
     block.operations = [one for one in block.operations if one not in gone]

@@ -55,7 +55,7 @@ def exchange_halos(graph: Graph) -> None:
 
 
 def _split_along(convolution: Operation) -> Iterator[tuple[int, WindowDimension]]:
-    """Dimensions of the image that are split together with the result, or with the kernel."""
+    """Finds dimensions of the image that are split together with the result, or with the kernel."""
     image, kernel = convolution.operands[:2]
     result, found = convolution.results[0], convolution.attributes
     spatial = zip(found["lhs_spatial"], found["rhs_spatial"], found["out_spatial"], strict=True)

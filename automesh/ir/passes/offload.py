@@ -1,8 +1,7 @@
-"""Values that lie in host memory: what the program has moved there, and what it copies that into.
+"""Marks values in host memory: those that the program moves there, and copies of them.
 
-A program moves one value at a time (`annotate_device_placement`); where the moved values are
-gathered in one array, as the saved activations of a loop over layers are, that array lies on the
-host as a whole.
+A program moves one value at a time (`annotate_device_placement`). If the moved values are collected
+in one array, such as the saved activations of a loop over layers, the whole array is on the host.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ _HOST = "host"
 
 
 def is_move(operation: Operation) -> bool:
-    """Whether an operation only says in which memory its result lies."""
+    """Whether an operation only states the memory of its result."""
     return operation.name == "custom_call" and bool(operation.attributes.get("placement"))
 
 
 def is_to_host(move: Operation) -> bool:
-    """Of `is_move`: True towards the host, False towards the device."""
+    """Whether a move (see `is_move`) goes to the host, not to the device."""
     return _HOST in move.attributes["placement"]
 
 
 def computes_on_host(operation: Operation) -> bool:
-    """Whether an operation works on values in host memory, which then the host has to do."""
+    """Whether an operation works on values in host memory, so that the host must do it."""
     if operation.bodies or operation.name in _PASSING or is_move(operation) or _is_view(operation):
         return False
     return any(operand.on_host and not operand.is_constant for operand in operation.operands)
@@ -38,7 +37,7 @@ _PASSING = SLICES | {"dynamic_update_slice"}
 
 
 def _is_view(operation: Operation) -> bool:
-    """Whether results are operands seen in another way; of broadcasts those that add nothing."""
+    """Whether results are views of operands; for broadcasts, those that repeat nothing."""
     operands, results = operation.operands, operation.results
     if operation.name == "broadcast_in_dim":
         return math.prod(operands[0].shape) == math.prod(results[0].shape)
@@ -46,7 +45,7 @@ def _is_view(operation: Operation) -> bool:
 
 
 def drop_moves(graph: Graph) -> None:
-    """Takes out moves between memories that are one."""
+    """Removes moves between two names of the same memory."""
     for block in blocks(graph):
         for move in [one for one in block.operations if is_move(one)]:
             replace_value(graph, move.results[0], move.operands[0])
@@ -54,7 +53,7 @@ def drop_moves(graph: Graph) -> None:
 
 
 def mark_host_values(graph: Graph) -> None:
-    """Sets `Value.on_host` where a value lies in host memory."""
+    """Sets `Value.on_host` for values in host memory."""
     _Marker(graph).run()
 
 
@@ -119,13 +118,13 @@ class _Marker:
             self._mark_start(loop.operands[number])
 
     def _mark_start(self, value: Value) -> None:
-        """The array that values are copied into: made for this, or carried by a loop."""
+        """Marks the array that values are copied into: made for this, or carried by a loop."""
         producer = value.producer
         if producer is None:
             if value in self._carried:
                 self._mark(value)
         elif value.is_constant:
-            value.on_host = True  # It is made wherever it is used, elsewhere in device memory.
+            value.on_host = True  # Other uses make it again in device memory.
         elif producer.name in ("while", "dynamic_update_slice"):
             self._mark(value)
         elif _is_view(producer):

@@ -1,8 +1,8 @@
-"""Rewrites that make the program what the partitioner and a platform's compiler make of it.
+"""Rewrites the program as the partitioner and a platform's compiler would.
 
-Shardy says which values are split how and where that changes; what then runs is decided by XLA's
-partitioner and by the passes of each backend. `RULES` lists what is followed here, for whom, and
-how it is known. Platform `none` is the module as XLA's partitioner leaves it.
+Shardy decides how values are split, and where that changes; XLA's partitioner and the passes of
+each backend decide what then runs. `RULES` lists the rewrites, their platforms, and how they are
+known. Platform `none` is the module as XLA's partitioner leaves it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ALL = frozenset(("none", "cpu", "gpu", "tpu"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rewrite:
     """One rewrite.
 
     Attributes:
       apply: changes a graph in place.
-      platforms: for which it is done.
-      source: where the platforms' compilers do it, or where it was seen.
+      platforms: platforms whose compilers do it.
+      source: where these compilers do it, or where it was observed.
     """
 
     apply: Callable[[Graph], None]
@@ -47,117 +47,117 @@ class Rule:
 
 
 # In this order.
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[Rewrite, ...] = (
+    Rewrite(
         apply=simplify_loops,
         platforms=ALL,
         source="WhileLoopSimplifier: loops of no trips, and what loops carry for nobody",
     ),
-    Rule(
+    Rewrite(
         apply=drop_collectives_of_constants,
         platforms=ALL,
         source="the partitioner makes each device's part of a constant where it is used",
     ),
-    Rule(
+    Rewrite(
         apply=separate_reductions_from_slices,
         platforms=ALL,
         source="Shardy's canonicalization fuses all-reduce and slice; XLA's partitioner does not, "
         "and each backend has a rule of its own",
     ),
-    Rule(
+    Rewrite(
         apply=reduce_first_what_is_sliced,
         platforms=ALL,
         source="PartitionDotGroupOnContractingImpl in spmd/dot_handler.cc, so that the first one "
         "can become a reduce-scatter",
     ),
-    Rule(
+    Rewrite(
         apply=share_equal,
         platforms=ALL,
         source="HloCSE, run by the partitioner on what it made",
     ),
-    Rule(
+    Rewrite(
         apply=exchange_halos,
         platforms=ALL,
         source="PartitionConvolution in spmd/convolution_handler.cc",
     ),
-    Rule(
+    Rewrite(
         apply=gather_windows,
         platforms=frozenset(("none", "cpu")),
         source="HandleReduceWindow in spmd/spmd_partitioner.cc; the TPU's compiler makes windows "
         "over all rows a tree of small ones first (libtpu 0.0.52); for GPUs jax lowers running "
         "sums otherwise",
     ),
-    Rule(
+    Rewrite(
         apply=gather_top_k,
         platforms=frozenset(("none", "cpu")),
         source="the call that the CPU compiler makes of a top-k has no rule of its own: programs "
         "of jaxlib 0.12 gather its operand; for TPUs it stays a sort, which is split",
     ),
-    Rule(
+    Rewrite(
         apply=exchange_rows,
         platforms=ALL,
         source="HandleSlice, HandleReduceWindow and HandleReverse in spmd/spmd_partitioner.cc, "
         "whose windows come from ExchangeHaloAndGetValidData; rolls are rotated there",
     ),
-    Rule(
+    Rewrite(
         apply=reduce_by_dimension,
         platforms=frozenset(("none", "cpu")),
         source="AllReduceAlongShardingDims in spmd_partitioner_util.cc makes one all-reduce for "
         "each reduced dimension; the GPU's AllReduceFolder makes one again, and the TPU has one",
     ),
-    Rule(
+    Rewrite(
         apply=mark_windowed,
         platforms=frozenset(("tpu",)),
         source="spmd/dot_handler.cc with the TPU's threshold; seen in programs of libtpu 0.0.42",
     ),
-    Rule(
+    Rewrite(
         apply=gather_what_is_narrow,
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: CollectiveQuantizer (xla/service/gpu/transforms); TPU: all gathers of weights "
         "that are converted afterwards move bf16 in programs of libtpu 0.0.42",
     ),
-    Rule(
+    Rewrite(
         apply=hoist_conversions,
         platforms=frozenset(("tpu",)),
         source="converted copies of the stacked weights in programs of libtpu 0.0.42; not through "
         "optimization barriers",
     ),
-    Rule(
+    Rewrite(
         apply=hoist_gathers,
         platforms=frozenset(("cpu",)),
         source="WhileLoopInvariantCodeMotion: in programs of jaxlib 0.12 what a loop gathers again "
         "and again stands in front of it; TPU compilers leave it inside",
     ),
-    Rule(
+    Rewrite(
         apply=sink_reductions,
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: WhileLoopAllReduceCodeMotion (gpu_compiler.cc); TPU: gradients that a loop "
         "adds up as they are have one all-reduce behind it in programs of libtpu 0.0.52, those "
         "that it divides first, or that an inner loop makes one by one, one in every iteration",
     ),
-    Rule(
+    Rewrite(
         apply=reassociate_reductions,
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: AllReduceReassociate (gpu_compiler.cc, collective optimizations); TPU: three "
         "partial gradients share one all-reduce in programs of libtpu 0.0.42",
     ),
-    Rule(
+    Rewrite(
         apply=scatter_reductions,
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: AllReduceSplitter and ReduceScatterCreator; TPU: `all-reduce-scatter` fusions "
         "in programs of libtpu 0.0.42, not behind scatters. The CPU compiler has neither",
     ),
-    Rule(
+    Rewrite(
         apply=drop_unused,
         platforms=ALL,
         source="HloDCE",
     ),
-    Rule(
+    Rewrite(
         apply=drop_moves,
         platforms=frozenset(("cpu",)),
         source="on CPUs the memory of the host and that of the device are one",
     ),
-    Rule(
+    Rewrite(
         apply=mark_host_values,
         platforms=frozenset(("none", "gpu", "tpu")),
         source="HostOffloader (xla/hlo/transforms/host_offloader.cc): it walks from a move to the "

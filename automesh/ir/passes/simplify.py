@@ -1,4 +1,4 @@
-"""Rewrites that have nothing to do with communication: equal work once, useless work never."""
+"""Rewrites without communication: equal work is done once, useless work never."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EFFECTS = frozenset(("custom_call", "infeed", "outfeed", "send", "recv"))
 
 
 def share_equal(graph: Graph) -> None:
-    """Lets operations that do the same with the same operands in one block run once."""
+    """Merges equal operations with the same operands in one block."""
     replaced: dict[Value, Value] = {}
     for block in blocks(graph):
         first: dict[object, Operation] = {}
@@ -65,7 +65,7 @@ def _drop_unused(block: Block, returned: set[Value]) -> None:
             for body in operation.bodies:
                 _drop_unused(body, returned)
         elif not operation.bodies:
-            set_operands(operation, ())  # So that what it alone read goes, too.
+            set_operands(operation, ())  # Drops what only it read, too.
             gone.add(operation)
     if gone:
         drop(block, gone)
@@ -75,7 +75,7 @@ def _is_read(operation: Operation, returned: set[Value]) -> bool:
     return any(result.users or result in returned for result in operation.results)
 
 
-# Rewrites of loops: those that never run go, and so does what they carry for nobody.
+# Rewrites of loops: drops loops that never run, and carries that nothing reads.
 
 
 def simplify_loops(graph: Graph) -> None:
@@ -108,7 +108,7 @@ def _drop_loop(block: Block, loop: Operation) -> None:
 
 
 def _prune(block: Block, returned: set[Value]) -> int:
-    """Takes out of the loops of one block what nothing reads; says of how many."""
+    """Removes unread carries from the loops of one block; returns the number of changed loops."""
     pruned = 0
     for loop in list(block.operations):
         if loop.name != "while" or _has_effects(loop):
@@ -129,13 +129,13 @@ def _has_effects(loop: Operation) -> bool:
 
 
 def _needed(loop: Operation, returned: set[Value]) -> set[int]:
-    """Positions of the carries that something reads, behind the loop or on the way there."""
+    """Returns the positions of the carries that something reads, behind the loop or in it."""
     (body,) = loop.bodies
     position = {argument: number for number, argument in enumerate(body.arguments)}
     needed = {
         number
         for number, result in enumerate(loop.results)
-        # The loop's condition is not at hand: what may count its trips stays.
+        # The loop's condition is unknown here, so that a value which may count its trips stays.
         if result.users or result in returned or not result.shape
     }
     seen: set[Value] = set()

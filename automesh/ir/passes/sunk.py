@@ -1,4 +1,4 @@
-"""Reductions that a loop only adds up, done once behind it instead of in every iteration."""
+"""Moves reductions that a loop only adds up behind the loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from automesh.ir.passes.edits import (
     returned_values,
 )
 
-# What may stand between the reduction and the sum: it does the same to a sum as to its parts.
+# Operations that may be between the reduction and the sum, as they act on a sum as on its parts.
 # Arithmetic is not among them: `gradient / microbatches` keeps the reduction in the loop.
 _BETWEEN = VIEWS | {"convert", "transpose"}
 
 
 def sink_reductions(graph: Graph) -> None:
-    """Moves all-reduces of what is added to a carried value, and read by nobody else, out of loops.
+    """Moves all-reduces out of loops that only add their results to a carried value.
 
     Inner loops first, so that a sum of sums moves out of both.
     """
@@ -34,7 +34,7 @@ def sink_reductions(graph: Graph) -> None:
 
 
 def _is_sum(reduction: Operation) -> bool:
-    """Whether parts are added up, by a collective that the partitioner has made."""
+    """Whether a collective of the partitioner adds up parts."""
     if reduction.attributes.get("manual") or reduction.attributes.get("reducer", "add") != "add":
         return False
     # A reduction within the device comes first, and is of the same kind.
@@ -43,9 +43,9 @@ def _is_sum(reduction: Operation) -> bool:
 
 
 def _added_to(graph: Graph, reduction: Operation, loop: Operation) -> int | None:
-    """Which of the values that a loop carries a reduction is added to, and nothing else.
+    """Returns the index of the carried value to which a reduction is added.
 
-    None: it is used in another way.
+    None: the reduction is also used in another way.
     """
     body, returned = loop.bodies[0], returned_values(graph)
     value = reduction.results[0]

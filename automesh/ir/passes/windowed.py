@@ -1,4 +1,4 @@
-"""Multiplications that the TPU's compiler cuts into a ring of steps (windowed einsums).
+"""Marks multiplications that the TPU's compiler splits into a ring of steps (windowed einsums).
 
 XLA's partitioner does so instead of gathering an operand or scattering a result (`PartitionDot` and
 its helpers in xla/service/spmd/dot_handler.cc) if the gathered axes are exactly those that split
@@ -26,7 +26,7 @@ _TWICE = Monomial(coefficient=2.0)
 
 
 def mark_windowed(graph: Graph) -> None:
-    """Notes at products and collectives that they may become rings."""
+    """Marks products and collectives that may become rings."""
     returned = returned_values(graph)
     for block in blocks(graph):
         for operation in block.operations:
@@ -38,7 +38,7 @@ def mark_windowed(graph: Graph) -> None:
 
 
 def _gathered(dot: Operation) -> Windowed | None:
-    """A ring instead of gathering one operand."""
+    """Marks a ring that replaces the gather of one operand."""
     left, right = dot.operands[:2]
     contracting = (dot.attributes["lhs_contracting"], dot.attributes["rhs_contracting"])
     for side, operand, other, inside, outside in (
@@ -59,7 +59,7 @@ def _gathered(dot: Operation) -> Windowed | None:
         }
         whole = gather.results[0].bytes
         dots = _dots_behind(gather.results[0])
-        # The partitioner meets the first of several users with the gather already made.
+        # With several users, the partitioner has already made the gather for the first.
         if split != set(axes) or (len(dots) > 1 and dot is dots[0]):
             continue
         if len(dots) == 1:
@@ -74,7 +74,7 @@ def _gathered(dot: Operation) -> Windowed | None:
             whole_bytes=(whole,),
             intensity=(_intensity(dot, whole),),
             adds=adds,
-            # Sums that are added to again and again move as much as they would in device memory:
+            # Accumulators move as many bytes as they would in device memory:
             # cycles of 10 and 29 us for results of 2 and 8 MiB on v5e, whose operands are small.
             buffer_bytes=() if adds else (buffer,),
         )
@@ -82,7 +82,7 @@ def _gathered(dot: Operation) -> Windowed | None:
 
 
 def _scattered(dot: Operation, returned: set[Value]) -> Windowed | None:
-    """A ring instead of summing and scattering the result."""
+    """Marks a ring that replaces a reduce-scatter of the result."""
     user = only_user(dot.results[0], returned)
     while user is not None and user.name in _MOVES:
         user = only_user(user.results[0], returned)
@@ -113,7 +113,7 @@ def _scattered(dot: Operation, returned: set[Value]) -> Windowed | None:
 
 
 def _intensity(dot: Operation, whole_bytes: Monomial) -> Monomial:
-    """FLOPs of a product on one device, for each of some bytes."""
+    """Returns FLOPs of a product on one device, per byte."""
     left, result = dot.operands[0], dot.results[0]
     pairs = Monomial(coefficient=2.0 / element_bytes(result.dtype))
     found = times(result.bytes, pairs)
@@ -124,14 +124,14 @@ def _intensity(dot: Operation, whole_bytes: Monomial) -> Monomial:
 
 
 def _was_split(dot: Operation, place: int, axes: tuple[str, ...]) -> bool:
-    """Whether a side of the product was meant to be split: the product itself moves it then."""
+    """Whether a side of the product was declared as split: the product itself then moves it."""
     declared: tuple[tuple[str, ...] | None, ...] = dot.attributes.get("declared", (None,) * 3)
     known = declared[place]
     return known is None or set(axes) <= set(known)
 
 
 def _gather_behind(value: Value) -> tuple[Operation | None, list[Operation]]:
-    """The gather that makes a value, and what moves its elements about in between."""
+    """Finds the gather that makes a value, and the operations in between that move its elements."""
     path: list[Operation] = []
     producer = value.producer
     while producer is not None and producer.name in _MOVES:
@@ -142,7 +142,7 @@ def _gather_behind(value: Value) -> tuple[Operation | None, list[Operation]]:
 
 
 def _dimension_after(gather: Operation, path: list[Operation]) -> int:
-    """Where the gathered dimension stands in the product's operand."""
+    """Returns the position of the gathered dimension in the product's operand."""
     at = next((n for n, one in enumerate(gather.attributes["per_dimension"]) if one), 0)
     for operation in reversed(path):
         if operation.name == "transpose":

@@ -1,1 +1,1 @@
-"""From the graph to terms: kernels, collectives and memory as formulas."""
+"""Turns a graph into terms: kernels, collectives and memory as formulas."""

@@ -1,4 +1,4 @@
-"""A partitioned program becomes `Terms`: kernels, collectives and memory as formulas."""
+"""Turns a partitioned program into `Terms`: kernels, collectives and memory as formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from automesh.cost.terms import (
     value_of,
 )
 from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
-from automesh.ir.findings.nouns import Program, StepState
+from automesh.ir.findings.nouns import PartitionedProgram, StepState
 from automesh.ir.findings.program import program_findings
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
@@ -34,7 +34,7 @@ from automesh.ir.terms.collectives import Places, collective_term, combined, has
 from automesh.outcomes import NO_COST, NO_PRICE, UNKNOWN_LENGTH
 from automesh.platforms import platform_named
 
-# What has no price: it is named, never taken as free.
+# Operations without a price are reported instead of counted as free.
 
 # Custom calls that multiply no matrices and move only their operands and results.
 _PLAIN_TARGETS = frozenset(
@@ -47,7 +47,7 @@ _PLAIN_TARGETS = frozenset(
 
 
 def uncounted_in(operation: Operation) -> list[Uncounted]:
-    """What of one operation, its bodies left out, the terms do not contain."""
+    """Lists what the terms do not contain of one operation, without its bodies."""
     name, source = operation.name, operation.source
     found: list[Uncounted] = []
     if name == "while" and operation.trips is None:
@@ -84,7 +84,7 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
     target = operation.attributes.get("target", "")
     if is_move(operation):  # A transfer, or on CPUs nothing at all.
         return []
-    if not operation.results:  # Shows something, as `jax.debug.print` does: no device computes it.
+    if not operation.results:  # Output, such as `jax.debug.print`: no device computes it.
         return []
     if counted := operation.attributes.get("counted"):
         return [
@@ -105,8 +105,8 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
     ]
 
 
-# Only to choose the costliest branch of a conditional: bytes that one FLOP is worth, and one byte
-# over a link against one in memory. Of the order of every accelerator of the chip table.
+# Weights to choose the costliest branch of a conditional: bytes per FLOP, and bytes in memory per
+# byte over a link. Rough figures that fit every accelerator of the chip table.
 _BYTES_PER_FLOP = 1.0 / 200.0
 _LINK_BYTES_PER_BYTE = 20.0
 _ONCE: Sum = (Monomial(coefficient=1.0),)
@@ -122,14 +122,14 @@ def collect(
     platform: str,
     state: StepState = _UNKNOWN_STATE,
 ) -> Terms:
-    """Says what one device does in a step; where that holds (guards) is left to the caller.
+    """Collects the work of one device in a step; the caller adds the guards.
 
     Args:
       graph: as imported; changed in place by the platform's rewrites.
       active: axes larger than 1, in the order of the mesh.
       platform: whose compiler's rewrites are applied: cpu, gpu or tpu; `none` for the module as
         partitioned.
-      state: what of its arguments and results is the state of the step.
+      state: the arguments and results that are the state of the step.
     """
     rewrite(graph, platform)
     libraries = () if platform == "none" else platform_named(platform).library_operations
@@ -150,7 +150,9 @@ def collect(
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
         findings=tuple(
-            dict.fromkeys(program_findings(Program(graph=graph, platform=platform, state=state)))
+            dict.fromkeys(
+                program_findings(PartitionedProgram(graph=graph, platform=platform, state=state))
+            )
         ),
         memory_spread=spread_of(
             graph, platform, has_unknown=any(NO_COST in one.why for one in part.uncounted)
@@ -159,8 +161,8 @@ def collect(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Part:
-    """What some operations do."""
+class _PartialTerms:
+    """The terms of some operations, before they are complete."""
 
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     collectives: list[CollectiveTerm] = field(default_factory=list[CollectiveTerm])
@@ -168,7 +170,7 @@ class _Part:
     regions: list[Region] = field(default_factory=list[Region])
     uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
 
-    def add(self, other: _Part) -> None:
+    def add(self, other: _PartialTerms) -> None:
         self.kernels += other.kernels
         self.collectives += other.collectives
         self.host_transfers += other.host_transfers
@@ -184,8 +186,8 @@ class _Collector:
         self._next_region = 1
         self._names = {0: "step"}
 
-    def block(self, block: Block, *, region: int, count: Sum) -> _Part:
-        part = _Part()
+    def block(self, block: Block, *, region: int, count: Sum) -> _PartialTerms:
+        part = _PartialTerms()
         moved: list[tuple[Operation, CollectiveTerm]] = []
         places = self._places(block, region, count, part)
         for operation in block.operations:
@@ -202,14 +204,14 @@ class _Collector:
                 if term is not None:
                     moved.append((operation, term))
             elif is_move(operation):
-                part.host_transfers += self._moved(operation, places, count)
+                part.host_transfers += self._host_copy(operation, places, count)
             elif kernel := self._kernel(operation, region, count):
                 part.kernels.append(kernel)
         part.collectives += combined(block, moved, self._platform, self._sizes)
         return part
 
-    def _places(self, block: Block, region: int, count: Sum, part: _Part) -> Places:
-        """Where the operations of a block stand; makes the regions that it takes."""
+    def _places(self, block: Block, region: int, count: Sum, part: _PartialTerms) -> Places:
+        """Assigns the operations of a block to regions, which it makes."""
         if not has_slots(self._platform):
             return Places(regions=(region,))
         slots = slots_of(block)
@@ -239,8 +241,8 @@ class _Collector:
             source=operation.source,
         )
 
-    def _moved(self, move: Operation, places: Places, count: Sum) -> Iterator[HostTransfer]:
-        """The copy that a move makes; none if the value lies there already."""
+    def _host_copy(self, move: Operation, places: Places, count: Sum) -> Iterator[HostTransfer]:
+        """Returns the copy that a move makes; none if the value is there already."""
         is_away = is_to_host(move)
         if move.operands[0].on_host != is_away and move.results[0].on_host == is_away:
             yield HostTransfer(
@@ -251,7 +253,7 @@ class _Collector:
                 source=move.source,
             )
 
-    def _loop(self, loop: Operation, count: Sum) -> _Part:
+    def _loop(self, loop: Operation, count: Sum) -> _PartialTerms:
         trips = loop.times
         inside = count if trips is None else multiplied(count, trips)
         number = self._next_region
@@ -259,17 +261,17 @@ class _Collector:
         place = loop.source or loop.attributes.get("condition_source", "")
         name = f"loop at {place}" if place else "loop"
         self._names[number] = name
-        part = _Part(regions=[Region(name=name, trips=inside)])
+        part = _PartialTerms(regions=[Region(name=name, trips=inside)])
         part.add(self.block(loop.bodies[0], region=number, count=inside))
         return part
 
-    def _branches(self, case: Operation, region: int, count: Sum) -> _Part:
+    def _branches(self, case: Operation, region: int, count: Sum) -> _PartialTerms:
         before = self._next_region
-        parts: list[_Part] = []
+        parts: list[_PartialTerms] = []
         for body in case.bodies:
             self._next_region = before
             parts.append(self.block(body, region=region, count=count))
-        worst = max(parts, key=self._weight, default=_Part())
+        worst = max(parts, key=self._weight, default=_PartialTerms())
         self._next_region = before + len(worst.regions)
         if any(self._weight(part) != self._weight(worst) for part in parts):
             worst.uncounted.append(
@@ -281,7 +283,7 @@ class _Collector:
             )
         return worst
 
-    def _weight(self, part: _Part) -> float:
+    def _weight(self, part: _PartialTerms) -> float:
         sizes = self._sizes
         kernels = sum(
             value_of(kernel.count, sizes)

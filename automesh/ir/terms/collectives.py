@@ -1,8 +1,8 @@
-"""Collectives of a program as `CollectiveTerm`s: what each moves, where, and what hides it.
+"""Turns collectives into `CollectiveTerm`s: what each moves, where, and what hides it.
 
-TPU compilers fuse a gather with the kernels that stand between the first use of the gather before
-it and its own (54 schedules of libtpu 0.0.42 for v5e): one is on its way at a time, and what finds
-no matrix product there is waited for. Such a part of a block is a slot.
+TPU compilers overlap a gather with the kernels between the first use of the previous gather and its
+own first use (54 schedules of libtpu 0.0.42 for v5e). One gather runs at a time, and the step waits
+for a gather without a matrix product in that part. Such a part of a block is a slot.
 
     slots = slots_of(block)
     slots.of[operation]       # the slot that an operation stands in
@@ -29,8 +29,8 @@ class Slots:
     """The slots of one block, numbered from 0.
 
     Attributes:
-      count: how many there are.
-      of: by operation, the slot that it stands in.
+      count: number of slots.
+      of: slot of each operation.
     """
 
     count: int
@@ -41,7 +41,7 @@ class Slots:
     _starts: tuple[int, ...]
 
     def before(self, gather: Operation) -> int | None:
-        """The slot that ends where a gather is first used; None if no product there hides it."""
+        """Returns the slot that a gather may hide in; None if no product hides it there."""
         use = self._uses[gather]
         number = max((n for n, start in enumerate(self._starts) if start < use), default=0)
         ready = max((self._order[one] for one in _kernels_behind(gather, self._order)), default=-1)
@@ -81,12 +81,12 @@ def slots_of(block: Block) -> Slots:
 
 
 def _kernels_using(values: Sequence[Value]) -> Iterator[Operation]:
-    """What uses some values, as they are or seen in another way."""
+    """Finds the kernels that use some values, or views of them."""
     return _beyond_views([user for value in values for user in value.users], _users)
 
 
 def _kernels_behind(operation: Operation, inside: dict[Operation, int]) -> Iterator[Operation]:
-    """The kernels of the block that make what an operation reads."""
+    """Finds the kernels of the block that make what an operation reads."""
 
     def makers(one: Operation) -> list[Operation]:
         return [producer for producer in _makers(one) if producer in inside]
@@ -97,10 +97,10 @@ def _kernels_behind(operation: Operation, inside: dict[Operation, int]) -> Itera
 def _beyond_views(
     first: Sequence[Operation], following: Callable[[Operation], list[Operation]]
 ) -> Iterator[Operation]:
-    """The nearest operations that are more than a view of their operands, each once.
+    """Finds the nearest operations that are more than a view of their operands, each once.
 
-    Views may come together again and again: every path on its own would be two to the power of
-    their number.
+    Paths through views may join again and again, so that following each would take two to the power
+    of their number.
 
     Args:
       first: where to begin.
@@ -118,13 +118,13 @@ def _beyond_views(
                 waiting.append(other)
 
 
-# Where an operation that the partitioner has put in belongs in the user's code.
+# Finds the source line for an operation that the partitioner has inserted.
 
-_FARTHEST = 64  # operations looked at; beyond, a line says little about the operation
+_FARTHEST = 64  # operations that are searched at most
 
 
 def nearby_source(operation: Operation) -> str:
-    """Its own source line; else that of the first use of its results, else of what made its input.
+    """Returns its own source line; else that of the first use of its results, else of its input.
 
     A collective on an argument of the program or of a loop has no line of its own: the partitioner
     makes it for the operation that reads it.
@@ -155,21 +155,21 @@ def _makers(operation: Operation) -> list[Operation]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Regions of the operations of one block.
+    """The regions of the operations of one block.
 
     Attributes:
-      regions: by slot; one alone where all that hides runs beside all of the block.
+      regions: by slot; a single one if everything that hides overlaps with the whole block.
     """
 
     regions: tuple[int, ...]
     slots: Slots | None = None
 
     def at(self, operation: Operation) -> int:
-        """The region that an operation stands in."""
+        """Returns the region of an operation."""
         return self.regions[0 if self.slots is None else self.slots.of[operation]]
 
     def beside(self, collective: Operation) -> int | None:
-        """The region that a collective may hide in; None if it is waited for."""
+        """Returns the region in which a collective may hide; None if the step waits for it."""
         if self.slots is None:
             return self.regions[0]
         slot = self.slots.before(collective)
@@ -177,14 +177,14 @@ class Places:
 
 
 def has_slots(platform: str) -> bool:
-    """Whether the platform's compiler hides a collective beside a part of its block."""
+    """Whether the platform's compiler overlaps a collective with a part of its block only."""
     return scheduling_of(platform).has_slots
 
 
 def collective_term(
     operation: Operation, *, count: Sum, platform: str, places: Places
 ) -> CollectiveTerm | None:
-    """One collective of the program; None if it moves nothing."""
+    """Makes the term of one collective of the program; None if it moves nothing."""
     axes: tuple[str, ...] = operation.attributes["axes"]
     if not axes or operation.attributes.get("group", 2) == 1:
         return None
@@ -211,8 +211,8 @@ def collective_term(
 
 
 def _payload(operation: Operation, *, widens: bool) -> Sum:
-    """The full array of one group; of collective-permute what one device sends."""
-    # What is gathered is the full array, with the padding of its parts.
+    """Returns the full array of one group; for collective-permute what one device sends."""
+    # A gather makes the full array, with the padding of its parts.
     is_gather = operation.name == "all_gather"
     moved = operation.results if is_gather else operation.operands
     kind = STABLEHLO.get(operation.name)
@@ -245,7 +245,8 @@ def combined(
 ) -> list[CollectiveTerm]:
     """Makes one collective of several that do not depend on each other, as the compiler does.
 
-    Bytes stay what they are; fewer are started. Whether they are small enough is asked at `sizes`.
+    The bytes stay the same; fewer collectives are started. Whether they are small enough is decided
+    at `sizes`.
 
     Args:
       block: the block that they stand in.
@@ -269,7 +270,7 @@ def combined(
             groups.append(group)
             alike[key].append(group)
         group.add(operation, term, added_bytes, needs)
-    return [_one(group.terms, sizes) for group in groups]
+    return [_merged(group.terms, sizes) for group in groups]
 
 
 class _Group:
@@ -300,8 +301,8 @@ class _Group:
         self._bits |= needs.bit(operation)
 
 
-def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
-    """The combined collective, named after the largest at `sizes`."""
+def _merged(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
+    """Makes the combined collective, with the name of the largest one at `sizes`."""
     if len(terms) == 1:
         return terms[0]
     largest = max(terms, key=lambda term: value_of(term.payload_bytes, sizes))
@@ -313,8 +314,10 @@ def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTe
 
 
 class _Needs:
-    """Which operations of a block need the results of which collectives: a bit for each, so that a
-    block of thousands is walked once."""
+    """The collectives whose results each operation of a block needs.
+
+    Each collective is a bit, so that a block of thousands is walked once.
+    """
 
     def __init__(self, block: Block) -> None:
         self._bits: dict[Operation, int] = {}
@@ -331,9 +334,9 @@ class _Needs:
                 self._bits[operation] = 1 << len(self._bits)
 
     def bit(self, operation: Operation) -> int:
-        """That of a collective; 0 if no operation can need it."""
+        """Returns the bit of a collective; 0 if no operation can need it."""
         return self._bits.get(operation, 0)
 
     def of(self, operation: Operation) -> int:
-        """The bits of all collectives that an operation needs, directly or not."""
+        """Returns the bits of all collectives that an operation needs, directly or not."""
         return self._of.get(operation, 0)

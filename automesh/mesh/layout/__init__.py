@@ -1,1 +1,1 @@
-"""Meshes on devices: created, laid out, and the arrays and batches that are put on them (jax)."""
+"""Creates meshes, lays them out on devices, and puts arrays and batches on them (jax)."""

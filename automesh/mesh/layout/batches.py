@@ -1,7 +1,7 @@
-"""Rows of a batch between the hosts that read them and the devices of a mesh (jax).
+"""Moves rows of a batch between the hosts that read them and the devices of a mesh (jax).
 
 `DataPartitionType` and the functions are those of Loadax's `sharding.placement` and
-`sharding.partition_spec`. They work on the mesh that is in force or given.
+`sharding.partition_spec`. They use the given mesh, or the one in force.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Index = tuple[slice, ...]
 
 
 class DataPartitionType(enum.Enum):
-    """How the hosts' parts of a batch make up the whole."""
+    """How the parts of the hosts form the whole batch."""
 
     FULL = "full"
-    """Each host has rows of its own: the batch is all of them, in the order of the mesh."""
+    """Each host has its own rows; together, in the order of the mesh, they are the batch."""
     REPLICATED = "replicated"
-    """Every host has the whole batch, and so will every device."""
+    """Every host has the whole batch, and every device gets it."""
 
 
 def input_partition_spec(
     *, mesh: Mesh | None = None, batch_axis_names: str | Sequence[str] | None = None
 ) -> PartitionSpec:
-    """The spec that splits the rows of a batch over the axes of the mesh in force.
+    """Returns the spec that splits the rows of a batch over the axes of the mesh in force.
 
     Args:
       mesh: default: that of `jax.set_mesh` or of a legacy `with mesh:`.
@@ -86,9 +86,9 @@ def host_to_global_device_array(
 
     Args:
       host_arrays: a tree of arrays in host memory. FULL: [rows of this host, ...], as many rows on
-        every host; hosts whose devices hold the same rows of the batch pass equal ones.
-        REPLICATED: [...], equal on every host.
-      partition: what the parts are of the whole.
+        every host; hosts whose devices hold the same rows of the batch pass equal ones. REPLICATED:
+        [...], equal on every host.
+      partition: how the parts form the whole.
       mesh: default: that of `jax.set_mesh` or of a legacy `with mesh:`.
       batch_axis_names: axes that split the rows (FULL); default: all of the mesh.
 
@@ -132,7 +132,7 @@ def host_to_global_device_array(
 def global_to_host_array(
     global_arrays: Any, *, partition: DataPartitionType = DataPartitionType.FULL
 ) -> Any:
-    """What this host holds of global arrays: undoes `host_to_global_device_array`.
+    """Returns this host's part of global arrays; the inverse of `host_to_global_device_array`.
 
     Args:
       global_arrays: a tree of `jax.Array`s, split along their first dimension at most.
@@ -179,7 +179,7 @@ def _host_array(path: Any, leaf: Any) -> np.ndarray:
             "in host memory",
             hint="leave out of the batch what does not go on the devices",
         )
-    # jax cuts arrays of 64 bits to 32, but not the shards that it asks a function for.
+    # jax converts arrays of 64 bits to 32, but not the shards that a callback returns.
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
@@ -212,7 +212,7 @@ def _split_rows(array: np.ndarray, sharding: NamedSharding, where: str) -> jax.A
             f"leaf `{where}` of the batch is a scalar: it has no rows to split",
             hint="place it with DataPartitionType.REPLICATED",
         )
-    # Which blocks of rows this host holds, seen on an array with one row in each block.
+    # Finds the blocks of rows of this host, with an array that has one row in each block.
     blocks = _blocks(sharding)
     indices = sharding.addressable_devices_indices_map((blocks,)).values()
     place = {block: at for at, block in enumerate(sorted({_start(index) for index in indices}))}
@@ -235,7 +235,7 @@ def _split_rows(array: np.ndarray, sharding: NamedSharding, where: str) -> jax.A
 
 
 def _blocks(sharding: NamedSharding) -> int:
-    """Into how many parts the first dimension is split."""
+    """Counts the parts of the first dimension."""
     return sharding.mesh.size // sharding.shard_shape((sharding.mesh.size,))[0]
 
 

@@ -1,4 +1,4 @@
-"""A sharding constraint that is checked and works with every kind of axis (jax)."""
+"""A checked sharding constraint that works with every type of mesh axis (jax)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _LONGEST_FORM = 120  # characters of a tree's form in a message
 def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:
     """Splits arrays over the mesh in force at this point of a program, or of a script.
 
-    As in Loadax, a `PartitionSpec` splits nothing where no mesh is in force or it has one device,
-    so that the same model runs on one device; it is checked all the same. A complete sharding has
-    devices of its own and is obeyed everywhere. Arrays are resharded over Explicit axes, where
-    jax's own constraint would only check; there `PartitionSpec.UNCONSTRAINED` leaves what is.
+    As in Loadax, a `PartitionSpec` splits nothing if no mesh is in force or it has one device, so
+    that the same model runs on one device; it is still checked. A complete sharding has its own
+    devices and always applies. Arrays are resharded over Explicit axes, where jax's own constraint
+    would only check; there `PartitionSpec.UNCONSTRAINED` keeps the present split.
 
     Args:
       x: a tree of arrays, traced or not.
-      shardings: `PartitionSpec`s or `jax.sharding.Sharding`s: one for all, or a tree whose leaves
-        are each for the part of `x` in its place. None leaves that part as it is.
+      shardings: `PartitionSpec`s or `jax.sharding.Sharding`s: one for all, or a tree in which each
+        leaf applies to the same subtree of `x`. None leaves that subtree as it is.
       mesh: that the specs refer to; default: that of `jax.set_mesh` or of a legacy `with mesh:`.
 
     Raises:
-      UsageError: a spec names an axis that the mesh does not have, one twice, or one that is
-        manual inside `shard_map`; has more entries than the array has dimensions; or splits a
-        dimension that its axes do not divide. Or the mesh is abstract and the array concrete. It
-        names the array.
+      UsageError: a spec names an axis that the mesh does not have, one twice, or one that is manual
+        inside `shard_map`; has more entries than the array has dimensions; or splits a dimension
+        that its axes do not divide. Or the mesh is abstract and the array concrete. It names the
+        array.
       WrongType: something in `shardings` that is none of the above, or in `x` that is no array.
 
     Example:
@@ -49,7 +49,7 @@ def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None
     try:
         matched = jax.tree_util.tree_map_with_path(_Match, shardings, x, is_leaf=_is_sharding)
     except ValueError as error:
-        # What jax says differs from version to version, and some print the arrays.
+        # jax's messages differ between versions, and some print the arrays.
         raise UsageError(
             f"the tree of shardings does not fit the tree of arrays: {_form(shardings)} against "
             f"{_form(x)}",
@@ -59,7 +59,7 @@ def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None
 
 
 def _form(tree: Any) -> str:
-    """The form of a tree, with `*` for every leaf: `{'w': *}`."""
+    """Prints the structure of a tree, with `*` for every leaf: `{'w': *}`."""
     text = str(jax.tree.structure(tree, is_leaf=_is_sharding))
     text = text.removeprefix("PyTreeDef(").removesuffix(")")
     return text if len(text) <= _LONGEST_FORM else f"{text[:_LONGEST_FORM]}..."
@@ -67,7 +67,7 @@ def _form(tree: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """A leaf of the tree of shardings, and the arrays in its place.
+    """A leaf of the tree of shardings, and the arrays that it applies to.
 
     Attributes:
       path: of the leaf, in jax's terms.
@@ -106,7 +106,7 @@ def _constrain_array(
         _check_rank(where, sharding, jax.numpy.shape(array))
         if mesh is None or mesh.size == 1:
             return array
-        if AxisType.Auto not in mesh.axis_types:  # Where jax refuses what is left open.
+        if AxisType.Auto not in mesh.axis_types:  # jax refuses unconstrained dimensions here.
             sharding = keep_unconstrained(array, sharding, mesh)
         sharding = NamedSharding(mesh, sharding)
     if not isinstance(sharding, NamedSharding):

@@ -1,4 +1,4 @@
-"""Which mesh is in force where code runs: `jax.set_mesh`'s, or the legacy `with mesh:`'s (jax)."""
+"""Finds the mesh in force where code runs: of `jax.set_mesh`, or of a legacy `with mesh:` (jax)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from automesh.errors import UsageError, WrongType, check_type, kind_of
 
 
 def mesh_in_force(mesh: Mesh | None = None) -> Mesh | None:
-    """The mesh given, else that of `jax.set_mesh`, else that of a legacy `with mesh:`, else None.
+    """Returns the given mesh, else that of `jax.set_mesh` or a legacy `with mesh:`, else None.
 
-    Inside a traced function, too, it is the concrete mesh: a sharding made of that is obeyed with
+    Inside a traced function, too, it is the concrete mesh: a sharding with that mesh is valid with
     and without a context.
 
     Raises:
@@ -35,7 +35,7 @@ def mesh_in_force(mesh: Mesh | None = None) -> Mesh | None:
     if mesh is not None:
         check_type(mesh, Mesh, "`mesh` must be a jax.sharding.Mesh", hint="make it by create_mesh")
         return mesh
-    # jax.sharding.get_mesh refuses to answer inside a traced function; this is what it reads.
+    # jax.sharding.get_mesh raises inside a traced function; this is the state that it reads.
     internals: Any = importlib.import_module("jax._src.mesh")
     for found in (internals.get_concrete_mesh(), internals.thread_resources.env.physical_mesh):
         if not found.empty:
@@ -44,14 +44,14 @@ def mesh_in_force(mesh: Mesh | None = None) -> Mesh | None:
 
 
 def find_mesh(mesh: Mesh | AbstractMesh | None = None) -> Mesh | AbstractMesh | None:
-    """The mesh that a sharding at this point of a program must refer to; None if there is none.
+    """Returns the mesh that a sharding at this point of a program must use; None without one.
 
     Inside `jit` under `jax.set_mesh` that is the abstract mesh: jax shares one traced program among
     all meshes of the same sizes, so that the devices of the first would be wrong for the next.
     Inside `shard_map` it is the mesh there, whose manual axes cannot split anything again.
 
     Args:
-      mesh: wins over the contexts, but for `shard_map`.
+      mesh: has priority over all contexts except `shard_map`.
 
     Raises:
       WrongType: `mesh` is no mesh.
@@ -84,14 +84,14 @@ def is_tracing() -> bool:
     """
     try:
         jax.sharding.get_mesh()
-    # What it promises to raise there; jax has no public query of its own.
+    # It is documented to raise this there; jax has no public query.
     except ValueError:
         return True
     return False
 
 
 def is_staging() -> bool:
-    """Whether what is computed here is only recorded, as by `jit`; under `grad` alone it is not.
+    """Whether computations here are only recorded, as by `jit`; under `grad` alone they are not.
 
     Example:
       >>> is_staging()
@@ -101,7 +101,7 @@ def is_staging() -> bool:
 
 
 def need_mesh(mesh: Mesh | None = None, *, what: str) -> Mesh:
-    """As `mesh_in_force`, where there has to be one.
+    """Returns `mesh_in_force`, or raises an error if there is none.
 
     Args:
       what: the function that needs it, for the error.

@@ -1,8 +1,7 @@
-"""Meshes and computations on this host's CPU, whatever else is attached (jax).
+"""Meshes and computations on this host's CPU, whatever other devices are attached (jax).
 
-The three functions are those of eformer's `escale.mesh.creation`; the mesh comes into force by
-`jax.set_mesh`, and only devices of this process are used, so that they work on every host of a
-pod by itself.
+The three functions are those of eformer's `escale.mesh.creation`; they set the mesh by
+`jax.set_mesh`, and only use devices of this process, so that they work on each host of a pod alone.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from automesh.mesh.layout.create import DEFAULT_DIMS, mesh_on
 def create_cpu_mesh(
     axis_dims: Sequence[int] = DEFAULT_DIMS, axis_names: Sequence[str] = DEFAULT_AXES
 ) -> Mesh:
-    """A mesh of this process' CPU devices, with Auto axes.
+    """Makes a mesh of this process's CPU devices, with Auto axes.
 
     Args:
       axis_dims: devices along each axis; one may be -1.
       axis_names: a name for each size.
 
     Raises:
-      UsageError: sizes, names and devices do not fit each other, or jax was told to leave the CPU
-        out.
+      UsageError: sizes, names and devices do not fit each other, or jax is configured without the
+        CPU.
       WrongType: an argument of the wrong type; also a `TypeError`.
 
     Example:
@@ -42,7 +41,7 @@ def create_cpu_mesh(
 
 @contextmanager
 def force_cpu() -> Generator[Any]:
-    """Has computations that no array ties to a device run on this process' first CPU device.
+    """Runs computations without device-bound arrays on this process's first CPU device.
 
     Yields:
       That device. It is the default device of jax until the block ends, in this thread.
@@ -63,13 +62,13 @@ def force_cpu() -> Generator[Any]:
 
 @contextmanager
 def cpu_context() -> Generator[Mesh]:
-    """`create_cpu_mesh()` in force by `jax.set_mesh`, and `force_cpu()`.
+    """Enters `jax.set_mesh(create_cpu_mesh())` and `force_cpu()`.
 
     Yields:
       The mesh, of the axes dp, fsdp, ep, tp and sp with all devices along fsdp.
 
     Raises:
-      UsageError: inside a traced function, or jax was told to leave the CPU out.
+      UsageError: inside a traced function, or jax is configured without the CPU.
 
     Example:
       >>> with cpu_context() as mesh:

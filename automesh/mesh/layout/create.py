@@ -1,7 +1,7 @@
-"""`create_mesh`: sizes and names to a `jax.sharding.Mesh`, on one host or many (jax).
+"""`create_mesh`: makes a `jax.sharding.Mesh` of sizes and names, on one host or many (jax).
 
 The parameters and their defaults are those of eformer's `create_mesh` (eformer 0.0.101,
-`escale.mesh.creation`); how axes lie on devices is `automesh.mesh.layout.devices`' business.
+`escale.mesh.creation`); `automesh.mesh.layout.devices` lays the axes out on devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, WrongType, check_type
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.granules import Located, by_slice, granules_of
+from automesh.mesh.granules import LocatedDevice, by_slice, granules_of
 from automesh.mesh.infer import infer_sizes
 from automesh.mesh.layout.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.layout.hosts import calculate_host_mesh_shape
@@ -40,28 +40,28 @@ def create_mesh(
     use_jax: bool = False,
     axis_types: AxisTypes = None,
 ) -> Mesh:
-    """A mesh of `axis_dims` on all devices of the job; the same arguments give the same object.
+    """Makes a mesh of `axis_dims` on all devices; the same arguments give the same object.
 
-    Where the devices form several granules (TPU slices or, elsewhere, processes), these are laid
-    along `dcn_mesh_dims`, which are the outer part of each axis: they never change the shape of
-    the mesh. Left out, slices lie along the first axis that they divide, and processes along the
-    leading axes (`calculate_host_mesh_shape`). `MEGASCALE_NUM_SLICES` is not read: the devices
-    tell their slices.
+    If the devices form several granules (TPU slices or, elsewhere, processes), these are arranged
+    along `dcn_mesh_dims`, which are the outer part of each axis: they never change the shape of the
+    mesh. By default, slices are arranged along the first axis that they divide, and processes along
+    the leading axes (`calculate_host_mesh_shape`). `MEGASCALE_NUM_SLICES` is not read, since the
+    devices know their slices.
 
     Args:
       axis_dims: devices along each axis, in all granules together; one may be -1.
       axis_names: a name for each size.
-      dcn_mesh_dims: granules along each axis; one may be -1. With one granule it has no effect,
-        and a log record of level WARNING says so if it asked for more; a -1 that cannot be
-        inferred is an error there, too.
+      dcn_mesh_dims: granules along each axis; one may be -1. With one granule it has no effect, and
+        a log record of level WARNING says so if it asked for more; a -1 that cannot be inferred is
+        an error there, too.
       should_sort_granules_by_key: order granules by slice or process index, not by the place of
         their first device in `jax.devices()`.
       allow_split_physical_axes: let one physical axis of a TPU's torus serve several mesh axes.
       backend: `cpu`, `gpu` or `tpu`; default: jax's default backend.
-      use_jax: lay out with `jax.make_mesh`, where there is one granule; it decides by itself
-        whether to split physical axes. With several it has no effect, which is logged, too.
-      axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis
-        or one for all. Default: Auto, with `use_jax`, too.
+      use_jax: lay out with `jax.make_mesh`, if there is one granule; it decides by itself whether
+        to split physical axes. With several it has no effect, which is logged, too.
+      axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis or
+        one for all. Default: Auto, with `use_jax`, too.
 
     Returns:
       A mesh of shape `axis_dims` with the -1 filled in. It is kept for the next call with the
@@ -90,7 +90,7 @@ def create_mesh(
 
 
 def mesh_on(
-    devices: Sequence[Located],
+    devices: Sequence[LocatedDevice],
     axis_dims: Sequence[int],
     axis_names: Sequence[str],
     *,
@@ -100,7 +100,7 @@ def mesh_on(
     use_jax: bool = False,
     axis_types: AxisTypes = None,
 ) -> Mesh:
-    """As `create_mesh`, on the devices given.
+    """Makes a mesh as `create_mesh` does, on the given devices.
 
     Raises:
       UsageError, WrongType: as `create_mesh`.
@@ -129,14 +129,14 @@ def mesh_on(
         allow_split_physical_axes,
         use_jax,
     )
-    # Here, since what is kept for the next call must not keep its words.
+    # Checked here, since the cached part must not depend on the messages.
     for note in made.notes:
         _LOG.warning("%s", note)
     return made.mesh
 
 
 def devices_of(backend: str | None) -> list[Any]:
-    """All devices of a backend, as jax orders them.
+    """Returns all devices of a backend, as jax orders them.
 
     Args:
       backend: `cpu`, `gpu` or `tpu`; None is jax's default backend.
@@ -160,11 +160,11 @@ def devices_of(backend: str | None) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    """A mesh, and what is to be said whenever it is asked for.
+class _CreatedMesh:
+    """A cached mesh with the notes that each request for it repeats.
 
     Attributes:
-      notes: what had no effect, a sentence each.
+      notes: arguments without effect, a sentence each.
     """
 
     mesh: Mesh
@@ -173,7 +173,7 @@ class _Made:
 
 @functools.lru_cache(maxsize=128)
 def _cached(
-    devices: tuple[Located, ...],
+    devices: tuple[LocatedDevice, ...],
     dims: tuple[int, ...],
     names: tuple[str, ...],
     dcn: tuple[int, ...] | None,
@@ -181,7 +181,7 @@ def _cached(
     sort_granules: bool,
     allow_split_physical_axes: bool,
     use_jax: bool,
-) -> _Made:
+) -> _CreatedMesh:
     granules = granules_of(devices, sort=sort_granules)
     sizes = _inferred(dims, len(devices), "axis_dims", what="devices")
     outer = _outer(sizes, granules, dcn)
@@ -191,7 +191,7 @@ def _cached(
         for name, size, across in zip(names, sizes, outer, strict=True)
     ]
     if use_jax and len(granules) == 1:
-        return _Made(mesh=_by_jax(axes, devices, types), notes=notes)
+        return _CreatedMesh(mesh=_by_jax(axes, devices, types), notes=notes)
     mesh = create_mesh_for(
         axes,
         devices=devices,
@@ -199,13 +199,13 @@ def _cached(
         sort_granules=sort_granules,
         allow_split_physical_axes=allow_split_physical_axes,
     )
-    return _Made(mesh=mesh, notes=notes)
+    return _CreatedMesh(mesh=mesh, notes=notes)
 
 
 def _without_effect(
     outer: tuple[int, ...], dcn: tuple[int, ...] | None, *, granules: int, use_jax: bool
 ) -> tuple[str, ...]:
-    """What was asked for in vain, a sentence each."""
+    """Lists arguments without effect, a sentence each."""
     notes: list[str] = []
     asked = dcn and math.prod(size for size in dcn if size != -1) > 1
     if asked and granules == 1:
@@ -244,9 +244,9 @@ def _inferred(sizes: tuple[int, ...], total: int, argument: str, *, what: str) -
 
 
 def _outer(
-    sizes: tuple[int, ...], granules: Sequence[Sequence[Located]], dcn: tuple[int, ...] | None
+    sizes: tuple[int, ...], granules: Sequence[Sequence[LocatedDevice]], dcn: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Granules along each axis."""
+    """Returns the number of granules along each axis."""
     count = len(granules)
     if count == 1 and (dcn is None or -1 not in dcn):
         return (1,) * len(sizes)

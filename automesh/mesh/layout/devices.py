@@ -1,4 +1,4 @@
-"""The jax half of `automesh.mesh`: lays axes out on devices, to run and to compile alike."""
+"""The jax half of `automesh.mesh`: lays axes out on devices, for running and compiling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, format_mesh
 from automesh.mesh.axis_types import as_axis_types
-from automesh.mesh.granules import Located, as_devices, granules_of
+from automesh.mesh.granules import LocatedDevice, as_devices, granules_of
 from automesh.mesh.infer import resolve_shape, spread_over_granules
 from automesh.mesh.layout.rings import ring_of, rings_on
 from automesh.mesh.shape import MeshShape
@@ -30,29 +30,29 @@ _AXIS_TYPES = {
 
 
 class SpreadGranulesWarning(UserWarning):
-    """No single axis of a plain mesh shape could span all granules; several do."""
+    """Warns that no single axis of a plain mesh shape can span all granules, so that several do."""
 
 
 def create_mesh_for(
     axes: Sequence[MeshAxis],
     *,
-    devices: Sequence[Located] | None = None,
+    devices: Sequence[LocatedDevice] | None = None,
     axis_types: AxisTypes = None,
     sort_granules: bool = True,
     allow_split_physical_axes: bool = True,
 ) -> Mesh:
     """Lays axes out on devices: the one layout of run time, ahead-of-time compiles and cost model.
 
-    Inside a granule it is that of `jax.experimental.mesh_utils`, but for the rings of
-    `mesh.layout.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
-    hybrid meshes. A mesh without a `dcn.` part may be smaller than the devices: it takes the first
-    ones of the first granule.
+    Inside a granule it is that of `jax.experimental.mesh_utils`, except for the rings of
+    `mesh.layout.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's hybrid
+    meshes. A mesh without a `dcn.` part may be smaller than the devices: it takes the first ones of
+    the first granule.
 
     Args:
       axes: in the order of the mesh; the innermost (last) one gets the best-connected devices.
       devices: default: all devices of the default backend.
       axis_types: see `axis_types_for`.
-      sort_granules: by slice or process number, not by where they first appear in `devices`.
+      sort_granules: by slice or process number, not by their first appearance in `devices`.
       allow_split_physical_axes: let mesh axes share a dimension of a torus.
 
     Raises:
@@ -75,7 +75,7 @@ def create_mesh_of_shape(
     shape: MeshShape,
     names: Sequence[str],
     *,
-    devices: Sequence[Located] | None = None,
+    devices: Sequence[LocatedDevice] | None = None,
     axis_types: AxisTypes = None,
 ) -> Mesh:
     """Infers every -1 of `shape` and lays it out on all the devices.
@@ -112,12 +112,12 @@ def create_mesh_of_shape(
 
 def arrange_granule(
     sizes: Sequence[int],
-    devices: Sequence[Located],
+    devices: Sequence[LocatedDevice],
     *,
     name: str,
     allow_split_physical_axes: bool = True,
 ) -> np.ndarray:
-    """The devices of one granule in the shape `sizes`, as in every mesh made here.
+    """Arranges the devices of one granule in the shape `sizes`, as in every mesh of this module.
 
     Args:
       name: of the mesh, for the error.
@@ -140,10 +140,10 @@ def arrange_granule(
     # What mesh_utils raises where the devices are no box, or the box has no such factorization.
     except (ValueError, NotImplementedError) as error:
         raise _no_layout(name, str(error).splitlines()[0]) from error
-    # Its message is all devices, one after the other.
+    # Its message lists all devices.
     except AssertionError as error:
         raise _no_layout(name, "they do not fill a box of their torus") from error
-    # jax 0.10 miscounts the factors of 28, 44, 52 ... chips, then trips over having found no way.
+    # jax 0.10 miscounts the factors of 28, 44, 52 ... chips, and then fails as it finds no layout.
     except TypeError as error:
         if "NoneType" not in str(error):
             raise
@@ -151,7 +151,7 @@ def arrange_granule(
 
 
 def axis_types_for(wanted: AxisTypes, names: Sequence[str]) -> tuple[AxisType, ...]:
-    """One jax axis type for each axis; Auto unless something else is asked for.
+    """Returns one jax axis type for each axis; Auto by default.
 
     Args:
       wanted: auto, explicit or manual (in any case, or as `jax.sharding.AxisType`), one for each
@@ -170,22 +170,22 @@ def axis_types_for(wanted: AxisTypes, names: Sequence[str]) -> tuple[AxisType, .
 
 
 def attached_devices() -> list[Any]:
-    """All devices of the default backend, those of other processes too."""
+    """Returns all devices of the default backend, also those of other processes."""
     return jax.devices()
 
 
 def count_hosts() -> int:
-    """Number of jax processes in the job."""
+    """Counts the jax processes in the job."""
     return jax.process_count()
 
 
 def this_host() -> int:
-    """Index of this process among the job's."""
+    """Returns the index of this process in the job."""
     return jax.process_index()
 
 
 def _arrange(
-    axes: Sequence[MeshAxis], granules: Sequence[Sequence[Located]], split: bool
+    axes: Sequence[MeshAxis], granules: Sequence[Sequence[LocatedDevice]], split: bool
 ) -> np.ndarray:
     ici = tuple(axis.ici for axis in axes)
     dcn = tuple(axis.dcn for axis in axes)
@@ -211,8 +211,10 @@ def _arrange(
 
 
 def _interleave(blocks: np.ndarray, ici: Sequence[int], dcn: Sequence[int]) -> np.ndarray:
-    """The blocks of the granules, [granules, devices], as one grid: along every axis the granule
-    counts first."""
+    """Joins the blocks of the granules, [granules, devices], to one grid.
+
+    Along every axis the granule is the major part.
+    """
     rank = len(ici)
     pairs = [axis + part * rank for axis in range(rank) for part in (0, 1)]
     grid = blocks.reshape(*dcn, *ici).transpose(pairs)

@@ -1,4 +1,4 @@
-"""The part of a mesh that one host holds (jax, to count the hosts)."""
+"""Computes the part of a mesh on one host (jax, to count the hosts)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ def calculate_host_mesh_shape(
     total_devices: int | None = None,
     num_processes: int | None = None,
 ) -> tuple[int, ...]:
-    """The mesh shape of each host: every axis divided by the hosts along it, leading axes first.
+    """Computes each host's mesh shape: divides axes by the hosts along them, leading axes first.
 
-    An axis takes the greatest common divisor of its size and of the hosts that are left. That
-    finds a shape whenever there is one: of each prime factor of the hosts an axis takes as many as
-    it has, so one can be left over only if the axes together have too few. (Semantics of
-    eformer's function of the same name, whose floor division misses shapes such as 3 x 8 on 4
-    hosts of 6.)
+    An axis takes the greatest common divisor of its size and the number of remaining hosts. That
+    finds a shape whenever there is one: an axis takes each prime factor of the hosts as often as it
+    can, so that one remains only if the axes together have too few. (Semantics of eformer's
+    function of the same name, whose floor division misses shapes such as 3 x 8 on 4 hosts of 6.)
 
     Args:
       global_mesh_shape: sizes of all axes over all hosts, positive.

@@ -1,4 +1,4 @@
-"""A mesh from one string, as in eformer: `dp:2,tp:4` or `2,4` (jax)."""
+"""Makes a mesh from a string, as in eformer: `dp:2,tp:4` or `2,4` (jax)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_mesh_from_string(
     order: AxisOrder = "string",
     axis_types: AxisTypes = None,
 ) -> Mesh:
-    """The mesh that a string describes, on all devices.
+    """Makes the mesh that a string describes, on all devices.
 
     With a `:` anywhere, every part is `name:size`: sizes are those of `create_mesh`, and each name
     is used once. Where a part is `dcn.name:size`, sizes are those of automesh's text form
@@ -110,7 +110,7 @@ def _named(text: str, types: Mapping[str, AxisType], order: AxisOrder) -> Mesh:
 
 
 def _names_in(text: str, names: Sequence[str]) -> list[str]:
-    """Names in the order in which they first appear; what is malformed `parse_mesh` tells."""
+    """Returns names in the order of their first appearance; `parse_mesh` reports malformed text."""
     pieces = [piece.partition(":") for piece in text.split(",")]
     used = [name.strip().removeprefix("dcn.") for name, colon, _ in pieces if colon]
     for name in used:

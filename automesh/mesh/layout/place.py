@@ -1,4 +1,4 @@
-"""Puts one array where a sharding says: outside `jit`, inside it, or only on paper (jax)."""
+"""Gives one array a sharding: outside `jit`, inside it, or in a ShapeDtypeStruct (jax)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from automesh.mesh.layout.context import is_staging, is_tracing
 
 
 def place(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
-    """The array with this sharding.
+    """Returns the array with this sharding.
 
     Args:
       array: moved if it is concrete, constrained while tracing; a ShapeDtypeStruct gets the
-        sharding noted.
+        sharding as attribute.
       path: of the array, for errors.
 
     Raises:
@@ -47,7 +47,7 @@ def place(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
 
 
 def constrain(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
-    """The traced array with this sharding, whatever the types of the mesh axes are.
+    """Returns the traced array with this sharding, for all types of mesh axes.
 
     Raises:
       IllegalMapping: explicit and other mesh axes split one dimension in an order that jax lacks.
@@ -63,22 +63,23 @@ def constrain(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
     kinds = set(sharding.mesh.axis_types)
     if AxisType.Explicit in kinds:
         _check_order(sharding, path)
-        # There a constraint only asserts; `reshard` takes no other axes, a constraint only them.
-        explicit = _part(_kept(array, sharding), AxisType.Explicit)
+        # Over explicit axes a constraint only checks, and only `reshard` changes the sharding; over
+        # other axes only a constraint does.
+        explicit = _spec_over(_without_unconstrained(array, sharding), AxisType.Explicit)
         is_mixed = kinds > {AxisType.Explicit}
         if is_mixed and (PartitionSpec.UNCONSTRAINED in sharding.spec or not is_staging()):
             return _constrained_as_auto(array, sharding.spec, explicit)
         array = _resharded(array, explicit)
         if kinds == {AxisType.Explicit}:
             return array
-        sharding = _part(sharding, AxisType.Auto)
+        sharding = _spec_over(sharding, AxisType.Auto)
     return jax.lax.with_sharding_constraint(array, sharding)
 
 
 def keep_unconstrained(array: Any, spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The spec with what splits the array now in place of each `PartitionSpec.UNCONSTRAINED`.
+    """Replaces each `PartitionSpec.UNCONSTRAINED` of a spec by the array's present split.
 
-    Over explicit mesh axes no compiler chooses: what is left open there stays as it is.
+    Over explicit mesh axes no compiler chooses, so that unconstrained dimensions stay as they are.
 
     Example:
       >>> mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Explicit,) * 2)
@@ -105,22 +106,22 @@ def keep_unconstrained(array: Any, spec: PartitionSpec, mesh: Mesh | AbstractMes
 
 
 def _resharded(array: Any, sharding: NamedSharding) -> Any:
-    """`jax.sharding.reshard`, which alone tells a program its devices only under `set_mesh`."""
+    """Calls `jax.sharding.reshard`, which alone sets a program's devices only under `set_mesh`."""
     reshard = jax.sharding.reshard
     if isinstance(sharding.mesh, AbstractMesh) or not jax.sharding.get_abstract_mesh().empty:
         return reshard(array, sharding)
-    # A `jit` inside a `jit` does tell them, by its `out_shardings`.
+    # A `jit` inside a `jit` sets them, by its `out_shardings`.
     return jax.jit(reshard, static_argnums=1, out_shardings=sharding)(array, sharding)
 
 
 def _constrained_as_auto(array: Any, spec: PartitionSpec, explicit: NamedSharding) -> Any:
-    """The array with this spec, by a constraint where the explicit mesh axes are auto, too.
+    """Constrains the array to this spec in a region where the explicit mesh axes are auto, too.
 
-    Where they are not, a constraint after `reshard` closes what the spec leaves open; outside of
-    `jit` it undoes the `reshard`.
+    Elsewhere, a constraint after `reshard` would close the dimensions that the spec leaves open;
+    outside of `jit` it would undo the `reshard`.
 
     Args:
-      explicit: what is to hold of the explicit axes.
+      explicit: the spec of the explicit axes.
     """
 
     on_mesh = isinstance(array, Tracer) or _mesh_of(array) == explicit.mesh
@@ -139,7 +140,7 @@ def _mesh_of(array: Any) -> Mesh | AbstractMesh | None:
 
 
 def array_label(path: str) -> str:
-    """How errors call the array at this path of its tree.
+    """Names the array at this path of its tree, for errors.
 
     Example:
       >>> array_label("layers/0/wq"), array_label("")
@@ -149,7 +150,7 @@ def array_label(path: str) -> str:
 
 
 def _check_order(sharding: NamedSharding, path: str) -> None:
-    """Accepts explicit mesh axes before others, since jax puts them there.
+    """Checks that explicit mesh axes come before others, since jax puts them there.
 
     Raises:
       IllegalMapping: a dimension is split over another axis first.
@@ -166,8 +167,8 @@ def _check_order(sharding: NamedSharding, path: str) -> None:
             )
 
 
-def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
-    """What the sharding says of the mesh axes of one kind."""
+def _spec_over(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
+    """Returns the part of a sharding over mesh axes of one type."""
     kinds = _kinds(sharding)
     entries = [
         entry
@@ -178,8 +179,8 @@ def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
-def _kept(array: Any, sharding: NamedSharding) -> NamedSharding:
-    """The sharding with nothing left open: see `keep_unconstrained`."""
+def _without_unconstrained(array: Any, sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding without unconstrained dimensions: see `keep_unconstrained`."""
     spec = keep_unconstrained(array, sharding.spec, sharding.mesh)
     return NamedSharding(sharding.mesh, spec)
 
@@ -189,7 +190,7 @@ def _kinds(sharding: NamedSharding) -> dict[str, AxisType]:
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """Mesh axes of one entry of a spec.
+    """Returns the mesh axes of one entry of a spec.
 
     Example:
       >>> axes_of("dp"), axes_of(("dp", "tp")), axes_of(None)

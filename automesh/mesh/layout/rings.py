@@ -1,9 +1,9 @@
-"""Meshes of 64 x 4 and 32 x 8 on the 256 chips of a v5e or v6e pod, whose inner axis is a ring.
+"""Lays out meshes of 64 x 4 and 32 x 8 on a v5e or v6e pod so that the inner axis is a ring.
 
-A pod is a torus of 16 x 16 chips. jax lays an inner axis of 4 along a part of one dimension, from
-whose end no link leads back to its beginning. MaxText (`hybrid_ring_64x4`, `hybrid_ring_32x8`) and
-AXLearn fold it up instead: 4 chips are a square of 2 x 2, 8 chips a strip of 2 x 4, so that every
-chip of a group is linked to the next and the last to the first. The groups follow row by row.
+A pod is a torus of 16 x 16 chips. jax lays an inner axis of 4 along a part of one dimension, whose
+ends are not linked. MaxText (`hybrid_ring_64x4`, `hybrid_ring_32x8`) and AXLearn fold the axis
+instead: 4 chips are a square of 2 x 2, 8 chips a strip of 2 x 4, so that every chip of a group is
+linked to the next and the last to the first. The groups follow row by row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from automesh.mesh.granules import Located
+from automesh.mesh.granules import LocatedDevice
 
 _KINDS = ("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e")
 _POD = (16, 16)
@@ -23,7 +23,7 @@ _POD = (16, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """How an axis is folded up.
+    """How an axis is folded to a ring.
 
     Attributes:
       grid: chips along both dimensions of the slice.
@@ -41,11 +41,11 @@ _RINGS: dict[tuple[int, ...], Ring] = {
 }
 
 
-def ring_of(sizes: Sequence[int], devices: Sequence[Located]) -> Ring | None:
-    """The rings that a mesh of these sizes gets on these devices; None: jax's own layout.
+def ring_of(sizes: Sequence[int], devices: Sequence[LocatedDevice]) -> Ring | None:
+    """Returns the rings for a mesh of these sizes on these devices; None: jax's own layout.
 
     Args:
-      sizes: of the axes inside one granule; those of size 1 may stand anywhere.
+      sizes: of the axes inside one granule; axes of size 1 may be anywhere.
       devices: of the granule.
 
     Example:
@@ -64,7 +64,7 @@ def ring_of(sizes: Sequence[int], devices: Sequence[Located]) -> Ring | None:
 
 
 def rings_on(grid: np.ndarray[Any, Any], ring: Ring) -> np.ndarray[Any, Any]:
-    """The chips of a slice as [rings, chips of a ring].
+    """Orders the chips of a slice as [rings, chips of a ring].
 
     Args:
       grid: [rows, columns] of the slice.

@@ -1,4 +1,4 @@
-"""Shardings of a tree by the patterns of a rule (jax)."""
+"""Makes the shardings of a tree by the patterns of a rule (jax)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def shardings_of_tree(
     mesh: Mesh,
     name: str = "",
 ) -> Any:
-    """For each array of a tree its sharding.
+    """Makes the sharding of each array of a tree.
 
     Args:
-      tree: of arrays, or of what has a shape: `jax.eval_shape` gives such a tree.
+      tree: of arrays, or of objects with a shape, such as the result of `jax.eval_shape`.
       mapping: of logical axes.
       name: of the tree among the arguments of the step, as patterns begin: `params`; empty to find
         out.
@@ -56,7 +56,7 @@ def shardings_of_tree(
 def explain_tree(
     tree: Any, shardings: Shardings, *, mapping: Mapping[str, MappedAxes], mesh: Mesh, name: str
 ) -> str:
-    """A line for each array: its path, the pattern that decides, and what splits its dimensions."""
+    """Writes a line for each array: its path, its pattern, and what splits its dimensions."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     shapes = [_shape(path, leaf) for path, leaf in leaves]
     paths = [path_in(path) for path, _ in leaves]
@@ -80,7 +80,7 @@ def sharding_at(
     mapping: Mapping[str, MappedAxes],
     mesh: Mesh,
 ) -> NamedSharding:
-    """The sharding of one array.
+    """Makes the sharding of one array.
 
     Args:
       path: whole, as patterns match it.
@@ -99,7 +99,7 @@ def sharding_at(
 
 
 def not_covered(paths: Sequence[str]) -> UsageError:
-    """That no pattern matches some arrays."""
+    """Makes the error for arrays that no pattern matches."""
     shown = ", ".join(f"`{path}`" for path in paths[:_SHOWN])
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return UsageError(
@@ -112,11 +112,10 @@ def not_covered(paths: Sequence[str]) -> UsageError:
 def root_of(
     paths: Sequence[str], shapes: Sequence[Sequence[int]], shardings: Shardings, *, name: str
 ) -> tuple[str, Sequence[str]]:
-    """What comes before the paths of a tree, so that patterns match all of them; and by which each
-    is matched.
+    """Finds the prefix with which patterns match all paths of a tree, and each path's pattern.
 
     Raises:
-      UsageError: nothing does, or several arguments whose arrays are split in different ways.
+      UsageError: no prefix does, or several arguments do whose arrays are split in different ways.
     """
     tried = [name] if name else ["", *shardings.roots]
     covering: dict[str, list[str]] = {}
@@ -149,7 +148,7 @@ def root_of(
 
 
 def path_in(path: Sequence[Any]) -> str:
-    """The path of an array in its tree: keys, numbers and attributes with `/` between them."""
+    """Returns the path of an array in its tree: keys, numbers and attributes, joined by `/`."""
     parts = [_key(entry) for entry in path]
     return "/".join(piece for part in parts for piece in part.split("/") if piece)
 

@@ -1,1 +1,1 @@
-"""Rules files: from a selector to the mesh of a device kind."""
+"""Rules files: they map the name of a target to its mesh."""

@@ -1,10 +1,10 @@
-"""The fewest patterns that say how all arrays of a training are split (no jax).
+"""Finds the fewest patterns that describe how all arrays of a training are split (no jax).
 
-A candidate is what an array's path is once a run of its parts becomes `**`, or its numbers become
-`*`. One that matches arrays which are split in different ways is dropped; of the others, the one
-that covers most of what is left is taken, again and again: the greedy way to a set cover (Chvatal,
-Mathematics of Operations Research 4, 1979), which is optimal here wherever arrays are told apart by
-the ends of their paths, as in models they are.
+A candidate is an array's path in which a run of parts is replaced by `**`, or numbers by `*`.
+Candidates that match arrays with different splits are dropped. Then the one that covers most of the
+remaining arrays is taken, again and again: the greedy algorithm for set cover (Chvatal, Mathematics
+of Operations Research 4, 1979), which is optimal here if arrays are distinguished by the ends of
+their paths, as in models.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from automesh.mesh.rules.shardings import Dims, Shardings, matches
 
 
 def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
-    """Patterns that give every array its dimensions, and none of them matches one of others.
+    """Finds patterns that give every array its dimensions; none matches an array of another kind.
 
     Args:
-      arrays: paths, each once, with what is said of their dimensions.
+      arrays: paths, each once, with the names of their dimensions.
 
     Example:
       >>> both = (("embed",), ("mlp",))
@@ -27,24 +27,24 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
       ['p/a/*/up', 'p/head']
     """
     given = dict(arrays)
-    said = _by_number(given)
+    said = _merge_numbered(given)
     matching: dict[str, set[str]] = defaultdict(set)
     for path in said:
         for pattern in _candidates(path):
             matching[pattern].add(path)
-    # Of patterns for the same arrays, the one that says most of where they are.
+    # Of patterns for the same arrays, the most specific one.
     best: dict[frozenset[str], str] = {}
     for pattern, paths in matching.items():
         if len({said[path] for path in paths}) == 1:
             group = frozenset(paths)
-            best[group] = max(best.get(group, pattern), pattern, key=_rank)
+            best[group] = max(best.get(group, pattern), pattern, key=_readability)
     found: dict[str, Dims] = {}
     left = set(said)
-    while left and best:  # Nothing is left of a path with `*` in it that matches others, too.
-        group = max(best, key=lambda one: (len(one & left), _rank(best[one])))
+    while left and best:  # None is left for some paths with `*`.
+        group = max(best, key=lambda one: (len(one & left), _readability(best[one])))
         pattern = best.pop(group)
         dims = said[next(iter(group))]
-        # A part that is no number, where `*` stands for one; or a number, where arrays are one.
+        # A part other than a number at a `*`, or a number where several arrays are merged.
         if any(matches(pattern, path) and given[path] != dims for path in given):
             continue
         found[pattern] = dims
@@ -54,8 +54,8 @@ def fewest_patterns(arrays: Sequence[tuple[str, Dims]]) -> Shardings:
     return Shardings(sorted(found.items(), key=lambda pair: first[pair[0]]))
 
 
-def _by_number(said: Mapping[str, Dims]) -> dict[str, Dims]:
-    """Arrays whose paths differ in numbers alone as one, where they are split alike."""
+def _merge_numbered(said: Mapping[str, Dims]) -> dict[str, Dims]:
+    """Merges arrays whose paths only differ in numbers, if they are split alike."""
     found: dict[str, dict[str, Dims]] = defaultdict(dict)
     for path, dims in said.items():
         found[_numbered(path)][path] = dims
@@ -70,23 +70,23 @@ def _numbered(path: str) -> str:
     return "/".join("*" if part.isdigit() else part for part in path.split("/"))
 
 
-def _rank(pattern: str) -> tuple[bool, int, int, str]:
-    """Which of several patterns is the best to read: without `**`, naming most, the shortest."""
-    return "**" not in pattern.split("/"), _told(pattern), -len(pattern), pattern
+def _readability(pattern: str) -> tuple[bool, int, int, str]:
+    """Sort key for the most readable pattern: without `**`, with most named parts, the shortest."""
+    return "**" not in pattern.split("/"), _count_named_parts(pattern), -len(pattern), pattern
 
 
-def _told(pattern: str) -> int:
-    """How many parts a pattern names."""
+def _count_named_parts(pattern: str) -> int:
+    """Counts the parts that a pattern names."""
     return sum("*" not in part for part in pattern.split("/"))
 
 
 def _candidates(path: str) -> Iterator[str]:
-    """Patterns that match a path, itself among them; none that matches everything."""
+    """Lists patterns that match a path, including itself, but none that matches everything."""
     for spelled in {path: None, _numbered(path): None}:
         parts = spelled.split("/")
         yield spelled
         for start in range(len(parts) + 1):
-            # What stands for no part at all matches, too, but at the end.
+            # `**` may also match no part, except at the end.
             for end in range(start if start < len(parts) else start + 1, len(parts) + 1):
                 kept = [*parts[:start], "**", *parts[end:]]
                 if any("*" not in part for part in kept):

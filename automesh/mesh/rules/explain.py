@@ -1,4 +1,4 @@
-"""In words: which rule gives a mesh, how its open sizes were inferred, and where its axes lie."""
+"""Explains which rule gives a mesh, how its sizes were inferred, and where its axes are."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape, MeshShape
 from automesh.texts.terminal import clean_lines
 
-# The devices of a mesh as text: axes to physical coordinates.
+# Describes the devices of a mesh: axes and their physical coordinates.
 
 Grid = np.ndarray[Any, Any]
-# What fits a terminal: characters of a line, rows of a table, lines of all tables.
+# Limits for a terminal: characters of a line, rows of a table, lines of all tables.
 _WIDTH = 96
 _ROWS = 16
 _LINES = 48
 
 
 def in_words(grid: Grid, axes: Sequence[MeshAxis]) -> list[str]:
-    """One line per axis larger than 1: its parts, and along what it runs.
+    """Writes one line per axis larger than 1: its parts, and what it runs along.
 
     Args:
       grid: [sizes of the axes]; the devices of the mesh.
@@ -51,9 +51,11 @@ def in_words(grid: Grid, axes: Sequence[MeshAxis]) -> list[str]:
 
 
 def draw_grid(grid: Grid, axes: Sequence[MeshAxis]) -> list[str]:
-    """Tables of the devices: the last axis to the right, the one before it down, a table for each
-    point of the others. An axis of its own is folded into lines. Axes of size 1 are left out, and
-    so is what would not fit a terminal.
+    """Draws tables of the devices.
+
+    The last axis goes to the right, the one before it down, with a table for each point of the
+    others. A single axis is wrapped into lines. Axes of size 1 are left out, and so are rows and
+    columns that do not fit a terminal.
 
     Args:
       grid: [sizes of the axes]; the devices of the mesh.
@@ -81,7 +83,7 @@ def draw_grid(grid: Grid, axes: Sequence[MeshAxis]) -> list[str]:
 
 
 def _folded(devices: Grid, named: Sequence[MeshAxis], label: Callable[[Any], str]) -> list[str]:
-    """All devices of a mesh of one axis, or of none."""
+    """Draws all devices of a mesh with at most one axis."""
     name = named[0].name if named else ""
     cell = max(len(label(device)) for device in devices)
     fitting = max(1, (_WIDTH - len(name) - 8) // (cell + 2))
@@ -127,14 +129,14 @@ def _row_name(down: MeshAxis, row: int | None) -> str:
 
 
 def _shown(size: int, most: int) -> list[int | None]:
-    """The indices that are shown; None where some are left out."""
+    """Lists the indices that are shown; None where some are left out."""
     if size <= most:
         return list(range(size))
     return [*range(most - 2), None, size - 1]
 
 
 def _labels(grid: Grid) -> tuple[Callable[[Any], str], str]:
-    """How a device is written, and what that means."""
+    """Returns the labels of devices, and their meaning."""
     devices = list(grid.flat)
     slices = by_slice(devices)
     several = len({granule_key(device, slices=slices) for device in devices}) > 1
@@ -152,7 +154,7 @@ def _labels(grid: Grid) -> tuple[Callable[[Any], str], str]:
 
 
 def _changing(lines: Grid) -> list[str]:
-    """What changes along an axis, of [size of the axis, others]: slices, dimensions, devices."""
+    """Says what changes along an axis, [size of the axis, others]: slices, devices, ..."""
     first = list(lines[:, 0])
     slices = by_slice(first)
     granules = {granule_key(device, slices=slices) for device in first}
@@ -170,7 +172,7 @@ def _is_placed(devices: Sequence[Any]) -> bool:
 
 
 def explain_rules(rules: Sequence[MeshRule], selector: str | None) -> list[str]:
-    """Which rule of a config gives the mesh for a target, and why the others do not.
+    """Explains which rule of a config gives the mesh for a target, and why the others do not.
 
     Args:
       rules: in order.
@@ -198,14 +200,14 @@ def explain_rules(rules: Sequence[MeshRule], selector: str | None) -> list[str]:
         if said == "matches":
             said = "matches first" if index == first else f"matches too, after rule {first + 1}"
         lines.append(f"  {index + 1}. `{rule.match}` {said}")
-    # Lines are there to be printed, and a rules file may be anybody's.
+    # The lines are printed, and anybody may have written the rules file.
     return [clean_lines(line) for line in lines]
 
 
 def explain_settings(
     knobs: Settings, compiler_options: Settings, mapping: LogicalMapping
 ) -> list[str]:
-    """What goes with a mesh: a line each, none for what is empty.
+    """Describes the settings of a mesh, a line each; empty ones are left out.
 
     Example:
       >>> explain_settings(Settings({"remat": "full"}), Settings(), LogicalMapping({"mlp": "tp"}))
@@ -223,7 +225,7 @@ def explain_settings(
 def explain_mesh(
     shape: MeshShape, names: Sequence[str], devices: Sequence[Any] | None = None
 ) -> list[str]:
-    """How a shape becomes a mesh, and the device at each of its points (this imports jax).
+    """Explains how a shape becomes a mesh, and the device at each point (this imports jax).
 
     A shape that does not fit the devices is explained too: the last line says what does not fit.
 
@@ -297,7 +299,7 @@ def _devices(devices: Sequence[Any]) -> str:
 
 
 def _inferred(shape: MeshShape, resolved: HybridMeshShape, names: Sequence[str]) -> list[str]:
-    """How each -1 got its size."""
+    """Explains how each -1 got its size."""
     if isinstance(shape, HybridMeshShape):
         parts = (
             ("ICI ", "devices of a granule", shape.ici_mesh_shape, resolved.ici_mesh_shape),
@@ -318,7 +320,7 @@ def _inferred(shape: MeshShape, resolved: HybridMeshShape, names: Sequence[str])
 def _granules_in_words(
     shape: MeshShape, resolved: HybridMeshShape, names: Sequence[str], num_granules: int
 ) -> str:
-    """How the DCN sizes came about."""
+    """Explains the DCN sizes."""
     if isinstance(shape, HybridMeshShape):
         return "DCN: given"
     if num_granules == 1:

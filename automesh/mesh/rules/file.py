@@ -1,4 +1,4 @@
-"""`mesh_rules.toml` (or `.json`): read, and merged into without losing what people wrote there."""
+"""Reads `mesh_rules.toml` (or `.json`), and merges rules into it without losing users' text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from automesh.mesh.strict_files import parse_tree
 from automesh.reading import check_regular, decoded, kind_of_file, read_bytes, read_text
 from automesh.texts.user_text import user_path
 
-# The text of a TOML file: made anew, or with one rule put in and all comments kept.
+# Writes the text of a TOML file: a new one, or with one rule added and all comments kept.
 
 _TITLE = "Written by `{by}`. `match` is a regular expression for the whole name of a\n"
 _TITLE_2 = "# target; the first rule that matches wins.\n"
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 
 
 def new_text(rules: Rules, *, by: str = "automesh search") -> str:
-    """The text of a new file; `by` is the command that writes it."""
+    """Returns the text of a new file; `by` is the command that writes it."""
     tree = tree_of_rules(rules)
     document = tomlkit.document()
     for key in ("schema", "axes", "batch_axes"):
@@ -60,7 +60,7 @@ def merged_text(
     Args:
       axes: of the rule.
       position: the rule's index in the file as it is now; the number of rules to append.
-      replaced: index of the rule that gives way, not below `position`; -1 for none.
+      replaced: index of the replaced rule, not below `position`; -1 for none.
     """
     line_end = "\r\n" if "\r\n" in text else "\n"
     starts = _block_starts(text)
@@ -79,12 +79,12 @@ def merged_text(
 
 
 def count_rules(text: str) -> int:
-    """How many `[[rule]]` tables there are."""
+    """Counts the `[[rule]]` tables."""
     return len(_block_starts(text))
 
 
 def _block_starts(text: str) -> list[int]:
-    """Where each rule begins: at its header, or at the comment lines right above it."""
+    """Finds where each rule begins: at its header, or at the comment lines right above it."""
     starts: list[int] = []
     for token in _TOKEN.finditer(text):
         if token["header"]:
@@ -107,7 +107,7 @@ def _new_block(rule: MeshRule, axes: tuple[str, ...]) -> str:
 
 
 def _updated_block(block: str, rule: MeshRule, axes: tuple[str, ...]) -> str:
-    """The block of the old rule with the new values, its comments kept."""
+    """Returns the block of the old rule with the new values and the old comments."""
     document = tomlkit.parse(block)
     rules: Any = document["rule"]
     _update(rules[0], tree_of_rule(rule, axes))
@@ -131,7 +131,7 @@ def _table(tree: Mapping[str, Any]) -> Table:
     return table
 
 
-# Of a rule, what has lines of its own; the rest of what is nested stands in one line.
+# Nested tables of a rule that get their own lines; all others are written in one line.
 _TABLES = ("shardings", "evidence")
 
 
@@ -151,7 +151,7 @@ def _text(value: Any) -> str:
     return tomlkit.item(value).as_string()
 
 
-_MOST_LINKS = 40  # in a row, as the kernel has it
+_MOST_LINKS = 40  # the kernel's limit of links in a row
 _ANOTHER = "choose another file with --rules"
 
 
@@ -166,7 +166,7 @@ def read_rules(path: Path | str) -> Rules:
 
 
 def parse_rules(text: str, *, name: str) -> Rules:
-    """Reads the text of a rules file that lies elsewhere.
+    """Reads the text of a rules file.
 
     Args:
       name: of the file, for messages; JSON if it ends in `.json`.
@@ -179,27 +179,27 @@ def parse_rules(text: str, *, name: str) -> Rules:
 
 
 def rules_of(rule: MeshRule) -> Rules:
-    """What a new file says that gets a rule: its axes are those of the file."""
+    """Makes the content of a new file with one rule, whose axes become those of the file."""
     empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
-    return replace(empty, rules=(_in_file(rule, empty),))
+    return replace(empty, rules=(_without_defaults(rule, empty),))
 
 
 def format_rules(rules: Rules, *, as_json: bool = False, by: str = "automesh search") -> str:
-    """The text of a new rules file by the command `by`, which is read back as an equal value."""
+    """Returns the text of a new rules file by the command `by`; it reads back as an equal value."""
     if as_json:
         return json.dumps(tree_of_rules(rules), indent=2, ensure_ascii=False) + "\n"
     return new_text(rules, by=by)
 
 
 class RuleEdited(UsageError):
-    """The rule that a merge would replace was written by hand while the search ran."""
+    """A user has edited the rule that a merge would replace while the search ran."""
 
 
 def check_mergeable(path: Path) -> tuple[MeshRule, ...]:
-    """Makes sure, before a long search, that `merge_rule` will not fail.
+    """Checks, before a long search, that `merge_rule` will not fail.
 
     Returns:
-      The rules that the file has now; `merge_rule` takes them to notice what is edited meanwhile.
+      The rules in the file; with them `merge_rule` notices later edits.
 
     Raises:
       UsageError: the file is broken, or cannot be written.
@@ -208,7 +208,7 @@ def check_mergeable(path: Path) -> tuple[MeshRule, ...]:
     if kind := kind_of_file(path):
         raise UsageError(f"`{path}` is {kind}, not a file", hint="name a file with --rules")
     check_regular(path)
-    path = _real(path)
+    path = _follow_links(path)
     if not path.parent.is_dir():
         raise UsageError(
             f"the folder of `{path}` does not exist",
@@ -227,19 +227,19 @@ def check_mergeable(path: Path) -> tuple[MeshRule, ...]:
 def merge_rule(
     path: Path, rule: MeshRule, *, selector: str, before: Sequence[MeshRule] | None = None
 ) -> Rules:
-    """Puts a rule where it decides for `selector`, and keeps everything else in the file.
+    """Adds a rule at the position where it decides for `selector`, and keeps the rest of the file.
 
     An existing rule for exactly `selector` is replaced. The rule goes before the first one that
-    matches `selector`, or to the end. Safe with other writers, and against a kill at any time:
-    what an editor saves meanwhile is merged into, too.
+    matches `selector`, or to the end. This is safe with other writers, and if the process is killed
+    at any time; edits that are saved meanwhile are kept.
 
     Args:
-      rule: with axes of its own. They are those of a file that does not exist yet; in another one
-        they stand with the rule, unless they are those of the file.
-      before: the rules that were in the file when the search began; None if nobody looked.
+      rule: with its own axes. A new file gets these axes; in an existing one the rule keeps them,
+        unless they are those of the file.
+      before: the rules in the file when the search began; None if unknown.
 
     Returns:
-      What the file now says.
+      The content of the file.
 
     Raises:
       RuleEdited: since `before`, somebody has written a rule for `selector` by hand.
@@ -247,7 +247,7 @@ def merge_rule(
     """
     path = user_path(path)
     try:
-        path = _real(path)
+        path = _follow_links(path)
         with files.lock_beside(path, timeout_s=RULES_LOCK_S):
             for _ in range(EDITED_MEANWHILE):
                 merged = _merge(path, rule, selector, before)
@@ -266,10 +266,10 @@ def merge_rule(
 
 
 def merged_rules(text: str, rule: MeshRule, *, selector: str, source: Path) -> str:
-    """What `merge_rule` would make of the text of a file; nothing is written.
+    """Returns the text that `merge_rule` would make of a file; writes nothing.
 
     Args:
-      source: the file that the text is of, for messages; a `.json` is read and written as JSON.
+      source: the name of the file, for messages; a `.json` is read and written as JSON.
 
     Raises:
       UsageError: the text is no rules file, or cannot be merged into.
@@ -278,16 +278,16 @@ def merged_rules(text: str, rule: MeshRule, *, selector: str, source: Path) -> s
     return _with_rule(source, text, found, rule, selector)[1]
 
 
-def _real(path: Path) -> Path:
-    """The file itself where a link leads to it: the link stays.
+def _follow_links(path: Path) -> Path:
+    """Follows links to the file itself, so that the links stay.
 
     Raises:
-      UsageError: the link was made by somebody who may not decide where we write.
+      UsageError: an account that may not decide where we write has made the link.
     """
     seen = path.absolute()
     for _ in range(_MOST_LINKS):
         if not seen.is_symlink():
-            # Links among the folders lead where the user has named.
+            # The user has chosen links in the folders of the path.
             return seen.parent.resolve() / seen.name
         if files.is_foreign_link(seen):
             raise UsageError(
@@ -323,7 +323,7 @@ def _merge(
 
 
 def _is_being_written(path: Path, raw: bytes) -> bool:
-    """Whether what was read is the half of what an editor writes just now."""
+    """Whether the text may be incomplete, because an editor is just writing the file."""
     time.sleep(EDIT_SETTLES_S)
     return read_bytes(path, limit_bytes=PEOPLE_FILE_BYTES) != raw
 
@@ -331,9 +331,9 @@ def _is_being_written(path: Path, raw: bytes) -> bool:
 def _check_not_edited(
     path: Path, selector: str, before: Sequence[MeshRule], now: Sequence[MeshRule]
 ) -> None:
-    """Makes sure that no rule is replaced that somebody has written by hand since `before`.
+    """Checks that no rule is replaced that a user has edited since `before`.
 
-    What another search writes has evidence of its own; a rule that is edited keeps the one it had.
+    A rule of another search has new evidence; an edited rule keeps its old evidence.
     """
     old, new = _for_exactly(before, selector), _for_exactly(now, selector)
     if new is None or new == old:
@@ -352,12 +352,12 @@ def _for_exactly(rules: Sequence[MeshRule], selector: str) -> MeshRule | None:
 def _with_rule(
     path: Path, text: str, before: Rules, rule: MeshRule, selector: str
 ) -> tuple[Rules, str]:
-    """What a file says with the rule merged into it, and its text.
+    """Returns the content of a file with the rule merged into it, and its text.
 
     Raises:
       UsageError: the text cannot be merged into.
     """
-    rule = _in_file(rule, before)
+    rule = _without_defaults(rule, before)
     kept = list(before.rules)
     position = first_match(kept, selector)
     exact = [index for index, old in enumerate(kept) if old.match in _exact(selector)]
@@ -378,7 +378,7 @@ def _with_rule(
 
 
 def _merged(text: str, before: Rules, rule: MeshRule, position: int, replaced: int) -> str:
-    """The new text; empty if the rules are not all written as `[[rule]]` tables."""
+    """Returns the new text; empty if not all rules are written as `[[rule]]` tables."""
     if count_rules(text) != len(before.rules):
         return ""
     try:
@@ -399,8 +399,8 @@ def _exact(selector: str) -> tuple[str, ...]:
     return (escape(selector), re.escape(selector))
 
 
-def _in_file(rule: MeshRule, rules: Rules) -> MeshRule:
-    """A rule without what the file says for all its rules."""
+def _without_defaults(rule: MeshRule, rules: Rules) -> MeshRule:
+    """Returns a rule without the values that the file states for all its rules."""
     own = rule.axes if rule.axes != rules.axes else ()
     bare = replace(rule, axes=own, batch_axes=None)
     is_usual = rule.batch_axes in (None, rules.batch_axes_of(bare))

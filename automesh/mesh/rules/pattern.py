@@ -1,10 +1,10 @@
-"""The regular expressions of rules, matched in bounded time whatever they say.
+"""Matches the regular expressions of rules in bounded time, whatever they contain.
 
-Python's engine tries one way to match after the other, and some patterns (`(a+)+b`) have more ways
-than there are seconds. So it gets only those that have few by what is written in them. All others
-go to the engine of the Rust language, which pydantic brings: its time grows with the length of the
-name, not with the ways. What that engine does not know (to look ahead or behind, to refer back) is
-refused when the rule is made.
+Python's engine tries one way to match after the other, and some patterns (`(a+)+b`) have
+exponentially many. So Python's engine only gets patterns whose text shows that they have few ways.
+All others go to Rust's engine, which pydantic contains: its time grows with the length of the name,
+not with the number of ways. Patterns with features that this engine lacks (lookahead, lookbehind,
+backreferences) are refused when the rule is made.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Annotated
 from automesh import limits
 from automesh.errors import UsageError
 
-# Escapes, comments, the beginnings of groups, sets of characters: what is no choice by itself.
+# Escapes, comments, the beginnings of groups, sets of characters: parts without alternatives.
 _TOKEN = re.compile(
     r"(?P<escape>\\.)|(?P<comment>\(\?#[^)]*\))|(?P<open>\((?:\?[^)]?)?)"
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<once>[?|])|(?P<repeat>[*+{])|(?P<other>.)",
     re.DOTALL,
 )
-# What both engines read, but not alike: repeats that give nothing back (`a*+`), sets in sets.
+# Syntax that the engines read differently: possessive repeats (`a*+`), nested sets.
 _NO_WAY_BACK = re.compile(r"[*+?}]\+")
-# Where spaces and comments may stand between a group and what repeats it.
+# With this flag, spaces and comments may be between a group and its repeat.
 _SPACED = re.compile(r"\(\?[A-Za-z-]*x")
 _SET_IN_SET = re.compile(r"\[|&&|--|~~")
 
 
 def check_pattern(pattern: str) -> None:
-    """Makes sure that a rule's match is a regular expression, and one that can be matched in time.
+    """Checks that a rule's match is a regular expression that can be matched in bounded time.
 
     Raises:
       UsageError: it is not.
@@ -63,7 +63,7 @@ def matches(pattern: str, selector: str, *, ignore_case: bool = False) -> bool:
 
 
 def nearest(pattern: str, selector: str) -> tuple[str, bool]:
-    """The part of a name that a pattern matches, if it does not match the whole.
+    """Returns the part of a name that a pattern matches, if it does not match the whole.
 
     Returns:
       The part, empty if there is none; and whether it is the beginning.
@@ -85,9 +85,8 @@ def nearest(pattern: str, selector: str) -> tuple[str, bool]:
 def has_few_choices(pattern: str) -> bool:
     """Whether Python's engine has so few ways to match a name that it may try them all.
 
-    An alternative and an optional part double the ways; what repeats characters or sets has as many
-    as there are ways to share the name among all repeats. Of a group that repeats they cannot be
-    told from the text.
+    Each alternative or optional part doubles the ways; repeats of characters or sets have as many
+    ways as the name can be divided among them. For a repeated group the number is unknown.
     """
     if _SPACED.search(pattern):
         return False
@@ -115,15 +114,15 @@ def _matcher(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
-    """A matcher of the other engine."""
-    # Here: a config without such rules must not wait for pydantic.
+    """Returns a matcher of Rust's engine."""
+    # Imported here, as a config without such rules must not wait for pydantic.
     from pydantic import StringConstraints, TypeAdapter, ValidationError
     from pydantic_core import SchemaError
 
     if _is_read_differently(pattern):
         raise _too_many_choices(pattern)
     tokens = [one[0] for one in _TOKEN.finditer(pattern) if one.lastgroup != "comment"]
-    known = "".join(r"\z" if one == r"\Z" else one for one in tokens)  # Rust's name for the end.
+    known = "".join(r"\z" if one == r"\Z" else one for one in tokens)  # Rust's `\Z`
     whole = rf"{'(?i)' if ignore_case else ''}\A(?:{known})\z"
     try:
         adapter = TypeAdapter(Annotated[str, StringConstraints(pattern=whole)])
@@ -153,7 +152,7 @@ def _is_read_differently(pattern: str) -> bool:
 
 def _too_many_choices(pattern: str) -> UsageError:
     return UsageError(
-        f"the rule's match `{pattern}` may take longer to match than anybody waits",
+        f"the rule's match `{pattern}` may take too long to match",
         hint="repeat characters or sets, as in `[a-z]*`, not groups; or do without looking ahead "
         "or behind and referring back",
     )

@@ -1,4 +1,4 @@
-"""`MeshRule`, and which rule applies: the first whose match is the whole name wins."""
+"""`MeshRule`, and the choice of a rule: the first whose `match` matches the whole name."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshRule:
-    """The mesh and the settings for the targets whose whole name `match` matches.
+    """The mesh and settings for the targets whose whole name `match` matches.
 
     Attributes:
       match: regular expression.
-      mesh_shape: sizes in the order of the axes of the rules or config that hold the rule. In a
+      mesh_shape: sizes in the order of the axes of the rules or config that contain the rule. In a
         rules file always a `HybridMeshShape`; among a config's own rules also a plain shape, or
         None for the config's default mesh.
-      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
+      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if not given.
       axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis or
         one for all; empty: those of the config, in a rules file Auto. Kept as words.
-      axes: names of the mesh axes; empty: those of the rules or config that hold the rule.
+      axes: names of the mesh axes; empty: those of the rules or config that contain the rule.
       batch_axes: axes that the rows of a batch are split over; None: those of the rules or config
-        that hold the rule.
+        that contain the rule.
       shardings: pattern of the paths of arrays -> names of their dimensions, see
-        `automesh.mesh.rules.shardings`; empty if nothing is said.
+        `automesh.mesh.rules.shardings`; empty if not given.
 
     Raises:
-      WrongType: `match` is no string, the shape no sequence of integers, or the mapping or
-        settings are none.
+      WrongType: `match` is no string, the shape no sequence of integers, or the mapping or settings
+        have another type.
       UsageError: `match` is not a regular expression, or none that can be matched in time; a size
         is not possible; or names or axis types do not fit.
 
@@ -68,7 +68,7 @@ class MeshRule:
     batch_axes: tuple[str, ...] | None = None
     shardings: Shardings = NO_SHARDINGS
 
-    if TYPE_CHECKING:  # What may be given is more than what is kept.
+    if TYPE_CHECKING:  # More types are accepted than stored.
 
         def __init__(
             self,
@@ -125,17 +125,17 @@ class MeshRule:
             object.__setattr__(self, "batch_axes", batch)
         types = as_words(self.axis_types)
         if types and sizes is not None:
-            # Whose axes have no names here are counted.
+            # Without names, the axes are only counted.
             known = axes or [f"axis {number + 1}" for number in range(len(sizes))]
             types = as_axis_types(types, known)
         object.__setattr__(self, "axis_types", types)
 
     @property
     def hybrid_shape(self) -> HybridMeshShape:
-        """The sizes over ICI and DCN, which every rule of a rules file has.
+        """Returns the sizes over ICI and DCN, which every rule of a rules file has.
 
         Raises:
-          UsageError: the rule leaves them open.
+          UsageError: the rule does not state them.
         """
         if not isinstance(self.mesh_shape, HybridMeshShape):
             raise UsageError(
@@ -147,7 +147,7 @@ class MeshRule:
 
 
 OwnRules = Sequence[MeshRule | tuple[str, AnyShape | None]]
-"""What a config takes as its own rules."""
+"""The types that a config accepts as its own rules."""
 
 
 def rule_for(
@@ -159,12 +159,12 @@ def rule_for(
     batch_axes: Sequence[str] | None = None,
     shardings: Mapping[str, SpelledDims] = NO_SHARDINGS,
 ) -> MeshRule:
-    """The rule that gives `plan` to the target named `selector`, and to no other.
+    """Makes the rule that gives `plan` to the target named `selector`, and to no other.
 
     Args:
-      axis_types: of the mesh that it was found with, one for each axis; empty: it is not known.
-      batch_axes: axes that the rows of a batch are split over; None: it is not known.
-      shardings: of the arrays, where the search has found them.
+      axis_types: of the mesh of the search, one for each axis; empty if unknown.
+      batch_axes: axes that the rows of a batch are split over; None if unknown.
+      shardings: of the arrays, if the search has found them.
     """
     names = tuple(axis.name for axis in plan.axes)
     return MeshRule(
@@ -184,7 +184,7 @@ def rule_for(
 
 
 def escape(selector: str) -> str:
-    """A regular expression for exactly `selector`, more readable than that of `re.escape`.
+    """Escapes `selector` as a regular expression, more readably than `re.escape`.
 
     >>> escape("gpu-p5.48xlarge-64")
     'gpu-p5\\\\.48xlarge-64'
@@ -193,7 +193,7 @@ def escape(selector: str) -> str:
 
 
 def matches_only(match: str) -> str:
-    """The one selector that a pattern is the name of; empty if it is a pattern for several.
+    """Returns the only selector that a pattern matches; empty if it may match several.
 
     >>> matches_only("gpu-p5\\\\.48xlarge-64"), matches_only("tpu-v5p-.*")
     ('gpu-p5.48xlarge-64', '')
@@ -203,11 +203,11 @@ def matches_only(match: str) -> str:
 
 
 def check_selector(selector: Any) -> str:
-    """Accepts the name of a target.
+    """Checks the name of a target.
 
     Raises:
       WrongType: no string.
-      UsageError: it is longer than names are.
+      UsageError: it is too long.
     """
     if not isinstance(selector, str):
         raise WrongType(
@@ -224,13 +224,13 @@ def check_selector(selector: Any) -> str:
 
 
 def first_match(rules: Sequence[MeshRule], selector: str) -> int:
-    """Index of the first rule that matches; the number of rules if none does."""
+    """Returns the index of the first rule that matches; the number of rules if none does."""
     matching = (i for i, rule in enumerate(rules) if matches(rule.match, selector))
     return next(matching, len(rules))
 
 
 def explain_match(rule: MeshRule, selector: str) -> str:
-    """Whether a rule matches, and if not, how near it comes: one phrase."""
+    """Says whether a rule matches, and if not, how closely: one phrase."""
     if matches(rule.match, selector):
         return "matches"
     part, is_beginning = nearest(rule.match, selector)

@@ -1,12 +1,11 @@
-"""How the arrays of a training are split: patterns of their paths, each with names for the
-dimensions (no jax).
+"""Describes how arrays are split: patterns of paths, with names for dimensions (no jax).
 
-A path is made of the keys, numbers and attributes that lead to an array, with `/` between them:
-`params/layers/0/attn/q`. In a pattern `*` stands for anything inside of one part, `**` for any
-number of parts. The first pattern that matches an array decides.
+A path consists of the keys, numbers and attributes that lead to an array, joined by `/`:
+`params/layers/0/attn/q`. In a pattern, `*` matches anything inside one part, `**` any number of
+parts. The first pattern that matches an array decides.
 
 A dimension has a name, several, or `""`: names of mesh axes, and of logical axes that the rule's
-`mapping` splits. A name that is neither says what the dimension is, and splits nothing.
+`mapping` splits. Any other name only describes the dimension, and splits nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from automesh.mesh.mapping import MappedAxes, pairs_of
 Dims = tuple[tuple[str, ...], ...]
 """Per dimension, names in the order in which they split it."""
 SpelledDims = Sequence[str | Sequence[str]]
-"""As people write them: `["layers", "", ["heads", "fsdp"]]`."""
+"""The names of dimensions as people write them: `["layers", "", ["heads", "fsdp"]]`."""
 
 _PART = re.compile(
     r"\['(?P<key>(?:[^'\\]|\\.)*)'\]"
     r"|\[\"(?P<other>[^\"]*)\"\]"
-    r"|\[<flat index (?P<flat>\d+)>\]"  # What jax calls a part of a class that names none.
+    r"|\[<flat index (?P<flat>\d+)>\]"  # children without names
     r"|\[(?P<number>[^\]]*)\]"
     r"|\.?(?P<name>[^.\[\]]+)"
 )
@@ -35,7 +34,7 @@ _MOST_PATTERNS = 10_000
 
 
 class Shardings(Mapping[str, Dims]):
-    """Pattern -> names of the dimensions, in order; cannot change and can be hashed.
+    """Pattern -> names of the dimensions, in order; immutable and hashable.
 
     Args:
       values: as people write them, see `SpelledDims`.
@@ -79,7 +78,7 @@ class Shardings(Mapping[str, Dims]):
         return hash(tuple(self._dims.items()))
 
     def __eq__(self, other: object) -> bool:
-        # The first one that matches decides, so that the order counts.
+        # The order matters, since the first pattern that matches decides.
         if isinstance(other, Shardings):
             return tuple(self._dims.items()) == tuple(other._dims.items())
         return dict(self) == other
@@ -88,12 +87,12 @@ class Shardings(Mapping[str, Dims]):
         return f"Shardings({spelled_shardings(self)!r})"
 
     def first(self, path: str) -> str:
-        """The pattern that decides for an array; empty if none matches its path."""
+        """Returns the pattern that decides for an array; empty if none matches its path."""
         return next((pattern for pattern in self._dims if matches(pattern, path)), "")
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """What patterns begin with, where that is no pattern itself: names of arguments."""
+        """Returns the names of arguments with which patterns begin."""
         firsts = [pattern.partition("/")[0] for pattern in self._dims if "/" in pattern]
         return tuple(dict.fromkeys(one for one in firsts if "*" not in one))
 
@@ -113,7 +112,7 @@ def _checked(pattern: Any) -> str:
 
 
 def read_dims(pattern: str, spelled: Any) -> Dims:
-    """The names of the dimensions of an array.
+    """Reads the names of the dimensions of an array.
 
     Raises:
       WrongType: no sequence of names.
@@ -149,7 +148,7 @@ def read_dims(pattern: str, spelled: Any) -> Dims:
 
 
 def spelled_dims(dims: Dims) -> list[str | list[str]]:
-    """As people write them.
+    """Writes the names of dimensions as people write them.
 
     Example:
       >>> spelled_dims((("layers",), (), ("heads", "fsdp")))
@@ -159,14 +158,14 @@ def spelled_dims(dims: Dims) -> list[str | list[str]]:
 
 
 def spelled_shardings(shardings: Mapping[str, Dims]) -> dict[str, list[str | list[str]]]:
-    """As `Shardings` takes them."""
+    """Writes shardings as `Shardings` takes them."""
     return {pattern: spelled_dims(dims) for pattern, dims in shardings.items()}
 
 
 def axes_of(
     dims: Dims, mapping: Mapping[str, MappedAxes], names: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes that split each dimension.
+    """Returns the mesh axes that split each dimension.
 
     Args:
       mapping: of logical axes.
@@ -205,7 +204,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def path_of(name: str) -> str:
-    """What Python calls an array, as a path.
+    """Converts a Python expression for an array to a path.
 
     Example:
       >>> path_of("state.params['layers'][0]['up']"), path_of("opt[0].mu['mlp/~/w']")

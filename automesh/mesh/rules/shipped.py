@@ -22,7 +22,7 @@ from automesh.mesh.strict_files import read_table
 from automesh.package import PACKAGE
 
 PREFIX = "preset:"
-"""What the name of a preset begins with where the path of a rules file may stand as well."""
+"""Prefix of a preset's name where the path of a rules file is possible, too."""
 SCHEMA = 1
 _HINT = "`automesh presets` lists what there is"
 
@@ -31,12 +31,12 @@ SideKind = Literal["compiled", "estimated", "too large", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A plan for a preset's batch and target, of the rule or as somebody publishes it.
+    """A plan for a preset's batch and target: the rule's, or a published one.
 
     Attributes:
       plan: mesh and knobs, as text.
       source: who publishes the mesh, and where; empty for the rule's own plan.
-      kind: what the figures rest on; `too large` is the compiler's word, too.
+      kind: source of the figures; `too large` is a result of the compiler, too.
       step_s: predicted seconds of a step: replayed from the compiled schedule, else estimated; 0 if
         there are none.
       memory_bytes: peak on one device, by the compiler, else estimated; 0 if unknown.
@@ -56,19 +56,19 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """How the rule of one target was made, or why there is none.
+class PresetOrigin:
+    """How the rule of one target was made, or why it has no rule.
 
     Attributes:
-      arguments: of the framework's training command: the model, the batch and the length.
-      command: that made the pair.
-      seconds: that it took, over all of its runs.
+      arguments: of the framework's training
+      command: the model, the batch and the length. command: command that made the pair.
+      seconds: its time, over all of its runs.
       made: UTC time in ISO 8601.
-      versions: of the packages that made the programs, the framework's among them.
+      versions: of the packages that made the programs, including the framework's.
       legal: plans of the search space that are legal on the target.
-      compiled: plans that the target's compiler has seen at default effort.
-      is_final: nothing more would be compiled by the same versions.
-      reason: why nothing was compiled, or why there is no rule; empty if neither is so.
+      compiled: plans that were compiled at default effort.
+      is_final: the same versions would compile nothing more.
+      reason: why nothing was compiled, or why there is no rule; else empty.
       ours: the rule's plan; None if there is no rule.
       published: the meshes of others, for the same batch and length.
     """
@@ -87,11 +87,11 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class PresetOrigins:
     """The file `NAME.json`: target -> how its rule was made."""
 
     schema: int = SCHEMA
-    targets: dict[str, Made] = field(default_factory=dict[str, Made])
+    targets: dict[str, PresetOrigin] = field(default_factory=dict[str, PresetOrigin])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Preset:
     """The rules for one model.
 
     Attributes:
-      name: `maxtext/qwen3-1.7b`: the framework, and what it calls the model.
+      name: `maxtext/qwen3-1.7b`: the framework, and its name of the model.
       path: of its rules file.
       rules: one for each target.
       records: how they were made, by target.
@@ -108,22 +108,22 @@ class Preset:
     name: str
     path: Path
     rules: Rules
-    records: Mapping[str, Made]
+    records: Mapping[str, PresetOrigin]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that have a rule."""
+        """Lists the targets that have a rule."""
         return tuple(matches_only(rule.match) for rule in self.rules.rules)
 
 
 def presets_folder() -> Path:
-    """Where the presets lie, installed or in a checkout."""
+    """Returns the folder of the presets, installed or in a checkout."""
     installed = PACKAGE / "preset_rules"
     return installed if installed.is_dir() else PACKAGE.parent / "results" / "presets"
 
 
 def preset_files(folder: Path | None = None) -> dict[str, Path]:
-    """Name -> rules file of every preset.
+    """Maps the name of every preset to its rules file.
 
     Args:
       folder: by default that of the presets that come with automesh.
@@ -136,12 +136,12 @@ def preset_files(folder: Path | None = None) -> dict[str, Path]:
 
 
 def is_preset(path: str | Path) -> bool:
-    """Whether the name of a preset stands where a path may."""
+    """Whether a path is the name of a preset."""
     return str(path).startswith(PREFIX)
 
 
 def rules_path(path: str | Path) -> str | Path:
-    """The rules file of a preset, `preset:maxtext/qwen3-1.7b`; any other path as it is.
+    """Returns the rules file of a preset, `preset:maxtext/qwen3-1.7b`; any other path unchanged.
 
     Raises:
       UsageError: there is no such preset.
@@ -155,15 +155,14 @@ def rules_path(path: str | Path) -> str | Path:
 
 
 def find_presets(pattern: str = "", *, folder: Path | None = None) -> tuple[Preset, ...]:
-    """The presets that a pattern means, sorted by name.
+    """Finds the presets that match a pattern, sorted by name.
 
     Args:
-      pattern: a name, a part of names, or all of one with `*` and `?` for what may be anything;
-        empty: all.
+      pattern: a name, a part of a name, or a whole name with the wildcards `*` and `?`; empty: all.
       folder: by default that of the presets that come with automesh.
 
     Raises:
-      UsageError: nothing is meant by it, or a file cannot be read.
+      UsageError: it matches nothing, or a file cannot be read.
     """
     small = pattern.strip().removeprefix(PREFIX).lower()
     if len(small) > TARGET_CHARS:
@@ -193,11 +192,11 @@ def read_preset(name: str, path: Path) -> Preset:
     return Preset(name=name, path=path, rules=read_rules(path), records=read_records(path).targets)
 
 
-def read_records(path: Path) -> Records:
-    """How the rules of a rules file were made; nothing if nobody wrote that down.
+def read_records(path: Path) -> PresetOrigins:
+    """Reads how the rules of a rules file were made; empty if that is not recorded.
 
     Raises:
       UsageError: it cannot be read, or is wrong.
     """
     beside = path.with_name(f"{path.name.removesuffix('.toml')}.json")
-    return read_table(beside, Records) if beside.exists() else Records()
+    return read_table(beside, PresetOrigins) if beside.exists() else PresetOrigins()

@@ -1,4 +1,4 @@
-"""The tree of a rules file (TOML or JSON), strictly read into `Rules`, and written from it."""
+"""Reads the tree of a rules file (TOML or JSON) strictly into `Rules`, and writes it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def rules_from_tree(tree: Mapping[str, Any], *, source: Path) -> Rules:
 
 
 def tree_of_rules(rules: Rules) -> dict[str, Any]:
-    """The tree that `rules_from_tree` reads back as an equal value."""
+    """Makes the tree that `rules_from_tree` reads back as an equal value."""
     return {
         "schema": SCHEMA,
         "axes": list(rules.axes),
@@ -123,7 +123,7 @@ def tree_of_rules(rules: Rules) -> dict[str, Any]:
 
 
 def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
-    """One entry under `rule`; sizes of 1 and what is not known are left out.
+    """Makes one entry under `rule`, without sizes of 1 and unknown values.
 
     Args:
       axes: of the rule, its own or those of the file.
@@ -140,7 +140,7 @@ def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     tree |= {
         "ici": {name: size for name, size in zip(axes, shape.ici_mesh_shape) if size != 1},
         "dcn": {name: size for name, size in zip(axes, shape.dcn_mesh_shape) if size != 1},
-        "mapping": {name: _spelled(mapped) for name, mapped in rule.mapping.axes},
+        "mapping": {name: _as_written(mapped) for name, mapped in rule.mapping.axes},
         "knobs": dict(rule.knobs),
         "compiler_options": dict(rule.compiler_options),
     }
@@ -153,8 +153,8 @@ def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     return tree
 
 
-def _spelled(axes: MappedAxes) -> str | list[str]:
-    """As people write it: TOML has no null."""
+def _as_written(axes: MappedAxes) -> str | list[str]:
+    """Writes a value as people do: TOML has no null."""
     return list(axes) if len(axes) > 1 else axes[0] if axes else NONE
 
 
@@ -204,7 +204,7 @@ def _tree_of_program(program: ProgramFacts) -> dict[str, Any]:
 
 def _check_schema(schema: object, source: Path) -> None:
     if schema == SCHEMA or not isinstance(schema, int):
-        return  # A wrong type is told with the other keys.
+        return  # A wrong type is reported with those of the other keys.
     if schema > SCHEMA:
         raise UsageError(
             f"`{source}` has schema {schema}, newer than {SCHEMA}, which this automesh reads",

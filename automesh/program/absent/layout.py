@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import UsageError
-from automesh.hardware.fabric.fabric import Crooked, Layouts, Span, Wound
+from automesh.hardware.fabric.fabric import AxisSpan, Crooked, Layouts, Wound
 from automesh.hardware.fabric.placement import places_along
 from automesh.hardware.fabric.torus import box_of, reach_of_box_or_rings
 from automesh.hardware.slices import wraps_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from automesh.worker.messages import LayoutJob
 
 Ints = NDArray[np.int64]
-Spans = tuple[Span, ...]
+Spans = tuple[AxisSpan, ...]
 _HOST = (2, 2, 1)  # Chips of a host: jax lists the devices of a slice host by host.
 # For these kinds jax's layout depends on the last size of a mesh, even if it is 1.
 _BY_LAST_SIZE = ("TPU v2", "TPU v3")

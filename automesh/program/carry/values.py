@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +152,7 @@ def _described(leaf: Any) -> StoredLeaf:
         # Of a key that is only described jax does not tell it.
         is_here = isinstance(array, jax.Array) and _has_data(array)
         implementation = str(jax.random.key_impl(array)) if is_here else ""
-        implementation = implementation or str(array.dtype._impl.name)
+        implementation = implementation or str(cast(Any, array.dtype)._impl.name)
     return StoredLeaf(
         shape=tuple(map(int, array.shape)),
         dtype="" if implementation else str(array.dtype),

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import Knobs, MeshAxis, parse_mesh
-from automesh.mesh.granules import Located
+from automesh.mesh.granules import LocatedDevice
 from automesh.mesh.layout.devices import axis_types_for, create_mesh_for
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
 from automesh.program.script.contexts import Ambient, ambient_mesh, no_ambient_mesh, traces_of
@@ -54,7 +54,7 @@ def build_on(
     axis_types: tuple[str, ...] = (),
     mapping: LogicalAxes = (),
     knobs: Knobs = (),
-    devices: Sequence[Located] | None = None,
+    devices: Sequence[LocatedDevice] | None = None,
 ) -> Built:
     """Calls `build` on a mesh of `axes`; calls it again if the workload asks for other axis types.
 
@@ -91,7 +91,7 @@ def _call(
     axes: Sequence[MeshAxis],
     axis_types: tuple[str, ...],
     arguments: Mapping[str, Any],
-    devices: Sequence[Located] | None,
+    devices: Sequence[LocatedDevice] | None,
 ) -> Built:
     mesh = create_mesh_for(axes, devices=devices, axis_types=axis_types)
     # In words: 1 and True are equal, and mean different programs.

@@ -32,7 +32,7 @@ from automesh import jsonio
 from automesh.cost.breakdown import CollectiveCost, MeshCost
 from automesh.cost.comparison import Share, compare_causes, compare_collectives, shares_of
 from automesh.cost.terms import Finding, value_of
-from automesh.outcomes import Replayed
+from automesh.outcomes import ReplayOutcome
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence
 from automesh.report.findings import RULES
@@ -73,7 +73,7 @@ def facts_of_one(one: Explained) -> dict[str, Any]:
             for cause, seconds in one.estimated.causes
             if total > 0
         ],
-        "replay": jsonio.to_json(one.replay, Replayed) if one.replay else None,
+        "replay": jsonio.to_json(one.replay, ReplayOutcome) if one.replay else None,
         "reasons": [_share(share) for share in shares_of(one.cost, one.estimated)],
         "collectives": [_collective(each) for each in one.cost.collectives],
         "flops": one.cost.flops,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from automesh.cost.breakdown import MeshCost
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Estimated, Measured, Replayed
+from automesh.outcomes import Compiled, Estimated, Measured, ReplayOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Explained:
     is_borrowed: bool = False
 
     @property
-    def replay(self) -> Replayed | None:
+    def replay(self) -> ReplayOutcome | None:
         """What the schedule of the compiled program takes on the links of the target."""
         return self.compiled.replay if self.compiled else None
 

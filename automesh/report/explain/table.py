@@ -11,7 +11,7 @@ from automesh.cost.comparison import (
     compare_causes,
     compare_collectives,
 )
-from automesh.outcomes import Replayed
+from automesh.outcomes import ReplayOutcome
 from automesh.report.blocks.columns import GLUE, Column, figures_column, text_column
 from automesh.report.blocks.nouns import Note, Report, Section, Table, lines_of
 from automesh.report.explain.json import facts_of
@@ -267,7 +267,7 @@ def _cause_changes(one: Explained, against: Explained) -> list[Column]:
     ]
 
 
-def _replay_changes(one: Replayed, against: Replayed) -> list[Column]:
+def _replay_changes(one: ReplayOutcome, against: ReplayOutcome) -> list[Column]:
     """The causes of two replays, and what waits for communication in all."""
     first, second = dict(one.causes), dict(against.causes)
     least_s = _LEAST * max(one.step_s, against.step_s)

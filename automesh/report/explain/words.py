@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from automesh.cost.breakdown import CollectiveCost, KernelCost
+from automesh.cost.breakdown import CollectiveCost, KernelSum
 from automesh.cost.comparison import Reason, Share, WhyFaster, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
@@ -304,7 +304,7 @@ def _copy(share: Share) -> str:
     return f"the copy {way} the host{source} ({runs})"
 
 
-def _small(kernel: KernelCost) -> str:
+def _small(kernel: KernelSum) -> str:
     batch, m, n, k = kernel.matmul
     times = f"{batch} times " if batch > 1 else ""
     speed = format_percent(kernel.ideal_s / kernel.matmul_s)
@@ -313,11 +313,11 @@ def _small(kernel: KernelCost) -> str:
     return f"{_at(kernel)} ({sizes}), which runs at {speed} of full speed"
 
 
-def _overheads(kernel: KernelCost) -> str:
+def _overheads(kernel: KernelSum) -> str:
     return f"starting {_at(kernel)} ({_runs(kernel.count)})"
 
 
-def _at(kernel: KernelCost) -> str:
+def _at(kernel: KernelSum) -> str:
     name = clean(kernel.operation) or "work"
     what = "the " + _OPERATIONS.get(name, name)
     source = f" at {clean(kernel.source)}" if kernel.source else ""

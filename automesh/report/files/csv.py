@@ -24,7 +24,7 @@ from automesh.outcomes import (
     Failed,
     Measured,
     OutOfMemory,
-    Replayed,
+    ReplayOutcome,
     TimedOut,
 )
 from automesh.report import words
@@ -229,7 +229,7 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
                 "limit_bytes": outcome.limit_bytes,
                 "reserve_bytes": outcome.reserve_bytes or None,
             }
-        case Compiled(replay=Replayed(bracket_s=(low, high))):
+        case Compiled(replay=ReplayOutcome(bracket_s=(low, high))):
             return {"step_low_s": low, "step_high_s": high}
         case TimedOut() as outcome:
             return {"stage": outcome.stage, "limit_s": outcome.limit_s}

@@ -18,7 +18,7 @@ from automesh.outcomes import (
     Estimated,
     Measured,
     OutOfMemory,
-    Replayed,
+    ReplayOutcome,
     is_unsteady,
     open_ended,
 )
@@ -191,7 +191,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
                 reference=result.reference,
                 command=result.facts.searched.template,
             )
-        case Compiled(effort="default", replay=Replayed() as replay) if result.is_ahead:
+        case Compiled(effort="default", replay=ReplayOutcome() as replay) if result.is_ahead:
             tried |= {"out_of_memory": funnel.out_of_memory} | compiled
             return replace(
                 evidence,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from automesh.hlo.store import LIMIT_VARIABLE, Entry, ModuleStore
+from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore, StoreEntry
 from automesh.report.blocks.columns import figures_column, text_column
 from automesh.report.blocks.nouns import Report, Section, Table, lines_of
 from automesh.texts.terminal import clean
@@ -33,9 +33,9 @@ class KeptFor:
     used_s: float
 
 
-def by_target(entries: Sequence[Entry]) -> tuple[KeptFor, ...]:
+def by_target(entries: Sequence[StoreEntry]) -> tuple[KeptFor, ...]:
     """What is kept for each target, what was used last first."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.stored.target, []).append(entry)
     found = [_summed(target, group) for target, group in groups.items()]
@@ -88,7 +88,7 @@ def _facts(store: ModuleStore, kept: Sequence[KeptFor], removed: int) -> dict[st
     }
 
 
-def _summed(target: str, group: Sequence[Entry]) -> KeptFor:
+def _summed(target: str, group: Sequence[StoreEntry]) -> KeptFor:
     return KeptFor(
         target=target,
         programs=len(group),

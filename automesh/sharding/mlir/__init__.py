@@ -1,1 +1,1 @@
-"""Partitioned MLIR modules read into `ir.graph` (jax)."""
+"""Reads partitioned MLIR modules into `ir.graph` (jax)."""

@@ -1,4 +1,4 @@
-"""What analyses need of an MLIR operation, as plain values (jax); `module` lists them."""
+"""Reads attributes of MLIR operations as plain values (jax); `module` lists them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from automesh.sharding.passes import Bindings
 _NUMBER = re.compile(r"dense<([^<>\"\[\]]+)>")
 _LISTS = re.compile(r"(\w+) = \[([\d, ]*)\]")
 _COST = ("flops", "bytes_accessed", "transcendentals")
-# Of Shardy's operations that make shardings explicit; a slice moves nothing between devices.
+# Shardy's operations that make shardings explicit; a slice moves nothing between devices.
 _SHARDY_AXES = {kind.stablehlo: kind.shardy_axes for kind in KINDS if kind.shardy_axes} | {
     "all_slice": "slicing_axes"
 }
@@ -81,7 +81,7 @@ class AttributeReader:
         }
 
     def of(self, operation: Any, made: Operation) -> _Attributes:
-        """The attributes of `operation`, of which `made` has the operands and results."""
+        """Returns the attributes of `operation`; `made` has its operands and results."""
         dialect, name = str(operation.name).split(".", 1)
         if dialect == "sdy" and "out_sharding" in operation.attributes:
             return self._shardy_collective(operation, name, made)
@@ -288,7 +288,7 @@ class AttributeReader:
         return self._axes.of_groups(self._groups(attribute))
 
     def _groups(self, attribute: Any) -> list[list[int]]:
-        # A 64-bit integer matrix; a list of one and the same number is stored once.
+        # A 64-bit integer matrix; if all elements are equal, the number is stored once.
         elements = self._ir.DenseIntElementsAttr(attribute)
         shape = tuple(elements.type.shape)
         if 0 in shape:
@@ -303,7 +303,7 @@ class AttributeReader:
 
 
 def _moved(made: Operation) -> set[str]:
-    """Axes that stand elsewhere after a permute than before."""
+    """Returns the axes whose position changes in a permute."""
     before, after = (
         {
             axis: (dimension, place)
@@ -317,7 +317,7 @@ def _moved(made: Operation) -> set[str]:
 
 
 def _reducer(operation: Any) -> str:
-    """The one operation of the region, or their names joined by `+`."""
+    """Returns the operation of the region, or the names of several joined by `+`."""
     inner = [
         str(one.operation.name).split(".", 1)[1]
         for one in operation.regions[0].blocks[0].operations
@@ -331,7 +331,7 @@ def _word(operation: Any, name: str, pattern: str) -> str:
 
 
 def _splat(operation: Any) -> float | int | bool | None:
-    # Cut: the text of a large array is long, and not a splat.
+    # Shortened, since the text of a large array that is no splat is long.
     found = _NUMBER.match(str(attribute_of(operation, "value")))
     if not found:
         return None
@@ -351,7 +351,7 @@ def _splat(operation: Any) -> float | int | bool | None:
 
 
 def config_text(ir: Any, operation: Any) -> str:
-    """What a custom call tells its backend; empty if nothing."""
+    """Returns the text that a custom call passes to its backend; may be empty."""
     if "backend_config" not in operation.attributes:
         return ""
     attribute = operation.attributes["backend_config"]
@@ -362,13 +362,13 @@ def config_text(ir: Any, operation: Any) -> str:
 
 
 def stated_cost(config: str) -> dict[str, float]:
-    """The `cost_estimate` in a backend's JSON; empty if there is none."""
+    """Returns the `cost_estimate` in a backend's JSON; empty if there is none."""
     stated = group_of(config, "cost_estimate")
     return {key: float(stated[key]) for key in _COST if key in stated}
 
 
 def group_of(config: str, name: str) -> dict[str, Any]:
-    """The object of this name in a backend's JSON, however deep; empty if there is none."""
+    """Finds the object of this name in a backend's JSON, at any depth; empty if there is none."""
     try:
         read = json.loads(config)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Mesh axes of MLIR: shardings of values, groups of collectives (jax)."""
+"""Reads mesh axes in MLIR: shardings of values, groups of collectives (jax)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class MeshReader:
                 axes = found.sdy.MeshAttr(operation.operation.attributes["mesh"]).axes
                 read = [found.sdy.MeshAxisAttr(axis) for axis in axes]
                 mesh = tuple((str(axis.name), int(axis.size)) for axis in read)
-                # An empty mesh stands for one device.
+                # An empty mesh means one device.
                 self.mesh = mesh if len(mesh) > len(self.mesh) else self.mesh
         self._order = {name: position for position, (name, _) in enumerate(self.mesh)}
         self._sizes = dict(self.mesh)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The names, each once, in the order of the mesh."""
+        """Orders names as the mesh does, each once."""
         return tuple(sorted(set(names), key=self.place))
 
     def place(self, name: str) -> int:
@@ -54,12 +54,14 @@ class MeshReader:
         return self._order.get(name, len(self._order))
 
     def size(self, names: Iterable[str]) -> int:
-        """Devices along the axes together."""
+        """Counts the devices along all of the axes together."""
         return math.prod(self._sizes.get(name, 1) for name in names)
 
     def dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
-        """Per dimension the axes that split it, less the manual ones; the shape, divided by the
-        sub-axes that split it and padded to equal parts; and that before it was padded."""
+        """Returns axes per dimension without manual ones, and the shape with and without padding.
+
+        The shape is divided by the sub-axes that split it, and padded to equal parts.
+        """
         # MLIR keeps equal attributes once, and a program has few that differ.
         key = (sharding, shape, manual)
         if key not in self._read:
@@ -90,7 +92,7 @@ class MeshReader:
         return tuple(split), tuple(divided), tuple(stated) if stated != divided else ()
 
     def named(self, attribute: Any) -> tuple[tuple[str, ...], int]:
-        """Axes in the text of an attribute of Shardy's, and the devices along them together.
+        """Parses axes in the text of a Shardy attribute, and counts the devices along them.
 
         The bindings have no class for lists of axes.
         """
@@ -104,21 +106,23 @@ class MeshReader:
         return self.in_order(names), group
 
     def named_by_dimension(self, attribute: Any) -> tuple[tuple[str, ...], ...]:
-        """Axes of each dimension in `[{"dp"}, {}]`."""
+        """Parses the axes of each dimension in `[{"dp"}, {}]`."""
         return tuple(
             tuple(name for name, _, _ in _AXIS.findall(part))
             for part in re.findall(r"\{([^}]*)\}", str(attribute))
         )
 
     def of_groups(self, groups: _Groups) -> tuple[tuple[str, ...], int, bool]:
-        """Axes along which the members of a group differ, devices per group, and whether the groups
-        are exactly the slices of the mesh along these axes."""
+        """Returns the axes along which members of a group differ, and devices per group.
+
+        Also whether the groups are exactly the slices of the mesh along these axes.
+        """
         size = max((len(group) for group in groups), default=1)
         axes = self._varying([(group[0], member) for group in groups for member in group])
         return axes, size, self.size(axes) == size
 
     def of_pairs(self, pairs: _Groups) -> tuple[str, ...]:
-        """Axes along which sources and targets differ."""
+        """Returns the axes along which sources and targets differ."""
         return self._varying([(pair[0], pair[1]) for pair in pairs])
 
     def _varying(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where in the user's code an MLIR operation comes from (jax)."""
+"""Finds the line of the user's code that an MLIR operation comes from (jax)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from automesh.sharding.passes import Bindings
 
 
 class SourceReader:
-    """Finds the innermost frame in the user's code; remembers what it has seen.
+    """Finds the innermost frame in the user's code, with a cache.
 
     Args:
-      known: what others have read of programs in the same context, to go on with.
+      known: a cache that other readers of the same context have filled.
     """
 
     def __init__(self, found: Bindings, known: dict[Any, str] | None = None) -> None:
@@ -21,12 +21,12 @@ class SourceReader:
         self._known: dict[Any, str] = {} if known is None else known
 
     def of(self, operation: Any) -> str:
-        """`file.py:12`, or an empty text."""
+        """Returns `file.py:12`, or an empty text."""
         return self._innermost(operation.location)
 
     def _innermost(self, location: Any) -> str:
-        # Call stacks share their outer frames: each is looked at once. The hash of a location is
-        # that of the Python object; the hash of its attribute is that of what it says.
+        # Call stacks share their outer frames, so that each is read once. A location is hashed by
+        # its Python object, but its attribute is hashed by its content.
         key = location.attr
         known = self._known.get(key)
         if known is None:
@@ -46,14 +46,14 @@ class SourceReader:
         return ""
 
 
-# What this process has met: of each file its name, or nothing if it is not the user's; and of each
-# name the files. Texts name files by their last part.
+# Caches of this process: the name of each file, or nothing if it is not the user's; and the files
+# of each name. Texts only have the last part of a path.
 _NAMES: dict[str, str] = {}
 _FILES: dict[str, dict[str, None]] = {}
 
 
 def place_of(path: str, line: int) -> str:
-    """`file.py:12` of a place in the user's code; empty for other code."""
+    """Returns `file.py:12` for a place in the user's code; empty for other code."""
     name = _NAMES.get(path)
     if name is None:
         name = _NAMES[path] = Path(path).name if is_users_file(path) else ""
@@ -63,5 +63,5 @@ def place_of(path: str, line: int) -> str:
 
 
 def files_called(name: str) -> tuple[str, ...]:
-    """The user's files of a name that were met in this process."""
+    """Lists the user's files with a name that this process has seen."""
     return tuple(_FILES.get(name, ()))

@@ -1,4 +1,4 @@
-"""A partitioned MLIR module becomes a `Graph` (jax).
+"""Turns a partitioned MLIR module into a `Graph` (jax).
 
 All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy without the dialect;
 `attributes` hold, as plain tuples, ints, floats and strings:
@@ -70,19 +70,19 @@ from automesh.sharding.size_dependence import ANYHOW, read_dimensions, read_form
 
 _RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 _CALLS = frozenset(("func.call", "call"))
-# They say something about a value and give it back.
+# They only annotate a value and return it.
 _SAME = frozenset(
     ("sdy.propagation_barrier", "sdy.sharding_constraint", "sdy.data_flow_edge", "stablehlo.tuple")
 )
-# What has no operands and yet is not the same on every device or at every time.
+# Without operands, but not the same on every device or at every time.
 _NOT_CONSTANT = frozenset(("partition_id", "replica_id", "custom_call", "rng", "infeed"))
 
 
 def read_graph(module: Any, sources: dict[Any, str] | None = None) -> Graph:
-    """Reads the operation that `shardy.partitioned` returns.
+    """Reads the operation that `passes.partitioned` returns.
 
     Args:
-      sources: see `Prepared`; what is read here is added to it.
+      sources: see `Prepared`; newly read lines are added.
     """
     with module.context:
         return _Importer(module, sources).graph()
@@ -90,10 +90,10 @@ def read_graph(module: Any, sources: dict[Any, str] | None = None) -> Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
-    """Where operations are read.
+    """The scope in which operations are read.
 
     Attributes:
-      values: what the values of MLIR that are in sight have become.
+      values: graph value of each visible MLIR value.
       into: the block that gets the operations.
       manual: mesh axes of the manual regions around them.
     """
@@ -103,7 +103,7 @@ class _Scope:
     manual: tuple[str, ...] = ()
 
     def inside(self, block: Any, arguments: Sequence[Value]) -> _Scope:
-        """A block that sees all that is in sight here."""
+        """Makes the scope of an inner block, which sees all values of this one."""
         return replace(
             self, values=self.values | dict(zip(block.arguments, arguments, strict=True))
         )
@@ -187,7 +187,8 @@ class _Importer:
     ) -> list[Value]:
         attributes = operation.attributes
         if "out_sharding" in attributes:
-            # Shardy's own collectives keep the shape, and came too late to have notes.
+            # Shardy's own collectives keep the shape. They were inserted after the annotations were
+            # made.
             moved = self._value(operation.results[0], attributes["out_sharding"], manual)
             if operands[0] in self._noted:
                 self._apply(moved, self._noted[operands[0]])
@@ -213,7 +214,7 @@ class _Importer:
             self._apply(value, dimensions)
 
     def _apply(self, value: Value, noted: Sequence[tuple[tuple[str, int], ...]]) -> None:
-        """Takes the sampled axis sizes out of a shape, into `axes` and `grown`."""
+        """Divides the sampled axis sizes out of a shape, into `axes` and `grown`."""
         self._noted[value] = noted
         shape, axes = list(value.shape), list(value.axes)
         grown: list[tuple[str, ...]] = [()] * len(shape)
@@ -235,7 +236,7 @@ class _Importer:
         value.free = tuple(free)
 
     def _block(self, block: Any, scope: _Scope) -> list[Value]:
-        """Reads the operations of a block; returns what its terminator gives back."""
+        """Reads the operations of a block; returns the operands of its terminator."""
         for one in block.operations:
             operation = one.operation
             name: str = operation.name
@@ -260,11 +261,11 @@ class _Importer:
         key = "callee" if "callee" in operation.attributes else "decomposition"
         callee = self._ir.FlatSymbolRefAttr(operation.attributes[key]).value
         body = self._functions[callee].regions[0].blocks[0]
-        # A function sees nothing of where it is called.
+        # A function sees no values of its caller.
         return self._block(body, replace(scope, values={}).inside(body, operands))
 
     def _manual(self, operation: Any, operands: list[Value], scope: _Scope) -> list[Value]:
-        """A `shard_map`: its body on the values of one device."""
+        """Reads a `shard_map`: its body works on the values of one device."""
         attributes, block = operation.attributes, operation.regions[0].blocks[0]
         named = self._sdy.ManualAxesAttr(attributes["manual_axes"])
         inside = self._axes.in_order({*scope.manual, *named})
@@ -290,7 +291,7 @@ class _Importer:
     def _entering(
         self, argument: Any, operand: Value, sharding: Any, manual: tuple[str, ...]
     ) -> Value:
-        """One device's part of `operand`: the same split, now stated by the program."""
+        """Makes one device's part of `operand`: the same split, now stated by the program."""
         sizes = dict(self._axes.mesh)
         parts = [operand.dimension(index).at(sizes) for index in range(len(operand.shape))]
         inside = self._value(argument, sharding, manual)
@@ -365,7 +366,7 @@ def _view(name: str, operands: list[Value], results: list[Value], source: str) -
 
 
 def _on_host(entries: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    """Positions of the arguments or results that lie in host memory."""
+    """Returns the positions of the arguments or results in host memory."""
     return tuple(
         position
         for position, one in enumerate(entries)

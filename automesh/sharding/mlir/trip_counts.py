@@ -1,4 +1,4 @@
-"""How often a loop runs, where the distance between its counter and its limit is known (jax).
+"""Counts a loop's trips, if the distance between its counter and limit is known (jax).
 
 Bounds may depend on data: only their difference has to be a number, and what an iteration adds to
 it. Both are followed through additions, conversions, loops that carry a value along unchanged, and
@@ -18,7 +18,7 @@ from automesh.ir.op_kinds import VIEWS
 _SPLAT = re.compile(r"dense<(-?\d+)>")
 _TYPE = re.compile(r"(?:tensor<)?(?:[su]?i)(\d+)>?$")
 _CONSTANTS = frozenset(("constant",))
-# Their results are their operands, one by one.
+# Their results are equal to their operands, one by one.
 _SAME = VIEWS | {"reshard", "propagation_barrier", "sharding_constraint", "data_flow_edge"}
 # The same operands give the same result.
 _PURE = frozenset(
@@ -32,11 +32,11 @@ _DEEPEST = 64  # Operations between a bound and what it is computed from.
 
 
 def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
-    """Executions of the body of a `stablehlo.while`, or None if that is not known beforehand.
+    """Counts the executions of the body of a `stablehlo.while`; None if the number is unknown.
 
     Args:
       loop: the operation; its condition compares two whole numbers.
-      environment: what the values of the surrounding block have become.
+      environment: graph values of the surrounding block's MLIR values.
     """
     condition, body = (region.blocks[0] for region in loop.regions)
     compared = _owner(condition.operations[len(condition.operations) - 1].operation.operands[0])
@@ -61,20 +61,20 @@ def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
 
 
 def _moved(forms: _Forms, body: Any, number: int) -> int | None:
-    """What one execution of a loop's body adds to a value that the loop carries."""
+    """Returns what one execution of a loop's body adds to a value that the loop carries."""
     returned = body.operations[len(body.operations) - 1].operation.operands[number]
     return forms.of(returned).plus(Linear.of(body.arguments[number]), -1).number
 
 
 class _Forms:
-    """Values as sums of what is not known; each is looked at once."""
+    """Values as linear sums of unknown ones; each is computed once."""
 
     def __init__(self, environment: Mapping[Any, Value]) -> None:
         self._environment = environment
         self._known: dict[Any, Linear] = {}
 
     def of(self, value: Any, depth: int = _DEEPEST) -> Linear:
-        """A value of MLIR."""
+        """Returns the sum of an MLIR value."""
         if value not in self._known:
             self._known[value] = self._form(value, depth)
         return self._known[value]
@@ -105,7 +105,7 @@ class _Forms:
         )
 
     def _key(self, owner: Any, name: str, operands: list[Any], value: Any, depth: int) -> Hashable:
-        """What equal values have in common: the partitioner makes copies of scalars."""
+        """Returns a key that equal values share, as the partitioner makes copies of scalars."""
         if name not in _PURE or len(owner.results) != 1 or not _is_scalar(value.type):
             return value
         # Names in newer versions of jaxlib, pairs of a name and an attribute in older ones.
@@ -124,7 +124,7 @@ class _Forms:
             if _is_unchanged(around, number):
                 return self.of(around.operands[number], depth - 1)
         is_manual = getattr(around, "name", "") == "sdy.manual_computation"
-        if is_manual and _is_scalar(value.type):  # Not split: the same inside and outside.
+        if is_manual and _is_scalar(value.type):  # Not split.
             outside: Any = around
             return self.of(outside.operands[_place(block.arguments, value)], depth - 1)
         if value in self._environment:
@@ -139,13 +139,13 @@ class _Forms:
 
 
 def _size(owner: Any) -> int:
-    """What `get_dimension_size` gives: all shapes are known."""
+    """Returns the result of `get_dimension_size`, as all shapes are known."""
     dimension = int(str(owner.attributes["dimension"]).partition(" ")[0])
     return int(str(owner.operands[0].type).removeprefix("tensor<").split("x")[dimension])
 
 
 def _form_in_graph(value: Value, depth: int) -> Linear:
-    """A value of a function that has been inlined: what its caller gives it."""
+    """Returns the sum of an inlined function's argument, which its caller passes."""
     producer = value.producer
     if producer is None or depth <= 0:
         return Linear.of(value)
@@ -162,10 +162,10 @@ def _form_in_graph(value: Value, depth: int) -> Linear:
 
 
 def _combined(name: str, operands: list[Linear], key: Any) -> Linear:
-    """The result of an operation on whole numbers.
+    """Returns the sum of the result of an operation on whole numbers.
 
     Args:
-      key: gives what stands for the result if it is no sum of the operands.
+      key: returns the unknown for the result if it is no sum of the operands.
     """
     if name == "convert" and len(operands) == 1:
         return operands[0]
@@ -185,14 +185,14 @@ def _frozen(form: Linear) -> Hashable:
 
 
 def _is_unchanged(loop: Any, number: int) -> bool:
-    """Whether a loop gives back what it carries at a place as it was."""
+    """Whether a loop returns a carried value unchanged."""
     body = loop.regions[1].blocks[0]
     returned = body.operations[len(body.operations) - 1].operation.operands[number]
     return bool(returned == body.arguments[number])
 
 
 def _owner(value: Any) -> Any:
-    """The operation that makes a value; None for a block's argument."""
+    """Returns the operation that makes a value; None for a block's argument."""
     owner = value.owner
     return getattr(owner, "operation", owner) if hasattr(owner, "operands") else None
 

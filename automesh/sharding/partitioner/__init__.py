@@ -1,1 +1,1 @@
-"""What XLA's partitioner makes of products, convolutions, gathers and scatters (no jax)."""
+"""Models how XLA's partitioner splits products, convolutions, gathers and scatters (no jax)."""

@@ -1,5 +1,7 @@
-"""Custom calls as XLA's partitioner splits them: along batch dimensions where jax says so, else not
-at all (`HandleCustomCall` and `DefaultAction` in xla/service/spmd/spmd_partitioner.cc).
+"""How XLA's partitioner splits custom calls.
+
+It splits them along batch dimensions that jax states, else not at all (`HandleCustomCall` and
+`DefaultAction` in xla/service/spmd/spmd_partitioner.cc).
 
 Shardy has rules for more of them, and splits what the partitioner then gathers.
 """
@@ -12,12 +14,12 @@ from typing import Any
 from automesh.sharding.attribute_names import GATHERS
 
 _FRONTEND = "mhlo.frontend_attributes"
-# jax marks so the functions of LAPACK, cuSOLVER and others that work on each matrix of a batch.
+# jax's mark for functions of LAPACK, cuSOLVER and others that work on each matrix of a batch.
 _BATCH = re.compile(r'num_batch_dims = "(\d+)"')
 _TARGET = "call_target_name"
 # Become plain operations before the partitioner sees them (QrExpander).
 _EXPANDED = frozenset(("Qr", "ProductOfElementaryHouseholderReflectors"))
-# Have a rule of their own in the partitioner, or say only where an array lies and how it is split.
+# The partitioner has its own rule for them, or they only state memory or sharding of an array.
 _KNOWN = re.compile(
     r"annotate_device_placement|Sharding|SPMD\w+|\w*Partitioning\w*|X64\w+|mhlo\.\w+|xla\.\w+"
     r"|\w*TopK|PartialReduce|MoveTo\w+|PinTo\w+|inspect_sharding|InspectSharding"
@@ -25,13 +27,13 @@ _KNOWN = re.compile(
 
 
 def batch_dimensions(call: Any, ir: Any) -> int | None:
-    """How many leading dimensions of its operands and results may be split.
+    """Counts the leading dimensions of a call's operands and results that may be split.
 
     Args:
       call: a `stablehlo.custom_call`.
 
     Returns:
-      None: the call is split by a rule of its own.
+      None: the partitioner has its own rule for the call.
     """
     attributes = call.attributes
     if GATHERS in attributes or _TARGET not in attributes or not call.operands:

@@ -1,10 +1,10 @@
 """Makes Shardy split products, gathers and scatters where XLA's partitioner does (jax).
 
-XLA runs Shardy's propagation alone; which operand is then gathered, sliced or moved, and what is
-reduced, its own partitioner decides. Between propagation and `sdy-insert-explicit-reshards`,
+XLA runs Shardy's propagation alone; its own partitioner then decides which operand is gathered,
+sliced or moved, and what is reduced. Between propagation and `sdy-insert-explicit-reshards`,
 `reshard_as_partitioner` brings the operands of every such operation to the splits that `products`
-and `lookups` find, and its result from there to the split that was propagated: nothing is left for
-Shardy to choose but to reduce where the operation adds up parts.
+and `lookups` find, and its result from there to the split that was propagated: Shardy then only
+adds the reductions of operations that sum over parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from automesh.ir.graph import element_bytes
 from automesh.sharding.attribute_names import FIXED
 from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.calls import batch_dimensions
-from automesh.sharding.partitioner.parts import Part, Parts, Split
+from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts
 from automesh.sharding.partitioner.reshards import (
     depends_on_sizes,
     gathers_all,
@@ -49,7 +49,7 @@ Named = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """The factor of each dimension of operands and results, and those that may not be split."""
+    """A sharding rule: the factor of each dimension, and the factors that may not be split."""
 
     operands: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, ...], ...]
@@ -57,15 +57,17 @@ class _Rule:
 
 
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
-    """Inserts `sdy.reshard` around products, convolutions, gathers, scatters, dynamic slices and
-    updates, and custom calls.
+    """Inserts `sdy.reshard` around the operations that XLA's partitioner splits itself.
+
+    These are products, convolutions, gathers, scatters, dynamic slices and updates, and custom
+    calls.
 
     Args:
       module: the operation of a module whose shardings are propagated and closed, with sharding
         rules kept; changed in place.
       ir: MLIR's Python classes.
       sdy: those of the Shardy dialect.
-      operations: all of the module; of those that were put in meanwhile none is looked at.
+      operations: all of the module; operations that are inserted meanwhile are not visited.
     """
     inserter = _Inserter(module, ir, sdy)
     if inserter.mesh:
@@ -81,7 +83,7 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
 
 
 def gather_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
-    """Gathers the whole array in every reshard that XLA's partitioner knows no other way for.
+    """Gathers the whole array in every reshard for which XLA's partitioner has no other method.
 
     Args:
       module: as for `reshard_as_partitioner`, with all reshards explicit; changed in place.
@@ -98,7 +100,7 @@ def gather_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[N
 
 
 def has_several_ways(module: Any, sdy: Any) -> bool:
-    """Whether the mesh has several axes: over a single one every reshard is done piece by piece."""
+    """Whether the mesh has several axes; with a single one, no reshard gathers the whole array."""
     meshes = [
         sdy.MeshAttr(view.operation.attributes["mesh"])
         for view in module.regions[0].blocks[0].operations
@@ -113,7 +115,7 @@ class _Inserter:
     def __init__(self, module: Any, ir: Any, sdy: Any) -> None:
         self._ir, self._sdy = ir, sdy
         self.mesh: dict[str, int] = {}
-        # Axes whose sizes decide how an array is brought to another split.
+        # Axes whose sizes decide how an array is resharded.
         self.dependent: set[str] = set()
         self._name = ""
         for view in module.regions[0].blocks[0].operations:
@@ -128,7 +130,7 @@ class _Inserter:
                     self._name = ir.StringAttr(operation.attributes["sym_name"]).value
 
     def visit(self, operation: Any) -> None:
-        """One operation whose operands and result are known; any other is left to Shardy."""
+        """Reshards around one operation with known operands and result; leaves others to Shardy."""
         rule = _rule_of(operation)
         manual = _manual_axes(operation, self._sdy)
         devices = tuple(
@@ -172,8 +174,11 @@ class _Inserter:
             self._bring_result(operation, after, result.parts)
 
     def visit_slice(self, operation: Any) -> None:
-        """A slice at a place that is known when it runs: along a dimension that it cuts the operand
-        is gathered, and every other one is split as the result's (`HandleDynamicSlice`)."""
+        """Reshards around a dynamic slice (`HandleDynamicSlice`).
+
+        The operand is gathered along the dimensions that are cut; all others are split like the
+        result's.
+        """
         manual = _manual_axes(operation, self._sdy)
         operand, result = operation.operands[0], operation.results[0]
         before, after = self._parts(operand, manual), self._parts(result, manual)
@@ -190,9 +195,11 @@ class _Inserter:
             self._bring_result(operation, wanted, after)
 
     def visit_update(self, operation: Any) -> None:
-        """An update of several rows at a place that is known when it runs: along a dimension of
-        which it writes a part, the array is gathered. A single row is in one part for certain
-        (`HandleDynamicUpdateSlice`)."""
+        """Reshards around a dynamic update of several rows (`HandleDynamicUpdateSlice`).
+
+        The array is gathered along the dimensions that are partly written. A single row is always
+        inside one part.
+        """
         manual = _manual_axes(operation, self._sdy)
         array, update, *starts = operation.operands
         before, after = (self._parts(one, manual) for one in (array, operation.results[0]))
@@ -214,8 +221,11 @@ class _Inserter:
             self._bring_result(operation, wanted, after)
 
     def visit_call(self, operation: Any) -> None:
-        """A custom call: along all dimensions but those of a batch its operands are gathered, every
-        device does all of it, and keeps its part of the results."""
+        """Reshards around a custom call.
+
+        Its operands are gathered along all dimensions but those of a batch; every device does all
+        of the call, and keeps its part of the results.
+        """
         batch = batch_dimensions(operation, self._ir)
         if batch is None or not all(map(_is_array, (*operation.operands, *operation.results))):
             return
@@ -240,7 +250,7 @@ class _Inserter:
             self._bring_results(operation, stated, results)
 
     def visit_reshard(self, operation: Any) -> None:
-        """A reshard between two splits that are known."""
+        """Handles a reshard between two known shardings."""
         manual = _manual_axes(operation, self._sdy)
         operand, result = operation.operands[0], operation.results[0]
         before, after = self._parts(operand, manual), self._parts(result, manual)
@@ -267,7 +277,7 @@ class _Inserter:
         after: Sequence[Sequence[Parts]],
         wanted: Sequence[Sequence[Parts]],
     ) -> None:
-        """States how an operation splits its results, and brings them to other splits behind it."""
+        """States how an operation splits its results, and reshards them behind it."""
         operation.attributes[_SHARDING] = self._sdy.TensorShardingPerValueAttr.get(
             [self._attribute(one) for one in after]
         )
@@ -279,7 +289,9 @@ class _Inserter:
             moved.operation.move_after(operation)
             value.replace_all_uses_except(moved.result, [moved.operation])
 
-    def _split(self, value: Any, factors: tuple[str, ...], manual: frozenset[str]) -> Split | None:
+    def _split(
+        self, value: Any, factors: tuple[str, ...], manual: frozenset[str]
+    ) -> PartitionedArray | None:
         try:
             tensor = self._ir.RankedTensorType(value.type)
             element = element_bytes(str(tensor.element_type))
@@ -288,10 +300,12 @@ class _Inserter:
         parts = self._parts(value, manual)
         if parts is None or len(parts) != len(factors):
             return None
-        return Split(factors=factors, parts=parts, bytes=element * math.prod(tensor.shape))
+        return PartitionedArray(
+            factors=factors, parts=parts, bytes=element * math.prod(tensor.shape)
+        )
 
     def _parts(self, value: Any, manual: frozenset[str]) -> tuple[Parts, ...] | None:
-        """What splits each dimension of a value; None: it cannot be told here."""
+        """Returns what splits each dimension of a value; None if that is not stated."""
         rank = self._ir.RankedTensorType(value.type).rank
         sharding = _sharding_of(value, self._ir, self._sdy)
         if sharding is _UNKNOWN:
@@ -336,14 +350,16 @@ class _Inserter:
         )
 
 
-@functools.lru_cache(maxsize=1 << 12)  # Layers that are alike ask the same.
+@functools.lru_cache(maxsize=1 << 12)  # A cache, since equal layers need the same result.
 def _wanted(
-    name: str, operands: tuple[Split, ...], result: Split, devices: Parts
+    name: str, operands: tuple[PartitionedArray, ...], result: PartitionedArray, devices: Parts
 ) -> tuple[tuple[Parts, ...], ...] | None:
-    """The parts of each operand and of the result; None if it is not an operation of these."""
+    """Returns the parts of each operand and the result; None for any other operation."""
     if name in _PRODUCTS and len(operands) == 2:
         way = products.way_of(
-            products.Product(left=operands[0], right=operands[1], result=result, devices=devices)
+            products.PartitionedProduct(
+                left=operands[0], right=operands[1], result=result, devices=devices
+            )
         )
         return way.left, way.right, way.result
     is_scatter = name == "stablehlo.scatter"
@@ -351,7 +367,7 @@ def _wanted(
         operand, indices = operands[:2]
         slices = operands[2] if is_scatter else result
         alone = set(operand.factors) - set(indices.factors) - set(slices.factors)
-        lookup = lookups.Lookup(
+        lookup = lookups.PartitionedLookup(
             operand=operand,
             indices=indices,
             slices=slices,
@@ -366,10 +382,10 @@ def _wanted(
     return None
 
 
-def _moved(before: Sequence[Split], after: Sequence[Sequence[Parts]]) -> set[str]:
-    """Axes that an array leaves, and those that it then uses in their place, because they are free.
+def _moved(before: Sequence[PartitionedArray], after: Sequence[Sequence[Parts]]) -> set[str]:
+    """Returns the axes that an array leaves, and the free axes that it then uses instead.
 
-    Which are free depends on the sizes of all of them.
+    Which axes are free depends on the sizes of all of them.
     """
     known: dict[str, set[str]] = {}
     for split in before:
@@ -385,7 +401,7 @@ def _moved(before: Sequence[Split], after: Sequence[Sequence[Parts]]) -> set[str
 
 
 def _windows_with_holes(operation: Any) -> list[int]:
-    """Of a convolution, the spatial dimensions of the kernel along which the image is dilated."""
+    """Returns a convolution's spatial kernel dimensions along which the image is dilated."""
     if operation.name != _CONVOLUTION or "lhs_dilation" not in operation.attributes:
         return []
     dilation = str(operation.attributes["lhs_dilation"]).partition(":")[2]
@@ -399,7 +415,7 @@ def _windows_with_holes(operation: Any) -> list[int]:
 
 
 def _rule_of(operation: Any) -> _Rule | None:
-    """The sharding rule that propagation left; None if there is none."""
+    """Returns the sharding rule that propagation left; None if there is none."""
     if _OWN_RULE not in operation.attributes:
         return None
     text = str(operation.attributes[_OWN_RULE])
@@ -415,7 +431,7 @@ def _rule_of(operation: Any) -> _Rule | None:
 
 
 def _factors(text: str) -> tuple[tuple[str, ...], ...]:
-    """Per tensor and dimension its first factor: the major one."""
+    """Returns the first (major) factor of each tensor's dimensions."""
     return tuple(
         tuple(_FACTOR.findall(one)[0] if one.strip() else "" for one in tensor.split(","))
         if tensor.strip()
@@ -425,7 +441,7 @@ def _factors(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _kept(batch: Sequence[Parts], rank: int) -> tuple[Parts, ...]:
-    """The splits of a batch, and no other."""
+    """Keeps the splits of batch dimensions only."""
     return (*batch[:rank], *((),) * (rank - len(batch)))
 
 
@@ -441,10 +457,10 @@ _UNKNOWN = object()
 
 
 def _sharding_of(value: Any, ir: Any, sdy: Any) -> Any:
-    """How a value is split, as it is written where it is made.
+    """Returns the sharding of a value, as stated where it is made.
 
     Returns:
-      The attribute; None: it is whole; `_UNKNOWN`: it is not written there.
+      The attribute; None if it is whole; `_UNKNOWN` if it is not stated.
     """
     owner = value.owner
     if not isinstance(owner, ir.Block):
@@ -470,7 +486,7 @@ def _sharding_of(value: Any, ir: Any, sdy: Any) -> Any:
 
 
 def _manual_axes(operation: Any, sdy: Any) -> frozenset[str]:
-    """Mesh axes of the manual regions around an operation."""
+    """Returns the mesh axes of the manual regions around an operation."""
     found: set[str] = set()
     parent = operation.parent
     while parent is not None:

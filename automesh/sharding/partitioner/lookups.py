@@ -4,10 +4,10 @@ Both have a large array (the operand), indices, and one slice for each index (th
 gather, the updates of a scatter). Groups of devices are formed along one kind of dimension after
 the other: those that all three share; those that every slice has whole; those that are looked up
 (every device looks into its own part, and a gather is reduced afterwards); those of the indices
-(the operand is gathered, and a scatter is reduced afterwards). The kind that comes first is that
-which needs the least memory for one operation, then the one that sends least. Source:
+(the operand is gathered, and a scatter is reduced afterwards). The first kind is the one that needs
+the least memory for one operation; among equals, the one that sends least. Source:
 xla/service/spmd/gather_scatter_handler.cc (PartitionGather, PartitionScatter) and
-hlo_sharding_util.cc (GroupShardingOnReplicatedDim). `python -m benchmarks.terms` holds it against
+hlo_sharding_util.cc (GroupShardingOnReplicatedDim). `python -m benchmarks.terms` compares it with
 compiled modules.
 """
 
@@ -21,8 +21,8 @@ from automesh.sharding.partitioner.parts import (
     Cost,
     Group,
     Part,
+    PartitionedArray,
     Parts,
-    Split,
     count,
     overlaps,
     parts_of,
@@ -34,7 +34,7 @@ from automesh.sharding.partitioner.parts import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
+class PartitionedLookup:
     """A gather or a scatter inside a group of devices.
 
     Attributes:
@@ -45,9 +45,9 @@ class Lookup:
       devices: the parts of mesh axes that make up the group.
     """
 
-    operand: Split
-    indices: Split
-    slices: Split
+    operand: PartitionedArray
+    indices: PartitionedArray
+    slices: PartitionedArray
     looked_up: tuple[str, ...]
     scatters: bool
     devices: Parts
@@ -64,15 +64,15 @@ class Lookup:
 
     @property
     def indexed(self) -> tuple[str, ...]:
-        """Factors of the indices that are not of the operand."""
+        """Factors of the indices that the operand does not have."""
         return tuple(one for one in self._common(self.indices) if one not in self.operand.factors)
 
-    def _common(self, other: Split) -> tuple[str, ...]:
+    def _common(self, other: PartitionedArray) -> tuple[str, ...]:
         return tuple(one for one in self.slices.factors if one in other.factors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class LookupSplit:
     """The parts that split each dimension of the three, as the lookup needs or leaves them."""
 
     operand: tuple[Parts, ...]
@@ -81,18 +81,18 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One grouping.
+class _Grouping:
+    """One way to form groups of devices.
 
     Attributes:
-      group: the parts along the dimensions that it is about.
-      reduced: parts over which something is reduced afterwards.
+      group: the parts along the grouped dimensions.
+      reduced: parts over which a result is reduced afterwards.
     """
 
     group: Group
-    operand: Split
-    indices: Split
-    slices: Split
+    operand: PartitionedArray
+    indices: PartitionedArray
+    slices: PartitionedArray
     reduced: Parts = ()
 
     @property
@@ -100,8 +100,8 @@ class _Step:
         return parts_of(self.group)
 
 
-def way_of(lookup: Lookup) -> Way:
-    """The way that the partitioner takes."""
+def way_of(lookup: PartitionedLookup) -> LookupSplit:
+    """Finds the split that the partitioner chooses."""
     steps = [
         step
         for step in (
@@ -113,12 +113,12 @@ def way_of(lookup: Lookup) -> Way:
         if step is not None
     ]
     if not steps:
-        return Way(
+        return LookupSplit(
             operand=lookup.operand.whole().parts,
             indices=lookup.indices.whole().parts,
             slices=lookup.slices.whole().parts,
         )
-    # What all three share comes first, whatever it costs.
+    # Shared dimensions come first, whatever they cost.
     chosen = min(steps, key=lambda step: (not _is_shared(lookup, step), _cost(lookup, step)))
     factors = tuple(chosen.group)
     inner = way_of(
@@ -130,19 +130,19 @@ def way_of(lookup: Lookup) -> Way:
             devices=without(lookup.devices, chosen.parts),
         )
     )
-    return Way(
+    return LookupSplit(
         operand=chosen.operand.with_group(inner.operand, chosen.group),
         indices=chosen.indices.with_group(inner.indices, chosen.group),
         slices=chosen.slices.with_group(inner.slices, chosen.group),
     )
 
 
-def _is_shared(lookup: Lookup, step: _Step) -> bool:
+def _is_shared(lookup: PartitionedLookup, step: _Grouping) -> bool:
     return bool(lookup.shared) and set(step.group) <= set(lookup.shared)
 
 
-def _cost(lookup: Lookup, step: _Step) -> Cost:
-    """Of a step if nothing in a group were split any further."""
+def _cost(lookup: PartitionedLookup, step: _Grouping) -> Cost:
+    """Returns the cost of a grouping if nothing in a group were split any further."""
     factors = tuple(step.group)
     operand, indices, slices = (
         one.inside(factors) for one in (step.operand, step.indices, step.slices)
@@ -161,14 +161,14 @@ def _cost(lookup: Lookup, step: _Step) -> Cost:
     )
 
 
-def _over_shared(lookup: Lookup) -> _Step | None:
+def _over_shared(lookup: PartitionedLookup) -> _Grouping | None:
     shared = lookup.shared
     operand, indices = lookup.operand, lookup.indices
     leading = max((operand, indices), key=lambda one: count(one.along(shared)))
     if count(leading.along(shared)) == 1:
         return None
     group = {factor: leading.of(factor) for factor in shared}
-    return _Step(
+    return _Grouping(
         group=group,
         operand=operand.along_group(group),
         indices=indices.along_group(group),
@@ -176,13 +176,13 @@ def _over_shared(lookup: Lookup) -> _Step | None:
     )
 
 
-def _over_passed(lookup: Lookup) -> _Step | None:
+def _over_passed(lookup: PartitionedLookup) -> _Grouping | None:
     passed = lookup.passed
     if count(lookup.operand.along(passed)) == 1:
         return None
     group = {factor: lookup.operand.of(factor) for factor in passed}
     parts = parts_of(group)
-    return _Step(
+    return _Grouping(
         group=group,
         operand=lookup.operand,
         indices=_regrouped(lookup.indices, parts, lookup.devices, _by_priority(lookup, "indices")),
@@ -190,11 +190,11 @@ def _over_passed(lookup: Lookup) -> _Step | None:
     )
 
 
-def _over_looked_up(lookup: Lookup) -> _Step | None:
+def _over_looked_up(lookup: PartitionedLookup) -> _Grouping | None:
     parts = lookup.operand.along(lookup.looked_up)
     if count(parts) == 1:
         return None
-    return _Step(
+    return _Grouping(
         group={factor: lookup.operand.of(factor) for factor in lookup.looked_up},
         operand=lookup.operand,
         indices=_regrouped(lookup.indices, parts, lookup.devices, _by_priority(lookup, "indices")),
@@ -203,15 +203,15 @@ def _over_looked_up(lookup: Lookup) -> _Step | None:
     )
 
 
-def _over_indexed(lookup: Lookup) -> _Step | None:
+def _over_indexed(lookup: PartitionedLookup) -> _Grouping | None:
     group = {
-        factor: _finer(lookup.indices.of(factor), lookup.slices.of(factor))
+        factor: _if_finer(lookup.indices.of(factor), lookup.slices.of(factor))
         for factor in lookup.indexed
     }
     parts = parts_of(group)
     if count(parts) == 1:
         return None
-    return _Step(
+    return _Grouping(
         group=group,
         operand=_regrouped(lookup.operand, parts, lookup.devices, _by_priority(lookup, "operand")),
         indices=lookup.indices.along_group(group),
@@ -220,13 +220,13 @@ def _over_indexed(lookup: Lookup) -> _Step | None:
     )
 
 
-def _finer(own: Parts, other: Parts) -> Parts:
-    """The other's, if it only splits further."""
+def _if_finer(own: Parts, other: Parts) -> Parts:
+    """Returns the other array's parts, if they only split further."""
     return other if other[: len(own)] == own else own
 
 
-def _by_priority(lookup: Lookup, name: str) -> tuple[str, ...]:
-    """Which dimensions are gathered first if an array has to be."""
+def _by_priority(lookup: PartitionedLookup, name: str) -> tuple[str, ...]:
+    """Orders the dimensions that are gathered first if an array has to be."""
     if name == "operand":
         return (*lookup.looked_up, *lookup.passed)
     if name == "indices":
@@ -236,11 +236,13 @@ def _by_priority(lookup: Lookup, name: str) -> tuple[str, ...]:
     return (*rest, *lookup.passed)
 
 
-def _regrouped(split: Split, parts: Parts, devices: Parts, order: Sequence[str]) -> Split:
-    """Off the parts that groups are formed along.
+def _regrouped(
+    split: PartitionedArray, parts: Parts, devices: Parts, order: Sequence[str]
+) -> PartitionedArray:
+    """Moves an array off the parts along which groups are formed.
 
-    It stays in as many pieces as the devices inside a group allow, on devices that are free there;
-    dimensions are gathered in `order` until it fits.
+    It keeps as many pieces as the free devices inside a group allow; dimensions are gathered in
+    `order` until it fits.
     """
     if not overlaps(split.every, parts):
         return split
@@ -256,8 +258,8 @@ def _regrouped(split: Split, parts: Parts, devices: Parts, order: Sequence[str])
     return _placed(split, pieces, without(devices, parts))
 
 
-def _placed(split: Split, pieces: dict[str, int], inside: Parts) -> Split:
-    """Each dimension in so many pieces, on its own parts where they lie inside the group."""
+def _placed(split: PartitionedArray, pieces: dict[str, int], inside: Parts) -> PartitionedArray:
+    """Splits each dimension into so many pieces, on its own parts if they are inside the group."""
     own = {
         factor: take(_within(split.of(factor), inside), pieces[factor]) for factor in split.factors
     }

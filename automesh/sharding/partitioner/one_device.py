@@ -1,8 +1,9 @@
-"""Shardings that put a whole array on one device, as a callback's results have them (jax).
+"""Replaces shardings that put a whole array on one device, as for results of callbacks (jax).
 
-jax gives what `jax.pure_callback` returns to the device that calls Python, by a mesh without axes
-that names this device. Shardy's passes end the process on such a mesh. XLA gathers the operands,
-and hands the results on to all devices, which then hold them whole: that is what is stated instead.
+jax assigns the results of `jax.pure_callback` to the device that calls Python, by a mesh without
+axes that names this device. Shardy's passes end the process on such a mesh. XLA gathers the
+operands, and sends the results to all devices, which then have them whole: this module states that
+instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PER_VALUE = "#sdy.sharding_per_value"
 
 
 def hand_on_to_all(module: Any, ir: Any, sdy: Any) -> None:
-    """States for each result on one device that all devices have it whole.
+    """States for each result on one device that all devices have the whole array.
 
     Args:
       module: the operation of a module; changed in place.
@@ -69,7 +70,7 @@ def _state_whole(operation: Any, mesh: str, ir: Any, sdy: Any) -> None:
 
 
 def _is_stand_in(operation: Any, ir: Any) -> bool:
-    """Whether it stands for a call of the host, where the devices are not here."""
+    """Whether it is the stand-in for a host call, with absent devices."""
     attributes = operation.attributes
     return _CALLED in attributes and ir.StringAttr(attributes[_CALLED]).value == TARGET
 
@@ -79,7 +80,7 @@ def _mesh_of(sharding: Any, ir: Any) -> str:
 
 
 def gather_for_one_device(operations: Sequence[tuple[str, Any]], ir: Any, sdy: Any) -> None:
-    """Gathers the operands of what one device does, once propagation has split them.
+    """Gathers the operands of operations on one device, after propagation has split them.
 
     Args:
       operations: all operations of the module with their names.
@@ -101,7 +102,7 @@ def _whole(mesh: str, kind: Any, ir: Any, sdy: Any) -> Any:
 
 
 def _rank(kind: Any, ir: Any) -> int:
-    """Dimensions of a type; 0 for a token, too, which orders effects."""
+    """Counts the dimensions of a type; 0 for a token, which only orders effects."""
     return int(ir.RankedTensorType(kind).rank) if str(kind).startswith("tensor<") else 0
 
 

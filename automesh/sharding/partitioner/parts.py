@@ -1,4 +1,4 @@
-"""How arrays are split, in parts of mesh axes (no jax)."""
+"""Describes how arrays are split over parts of mesh axes (no jax)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of the digits of an axis: the whole axis if `before` is 1 and `size` that of the axis.
+    """A part of a mesh axis; the whole axis if `before` is 1 and `size` is that of the axis.
 
     Attributes:
       axis: name of the mesh axis.
-      before: devices along the axis that the more significant digits count; of `tp:(2)4` it is 2.
+      before: product of the more significant factors of the axis; 2 for `tp:(2)4`.
       size: devices that this part counts.
     """
 
@@ -23,22 +23,22 @@ class Part:
 
 
 Parts = tuple[Part, ...]
-# What groups of devices are formed along: by factor the parts that split its dimension.
+# The parts along which groups of devices are formed, by factor.
 Group = Mapping[str, Parts]
 
 
 def parts_of(group: Group) -> Parts:
-    """All parts that a group of devices is formed along."""
+    """Lists all parts along which a group of devices is formed."""
     return tuple(part for parts in group.values() for part in parts)
 
 
 def count(parts: Iterable[Part]) -> int:
-    """Pieces that an array falls into along a dimension that is split over `parts`."""
+    """Counts the pieces of a dimension that is split over `parts`."""
     return math.prod(part.size for part in parts)
 
 
 def without(parts: Iterable[Part], taken: Iterable[Part]) -> Parts:
-    """What is left of `parts`; a part that is taken in its middle leaves both its ends."""
+    """Returns the remaining `parts`; a part whose middle is taken leaves both its ends."""
     left = list(parts)
     for gone in taken:
         left = [piece for part in left for piece in _left_of(part, gone)]
@@ -61,13 +61,13 @@ def _left_of(part: Part, gone: Part) -> Iterator[Part]:
 
 
 def overlaps(parts: Iterable[Part], others: Iterable[Part]) -> bool:
-    """Whether some device digit belongs to both."""
+    """Whether two parts share a factor of their axis."""
     parts = tuple(parts)
     return count(without(parts, others)) != count(parts)
 
 
 def take(parts: Iterable[Part], pieces: int) -> Parts | None:
-    """The first of `parts` that split into exactly `pieces`, the last one cut; None: impossible."""
+    """Takes parts, the last one cut, that make exactly `pieces`; None if impossible."""
     taken: list[Part] = []
     for part in parts:
         if pieces == 1:
@@ -82,7 +82,7 @@ def take(parts: Iterable[Part], pieces: int) -> Parts | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class PartitionedArray:
     """One array inside a group of devices.
 
     Attributes:
@@ -97,7 +97,7 @@ class Split:
 
     @property
     def every(self) -> Parts:
-        """All that splits it."""
+        """Lists all parts that split the array."""
         return tuple(part for parts in self.parts for part in parts)
 
     @property
@@ -105,44 +105,44 @@ class Split:
         return self.bytes / count(self.every)
 
     def of(self, factor: str) -> Parts:
-        """What splits the dimension of a factor; nothing if it has no such dimension."""
+        """Returns the parts that split the dimension of a factor; empty without one."""
         return self.parts[self.factors.index(factor)] if factor in self.factors else ()
 
     def along(self, factors: Iterable[str]) -> Parts:
-        """What splits the dimensions of some factors together."""
+        """Returns the parts that split the dimensions of some factors together."""
         return tuple(part for factor in factors for part in self.of(factor))
 
-    def having(self, factor: str, parts: Parts) -> Split:
-        """The same array with one dimension split otherwise."""
+    def having(self, factor: str, parts: Parts) -> PartitionedArray:
+        """Returns the array with another split of one dimension."""
         if factor not in self.factors:
             return self
         place = self.factors.index(factor)
         return replace(self, parts=(*self.parts[:place], parts, *self.parts[place + 1 :]))
 
-    def whole_over(self, taken: Iterable[Part]) -> Split:
-        """Gathered over some parts."""
+    def whole_over(self, taken: Iterable[Part]) -> PartitionedArray:
+        """Returns the array after a gather over some parts."""
         taken = tuple(taken)
         return replace(self, parts=tuple(without(parts, taken) for parts in self.parts))
 
-    def along_group(self, group: Group) -> Split:
-        """Split over a group's parts along its dimensions, and over none of them elsewhere."""
+    def along_group(self, group: Group) -> PartitionedArray:
+        """Returns the array split over a group's parts along its dimensions, and nowhere else."""
         moved = self.whole_over(parts_of(group))
         for factor, parts in group.items():
             moved = moved.having(factor, parts)
         return moved
 
     def with_group(self, inner: Sequence[Parts], group: Group) -> tuple[Parts, ...]:
-        """The parts of each dimension: those of the group, then those inside it."""
+        """Returns the parts of each dimension: those of the group, then those inside it."""
         return tuple(
             (*group.get(factor, ()), *parts)
             for factor, parts in zip(self.factors, inner, strict=True)
         )
 
-    def whole(self) -> Split:
+    def whole(self) -> PartitionedArray:
         return replace(self, parts=((),) * len(self.parts))
 
-    def inside(self, factors: Sequence[str]) -> Split:
-        """What a group has of it that lies at one position of the dimensions of `factors`."""
+    def inside(self, factors: Sequence[str]) -> PartitionedArray:
+        """Returns the array's part at one position of the dimensions of `factors`."""
         share = self.bytes / count(self.along(factors))
         inner = replace(self, bytes=share)
         for factor in factors:
@@ -152,7 +152,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cost:
-    """What the partitioner compares: the most memory of one operation, then what is sent."""
+    """The cost that the partitioner compares: most memory of one operation, then sent bytes."""
 
     memory_bytes: float = 0.0
     sent_bytes: float = 0.0
@@ -164,8 +164,8 @@ class Cost:
         )
 
 
-def resharding(before: Split, after: Split) -> Cost:
-    """Of bringing an array from one split to another."""
+def resharding(before: PartitionedArray, after: PartitionedArray) -> Cost:
+    """Returns the cost of resharding an array."""
     have, want = before.local_bytes, after.local_bytes
     kept = all(
         tuple(wanted[: len(given)]) == given
@@ -179,7 +179,7 @@ def resharding(before: Split, after: Split) -> Cost:
 
 
 def reducing(local_bytes: float, parts: Iterable[Part]) -> Cost:
-    """Of an all-reduce."""
+    """Returns the cost of an all-reduce."""
     if count(parts) == 1:
         return Cost()
     return Cost(memory_bytes=local_bytes, sent_bytes=2.0 * local_bytes)

@@ -1,12 +1,12 @@
 """How XLA's partitioner splits a product of matrices, or a convolution (no jax).
 
 It looks for dimensions that two of the three arrays split into equally many pieces, forms groups of
-devices along them, and goes on inside a group: over batch dimensions, over those that the result
+devices along them, and continues inside a group: over batch dimensions, over those that the result
 shares with one operand (the other is then gathered), or over contracted ones (the result is then
-reduced). Of several ways that which needs the least memory for one operation is taken, and of
-equals the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
-PartitionDotGroupOn*Impl and PartitionBaseCase); products in a ring of steps
-(windowed einsum) are decided later, see `ir.passes.windowed`.
+reduced). Of several ways it takes the one with the least memory for one operation, and among equals
+the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
+PartitionDotGroupOn*Impl and PartitionBaseCase); products in a ring of steps (windowed einsum) are
+decided later, see `ir.passes.windowed`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from automesh.sharding.partitioner.parts import (
     Cost,
     Group,
+    PartitionedArray,
     Parts,
-    Split,
     count,
     overlaps,
     parts_of,
@@ -30,7 +30,7 @@ from automesh.sharding.partitioner.parts import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class PartitionedProduct:
     """A product of two arrays inside a group of devices.
 
     Attributes:
@@ -38,9 +38,9 @@ class Product:
       devices: the parts of mesh axes that make up the group.
     """
 
-    left: Split
-    right: Split
-    result: Split
+    left: PartitionedArray
+    right: PartitionedArray
+    result: PartitionedArray
     devices: Parts
 
     @property
@@ -66,13 +66,13 @@ class Product:
     def _sides(self, factor: str) -> str:
         return "l" * (factor in self.left.factors) + "r" * (factor in self.right.factors)
 
-    def swapped(self) -> Product:
-        """With the operands in the other order."""
+    def swapped(self) -> PartitionedProduct:
+        """Swaps the operands."""
         return replace(self, left=self.right, right=self.left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ProductSplit:
     """One way to compute a product.
 
     Attributes:
@@ -85,11 +85,11 @@ class Way:
     result: tuple[Parts, ...]
     cost: Cost
 
-    def swapped(self) -> Way:
+    def swapped(self) -> ProductSplit:
         return replace(self, left=self.right, right=self.left)
 
 
-def way_of(product: Product) -> Way:
+def way_of(product: PartitionedProduct) -> ProductSplit:
     """The way that the partitioner takes."""
     for strict in (True, False):
         found = _best(product, strict) or _all_along_the_result(product)
@@ -98,8 +98,8 @@ def way_of(product: Product) -> Way:
     return _computed(product, product.left.whole(), product.right.whole(), product.result.whole())
 
 
-def _best(product: Product, strict: bool) -> Way | None:
-    methods: tuple[Callable[[Product, bool], Way | None], ...] = (
+def _best(product: PartitionedProduct, strict: bool) -> ProductSplit | None:
+    methods: tuple[Callable[[PartitionedProduct, bool], ProductSplit | None], ...] = (
         _over_batch,
         _over_shared_with_result,
         _over_contracted,
@@ -108,10 +108,15 @@ def _best(product: Product, strict: bool) -> Way | None:
     return min(ways, key=lambda way: way.cost, default=None)
 
 
-def _computed(product: Product, left: Split, right: Split, result: Split) -> Way:
-    """The product itself, its operands brought to the splits that it needs."""
+def _computed(
+    product: PartitionedProduct,
+    left: PartitionedArray,
+    right: PartitionedArray,
+    result: PartitionedArray,
+) -> ProductSplit:
+    """Computes the product itself, with its operands resharded as it needs them."""
     own = Cost(memory_bytes=left.local_bytes + right.local_bytes + result.local_bytes)
-    return Way(
+    return ProductSplit(
         left=left.parts,
         right=right.parts,
         result=result.parts,
@@ -119,8 +124,8 @@ def _computed(product: Product, left: Split, right: Split, result: Split) -> Way
     )
 
 
-def _all_along_the_result(product: Product) -> Way | None:
-    """Nothing matches: what splits the result over one kind of its dimensions alone is followed."""
+def _all_along_the_result(product: PartitionedProduct) -> ProductSplit | None:
+    """Follows the result's split over one kind of its dimensions, if nothing matches."""
     left, right, result = product.left, product.right, product.result
     if not left.every and not right.every:
         product = replace(product, devices=result.every)
@@ -129,7 +134,9 @@ def _all_along_the_result(product: Product) -> Way | None:
         return _computed(product, left, right, result)
     for factors in (product.batch, product.of_left, product.of_right):
         if count(result.along(factors)) == devices:
-            return _computed(product, _like(left, result), _like(right, result), result)
+            return _computed(
+                product, _split_like_result(left, result), _split_like_result(right, result), result
+            )
     if result.every:
         return None
     for one, other, back in ((left, right, False), (right, left, True)):
@@ -144,12 +151,12 @@ def _all_along_the_result(product: Product) -> Way | None:
     return None
 
 
-def _like(operand: Split, result: Split) -> Split:
-    """An operand that is split as the result is, and no further."""
+def _split_like_result(operand: PartitionedArray, result: PartitionedArray) -> PartitionedArray:
+    """Returns an operand that is split like the result, and no further."""
     return replace(operand, parts=tuple(result.of(factor) for factor in operand.factors))
 
 
-def _over_batch(product: Product, strict: bool) -> Way | None:
+def _over_batch(product: PartitionedProduct, strict: bool) -> ProductSplit | None:
     left, right, result = product.left, product.right, product.result
     batch = product.batch
     wanted = count(result.along(batch))
@@ -159,14 +166,14 @@ def _over_batch(product: Product, strict: bool) -> Way | None:
     if _counts(left, batch) == _counts(right, batch):
         larger = left if left.local_bytes > right.local_bytes else right
         group = {factor: larger.of(factor) for factor in batch}
-    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    moved = [_operand_in_group(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
     return _in_group(product, group, moved[0], moved[1], result.along_group(group))
 
 
-def _over_shared_with_result(product: Product, strict: bool) -> Way | None:
-    """Over dimensions that the result has of one operand; the other is whole in every group."""
+def _over_shared_with_result(product: PartitionedProduct, strict: bool) -> ProductSplit | None:
+    """Groups over dimensions that the result shares with one operand only."""
     sides = [(product, product.of_left), (product.swapped(), product.of_right)]
     exact = [
         (side, factors)
@@ -174,11 +181,11 @@ def _over_shared_with_result(product: Product, strict: bool) -> Way | None:
         if count(side.left.along(factors)) == count(side.result.along(factors)) > 1
     ]
     if len(exact) == 2:
-        # The larger one stays where it is.
+        # The larger operand is not moved.
         exact.sort(key=lambda one: -one[0].left.local_bytes)
     for side, factors in exact or _partly_shared(sides):
         group = {factor: side.result.of(factor) for factor in factors}
-        matched = _brought(side.left, group, strict)
+        matched = _operand_in_group(side.left, group, strict)
         if matched is None:
             return None
         other = _whole_in_groups(side.right, group, side.devices)
@@ -188,8 +195,8 @@ def _over_shared_with_result(product: Product, strict: bool) -> Way | None:
 
 
 def _partly_shared(
-    sides: Sequence[tuple[Product, tuple[str, ...]]],
-) -> Iterator[tuple[Product, tuple[str, ...]]]:
+    sides: Sequence[tuple[PartitionedProduct, tuple[str, ...]]],
+) -> Iterator[tuple[PartitionedProduct, tuple[str, ...]]]:
     for side, factors in sides:
         if count(side.left.along(factors)) > 1 and count(side.result.along(factors)) > 1:
             matching = tuple(
@@ -202,7 +209,7 @@ def _partly_shared(
             return
 
 
-def _over_contracted(product: Product, strict: bool) -> Way | None:
+def _over_contracted(product: PartitionedProduct, strict: bool) -> ProductSplit | None:
     left, right, result = product.left, product.right, product.result
     contracted = product.contracted
     if count(left.along(contracted)) != count(right.along(contracted)):
@@ -213,41 +220,46 @@ def _over_contracted(product: Product, strict: bool) -> Way | None:
         return None
     larger = left if left.local_bytes > right.local_bytes else right
     group = {factor: larger.of(factor) for factor in contracted}
-    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    moved = [_operand_in_group(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
     reduced = parts_of(group)
-    inner = _moved_off(result, reduced, product.devices)
+    inner = _move_off(result, reduced, product.devices)
     way = _in_group(product, group, moved[0], moved[1], inner)
     local = replace(result, parts=way.result).local_bytes
     return replace(way, cost=way.cost + reducing(local, reduced))
 
 
-def _counts(split: Split, factors: Iterable[str]) -> list[int]:
+def _counts(split: PartitionedArray, factors: Iterable[str]) -> list[int]:
     return [count(split.of(factor)) for factor in factors]
 
 
-def _brought(operand: Split, group: Group, strict: bool) -> Split | None:
-    """An operand as the group needs it; None: it would move between groups, and may not."""
+def _operand_in_group(
+    operand: PartitionedArray, group: Group, strict: bool
+) -> PartitionedArray | None:
+    """Returns an operand as the group needs it; None if it would have to move between groups."""
     if strict and any(operand.of(factor) != wanted for factor, wanted in group.items()):
         return None
     return operand.along_group(group)
 
 
-def _whole_in_groups(other: Split, group: Group, devices: Parts) -> Split:
-    """The operand that has nothing of the group's dimensions: what it shares with the group's parts
-    moves to devices that only repeat it, if there are enough of them, and is gathered if not."""
+def _whole_in_groups(other: PartitionedArray, group: Group, devices: Parts) -> PartitionedArray:
+    """Prepares the operand that has none of the group's dimensions.
+
+    Where it is split over the group's parts, it moves to devices that only repeat it, if there are
+    enough of them; else it is gathered.
+    """
     parts = parts_of(group)
     if not overlaps(other.every, parts):
         return other
     repeated = count(devices) // count(other.every)
     if repeated % count(parts):
         return other.whole_over(parts)
-    return _moved_off(other, parts, devices)
+    return _move_off(other, parts, devices)
 
 
-def _moved_off(split: Split, parts: Parts, devices: Parts) -> Split:
-    """Off the parts: to others that are free, as many as there are, or gathered."""
+def _move_off(split: PartitionedArray, parts: Parts, devices: Parts) -> PartitionedArray:
+    """Moves an array off some parts: to free ones as far as possible, else gathers it."""
     if not overlaps(split.every, parts):
         return split
     repeated = count(devices) // count(split.every)
@@ -265,19 +277,25 @@ def _moved_off(split: Split, parts: Parts, devices: Parts) -> Split:
     return stays
 
 
-def _in_group(product: Product, group: Group, left: Split, right: Split, result: Split) -> Way:
-    """Goes on inside one group of devices."""
+def _in_group(
+    product: PartitionedProduct,
+    group: Group,
+    left: PartitionedArray,
+    right: PartitionedArray,
+    result: PartitionedArray,
+) -> ProductSplit:
+    """Continues inside one group of devices."""
     factors = tuple(group)
     parts = parts_of(group)
     inner = way_of(
-        Product(
+        PartitionedProduct(
             left=left.inside(factors),
             right=right.inside(factors),
             result=result.inside(factors),
             devices=without(product.devices, parts),
         )
     )
-    return Way(
+    return ProductSplit(
         left=left.with_group(inner.left, group),
         right=right.with_group(inner.right, group),
         result=result.with_group(inner.result, group),

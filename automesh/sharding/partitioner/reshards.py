@@ -1,13 +1,13 @@
-"""Which reshards XLA's partitioner does piece by piece, and which by gathering everything (no jax).
+"""Decides which reshards XLA's partitioner does piece by piece, or by a full gather (no jax).
 
-Shardy finds a way of all-to-alls, permutes, gathers and slices from any split to any other one.
-XLA's partitioner knows some patterns only (`PartitionedHlo::ReshardNoCache` in
-xla/service/spmd/spmd_partitioner.cc); for what fits none of them it gathers the array on every
-device, along all dimensions that are cut otherwise afterwards, and slices it ("involuntary full
-rematerialization"). What it looks at is in how many tiles each dimension is cut before and after,
-and in how many copies each tile lies. On jaxlib 0.12 the CPU compiler gathers in just these cases,
-in all but 12 of 1,452 pairs of splits of arrays of two and three dimensions over two and three
-axes; there it gathers a half only.
+Shardy finds a sequence of all-to-alls, permutes, gathers and slices from any split to any other
+one. XLA's partitioner only knows some patterns (`PartitionedHlo::ReshardNoCache` in
+xla/service/spmd/spmd_partitioner.cc); if none fits, it gathers the array on every device, along all
+dimensions that are cut otherwise afterwards, and slices it ("involuntary full rematerialization").
+The decision depends on the number of tiles of each dimension before and after, and on the number of
+copies of each tile. On jaxlib 0.12 the CPU compiler gathers in just these cases, in all but 12 of
+1,452 pairs of splits of arrays of two and three dimensions over two and three axes; there it
+gathers a half only.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from functools import lru_cache
 
 from automesh.sharding.partitioner.parts import Parts, count
 
-# Sizes at which a decision is tried again: where it depends on them, so do the terms.
+# Sizes at which a decision is made again: if it depends on them, so do the terms.
 _TRIED = (2, 4, 8)
-_MOST_AXES = 4  # More would be tried in too many ways.
+_MOST_AXES = 4  # With more dimensions there would be too many combinations.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How an array is cut.
+    """How an array is split.
 
     Attributes:
-      tiles: per dimension, in how many pieces.
+      tiles: number of pieces of each dimension.
       copies: devices that hold the same piece.
     """
 
@@ -43,20 +43,20 @@ class Tiling:
 
 
 def tiling_of(parts: Sequence[Parts], devices: int) -> Tiling:
-    """The tiling of an array whose dimensions are split over `parts`."""
+    """Returns the tiling of an array whose dimensions are split over `parts`."""
     tiles = tuple(count(each) for each in parts)
     return Tiling(tiles=tiles, copies=devices // math.prod(tiles))
 
 
 def gathers_all(source: Tiling, target: Tiling) -> bool:
-    """Whether the partitioner gathers the whole array to bring it from one tiling to another."""
+    """Whether the partitioner gathers the whole array to change its tiling."""
     if source.is_whole or target.is_whole:
         return False
     return not _is_known(source, target)
 
 
 def kept_dimensions(source: Tiling, target: Tiling) -> tuple[bool, ...]:
-    """Dimensions that stay split while the others are gathered."""
+    """Returns the dimensions that stay split while the others are gathered."""
     return tuple(before == after for before, after in zip(source.tiles, target.tiles, strict=True))
 
 
@@ -77,7 +77,7 @@ def _is_known(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_all_to_all(source: Tiling, target: Tiling) -> bool:
-    """`GetReshardAllToAllSourceTargetDims`: the tiles of dimensions change places."""
+    """`GetReshardAllToAllSourceTargetDims`: dimensions exchange their tiles."""
     if source.copies != target.copies:
         return False
     before = [*source.tiles, *([source.copies] if source.copies > 1 else [])]
@@ -125,7 +125,7 @@ def _remove(found: dict[int, list[int]], size: int, dimension: int) -> None:
 
 
 def _divides(coarse: Tiling, fine: Tiling) -> bool:
-    """`PartialReplicateReshardCompatibleSharding`: every tile is cut further, or left as it is."""
+    """`PartialReplicateReshardCompatibleSharding`: every tile is split further, or unchanged."""
     return all(small % large == 0 for large, small in zip(coarse.tiles, fine.tiles, strict=True))
 
 
@@ -161,7 +161,7 @@ def _by_merging(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_replicating_one(source: Tiling, target: Tiling) -> bool:
-    """`PatternMatchPartialReplicateDim`: one dimension is gathered, the rest follows a pattern."""
+    """`PatternMatchPartialReplicateDim`: one dimension is gathered, and the rest fits a pattern."""
     copies, rest = divmod(target.copies, source.copies)
     if copies == 1 or rest:
         return False
@@ -173,7 +173,7 @@ def _by_replicating_one(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_slicing_one(source: Tiling, target: Tiling) -> bool:
-    """The same the other way round: the copies are cut along a dimension that was whole."""
+    """The reverse of `_by_replicating_one`: copies are split along a whole dimension."""
     if source.copies == 1 or target.copies > 1:
         return False
     cut = (
@@ -189,15 +189,15 @@ def _with(tiling: Tiling, dimension: int, tiles: int, *, copies: int) -> Tiling:
     return Tiling(tiles=after, copies=copies)
 
 
-@lru_cache(maxsize=1 << 12)  # A program has few reshards that differ.
+@lru_cache(maxsize=1 << 12)  # A cache, as a program has few different reshards.
 def depends_on_sizes(
     source: tuple[Parts, ...], target: tuple[Parts, ...], mesh: tuple[tuple[str, int], ...]
 ) -> bool:
-    """Whether `gathers_all` says otherwise at other sizes of the axes that split the array."""
+    """Whether `gathers_all` changes with the sizes of the axes that split the array."""
     every = [part for parts in (*source, *target) for part in parts]
     axes = sorted({part.axis for part in every})
     if any(part.size != dict(mesh)[part.axis] for part in every):
-        return True  # What of an axis splits a dimension depends on its size by itself.
+        return True  # Parts of axes depend on the sizes anyway.
     if len(axes) < 2 or len(axes) > _MOST_AXES:
         return len(axes) > 1
     found: set[bool] = set()

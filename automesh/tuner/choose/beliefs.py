@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from automesh.cost.correction import Refinement, Subject, refine
+from automesh.cost.correction import PredictedPlan, Refinement, refine
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
@@ -51,7 +51,7 @@ def refined_times(
       chip: chip for the predictions; None leaves out plans without an estimate.
     """
     rows: dict[Plan, int] = {}
-    subjects: list[Subject] = []
+    subjects: list[PredictedPlan] = []
     whole = wholly_counted(programs)
     for plan in plans:
         subject = _subject(plan, estimates.get(plan), whole.get(plan), chip)
@@ -80,14 +80,14 @@ def known_s(results: Mapping[Plan, Outcome]) -> dict[Plan, float]:
 
 def _subject(
     plan: Plan, estimated: Estimated | None, compiled: Outcome | None, chip: Chip | None
-) -> Subject | None:
+) -> PredictedPlan | None:
     if estimated is not None:
-        return Subject(
+        return PredictedPlan(
             predicted_s=estimated.step_s, causes=estimated.causes, settings=plan.settings
         )
     if chip is not None and isinstance(compiled, Compiled):
         replay = compiled.replay
-        return Subject(
+        return PredictedPlan(
             predicted_s=compiled.step_s,
             causes=replay.causes if replay else predict(compiled.counts, chip).causes,
             settings=plan.settings,

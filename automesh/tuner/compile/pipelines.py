@@ -25,11 +25,11 @@ from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, CompiledPipeline, Replayed, StageProgram
+from automesh.outcomes import Compiled, PipelineOutcome, ReplayOutcome, StageProgram
 from automesh.pipeline.simulate import Simulated, simulate
 
 
-def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip) -> Compiled:
+def predict_pipeline(compiled: Compiled, pipeline: PipelineOutcome, chip: Chip) -> Compiled:
     """Adds a time predicted from the work of its programs; see `automesh.cost.roofline`."""
     cost = price_pipeline(schedule_of(pipeline), _predicted_work(pipeline, chip))
     return replace(
@@ -37,7 +37,7 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
     )
 
 
-def predicted_timeline(pipeline: CompiledPipeline, chip: Chip) -> tuple[Timeline, Simulated]:
+def predicted_timeline(pipeline: PipelineOutcome, chip: Chip) -> tuple[Timeline, Simulated]:
     """The timeline of each rank, predicted from the work of the programs, for a pipeline without
     replay.
 
@@ -48,7 +48,7 @@ def predicted_timeline(pipeline: CompiledPipeline, chip: Chip) -> tuple[Timeline
     return draw_pipeline(schedule, work), simulate(schedule, stage_costs(work))
 
 
-def _predicted_work(pipeline: CompiledPipeline, chip: Chip) -> PipelineWork:
+def _predicted_work(pipeline: PipelineOutcome, chip: Chip) -> PipelineWork:
     schedule = schedule_of(pipeline)
 
     def sent(payload_bytes: int, target: int, stage: int) -> Move:
@@ -88,8 +88,8 @@ def _predicted(one: StageProgram, chip: Chip) -> Spent:
 def replay_pipeline(
     plan: Plan,
     compiled: Compiled,
-    pipeline: CompiledPipeline,
-    play: Callable[[StageProgram], Replayed],
+    pipeline: PipelineOutcome,
+    play: Callable[[StageProgram], ReplayOutcome],
     *,
     hardware: HardwareModel,
 ) -> tuple[Compiled, Timeline]:
@@ -139,12 +139,12 @@ def replay_pipeline(
 
 def _busiest_replay(
     cost: PipelineCost,
-    played: Mapping[tuple[int, str], Replayed],
+    played: Mapping[tuple[int, str], ReplayOutcome],
     times: Mapping[tuple[int, str], int],
     homes: Sequence[int],
-    pipeline: CompiledPipeline,
+    pipeline: PipelineOutcome,
     chip: Chip,
-) -> Replayed:
+) -> ReplayOutcome:
     """One replay for all programs: that of the busiest rank, which also gives the causes."""
     runs = {program: 1 if program[1] == UPDATE else times[program] for program in played}
     busy = Counter[int]()
@@ -154,7 +154,7 @@ def _busiest_replay(
     mine = [program for program in played if homes[program[0]] == rank]
     flops = sum(runs[one.stage, one.action] * one.counts.flops for one in pipeline.programs)
     possible = chip.flops_per_s * cost.step_s * (max(homes) + 1)
-    return Replayed(
+    return ReplayOutcome(
         step_s=cost.step_s,
         bracket_s=cost.bracket_s,
         causes=cost.causes,

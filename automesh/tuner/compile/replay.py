@@ -21,10 +21,10 @@ from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore, default_store
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import (
     Compiled,
-    CompiledPipeline,
     Failed,
     Outcome,
-    Replayed,
+    PipelineOutcome,
+    ReplayOutcome,
 )
 from automesh.tuner.compile.pipelines import replay_pipeline
 from automesh.tuner.preparation import Aim
@@ -75,7 +75,7 @@ class Player:
             compiled, replay=replace(compiled.replay, speeds=self.hardware.speeds.origin)
         )
 
-    def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
+    def play(self, plan: Plan, compiled: Compiled) -> tuple[ReplayOutcome, Timeline] | Failed:
         """Replays the program or programs of a plan; `Failed` if one cannot be read.
 
         Raises:
@@ -94,7 +94,7 @@ class Player:
             return _unreadable(error)
 
     def _pipeline(
-        self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
+        self, plan: Plan, compiled: Compiled, pipeline: PipelineOutcome
     ) -> tuple[Compiled, Timeline] | Failed:
         """Replays a pipeline, whose stages are programs; a program that several stages run is
         replayed once."""
@@ -129,7 +129,7 @@ class Player:
 
     def _play(
         self, plan: Plan, module: bytes, own: Sequence[MeshAxis]
-    ) -> tuple[Replayed, Timeline]:
+    ) -> tuple[ReplayOutcome, Timeline]:
         """Replays one program.
 
         Args:

@@ -23,7 +23,7 @@ from automesh.mesh.axes import Call, MeshAxis, Plan
 from automesh.outcomes import Failed, RuledOut
 from automesh.program.nouns import BuildAnswer, Entry
 from automesh.report.progress import Progress
-from automesh.space.conditions import Rule
+from automesh.space.conditions import SpaceRule
 from automesh.space.mapping import SplitArray
 from automesh.texts.terminal import clean
 from automesh.tuner.estimate.propagator import POLL_S, JobPool
@@ -250,7 +250,7 @@ def _parts(array: SplitArray) -> list[_Part]:
 
 def _indivisible(plan: Plan, part: _Part, name: str) -> RuledOut:
     product = "*".join(part.axes)
-    rule = Rule(
+    rule = SpaceRule(
         name=f"{product} divides {part.size}",
         factors=part.axes,
         relation="divides",

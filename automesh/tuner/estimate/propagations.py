@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import ScheduleText
-from automesh.cost.terms import Guard, Terms
+from automesh.cost.terms import DivisibilityGuard, Terms
 from automesh.errors import UsageError
 from automesh.mesh.axes import PIPELINE, Call, Plan
 from automesh.mesh.plan_arrays import Batch, batch_of
@@ -20,7 +20,7 @@ from automesh.space.pipelines import SCHEDULE
 Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]
 # Dimensions that are not divided evenly, each with its divisor.
-Uneven = frozenset[tuple[Guard, int]]
+Uneven = frozenset[tuple[DivisibilityGuard, int]]
 # Axes that do not divide evenly, with their sizes; axes whose size is in shapes; axes above a
 # limit.
 _Broken = tuple[Sizes, Active, Active]

@@ -16,7 +16,7 @@ from automesh.hardware.fabric.placement import Placement
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import default_store
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, CompiledPipeline, Failed
+from automesh.outcomes import Compiled, Failed, PipelineOutcome
 from automesh.pipeline.simulate import Simulated
 from automesh.report import words
 from automesh.report.html.nouns import DrawnTimeline, Held, Placed, Section, Wiring
@@ -104,7 +104,7 @@ def _drawn(
     return DrawnTimeline(plan=plan, kind=kind, timeline=timeline, held=held)
 
 
-def _held(simulated: Simulated, pipeline: CompiledPipeline) -> tuple[Held, ...]:
+def _held(simulated: Simulated, pipeline: PipelineOutcome) -> tuple[Held, ...]:
     """The activations that each rank holds, on its device with the most."""
     size = {
         rank: max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
@@ -117,7 +117,7 @@ def _held(simulated: Simulated, pipeline: CompiledPipeline) -> tuple[Held, ...]:
     )
 
 
-def _held_in(timeline: Timeline, pipeline: CompiledPipeline) -> tuple[Held, ...]:
+def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[Held, ...]:
     """The same from a drawn step: a microbatch is held from its `F` until its `B` or `W` ends."""
     held: list[Held] = []
     for rank in range(len(pipeline.actions)):

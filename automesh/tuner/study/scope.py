@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Outcome, OutOfMemory, Replayed, TimedOut
+from automesh.outcomes import Compiled, Outcome, OutOfMemory, ReplayOutcome, TimedOut
 
 # Free memory comes and goes: only this much more is another machine, or another limit.
 _MORE = 1.1
@@ -43,7 +43,7 @@ class Scope:
                 return limit_s < self.timeout_s
             case OutOfMemory(is_host=True, limit_bytes=limit_bytes):
                 return _MORE * limit_bytes < self.worker_bytes
-            case Compiled(replay=Replayed(speeds=speeds)):
+            case Compiled(replay=ReplayOutcome(speeds=speeds)):
                 return bool(self.speeds) and speeds != self.speeds
             case _:
                 return False

@@ -56,6 +56,7 @@ from automesh.program.nouns import (
     Traced,
     VisitAnswer,
 )
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.build_check import check_build
 from automesh.program.script.signature import check_knobs, check_mapping

@@ -19,10 +19,10 @@ from automesh.hardware import chip_for
 from automesh.outcomes import (
     Collective,
     Compiled,
-    CompiledPipeline,
     Counts,
     Memory,
-    Stage,
+    PipelineOutcome,
+    StageOutcome,
     StageProgram,
 )
 from automesh.pipeline import make_schedule
@@ -51,7 +51,7 @@ def compiled(name: str, *, ranks: int = 2, microbatches: int = 4, stages: int = 
         name, num_ranks=ranks, num_microbatches=microbatches, num_stages=stages
     )
     each = [
-        Stage(
+        StageOutcome(
             rank=schedule.homes[stage],
             lasting_bytes=1000 + stage,
             activation_bytes=10,
@@ -72,7 +72,7 @@ def compiled(name: str, *, ranks: int = 2, microbatches: int = 4, stages: int = 
             program(stage, UPDATE, 500),
         )
     ]
-    pipeline = CompiledPipeline(
+    pipeline = PipelineOutcome(
         axis="pp",
         schedule=name,
         actions=tuple(str(schedule).splitlines()),
@@ -89,7 +89,7 @@ def compiled(name: str, *, ranks: int = 2, microbatches: int = 4, stages: int = 
     )
 
 
-def stages(one: Compiled) -> CompiledPipeline:
+def stages(one: Compiled) -> PipelineOutcome:
     assert one.pipeline is not None
     return one.pipeline
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from automesh.cost.replay import engine
 from automesh.cost.replay.engine import Played, play
-from automesh.cost.replay.program import Await, Depart, Flight, Repeat, Step, Use, Work, ticks
+from automesh.cost.replay.program import Await, CoreWork, Depart, Flight, Repeat, Step, Use, ticks
 
 
-def work(spent: int, *, memory: int = 0, name: str = "work") -> Work:
-    return Work(name=name, causes=(("compute", spent),), memory=memory, serial=spent + memory)
+def work(spent: int, *, memory: int = 0, name: str = "work") -> CoreWork:
+    return CoreWork(name=name, causes=(("compute", spent),), memory=memory, serial=spent + memory)
 
 
 def over(wire: str, spent: int, *, latency: int = 0, name: str = "") -> Flight:
@@ -216,7 +216,7 @@ def test_seconds_become_ticks() -> None:
     with pytest.raises(ValueError, match="neither latency nor uses"):
         Flight(name="copy", memory=3, latency=1)
     with pytest.raises(ValueError, match="before memory has served it"):
-        Work(name="work", causes=(("compute", 2),), memory=3)
+        CoreWork(name="work", causes=(("compute", 2),), memory=3)
 
 
 WIRES = ("x+", "x-", "dcn")
@@ -225,7 +225,7 @@ small = st.integers(0, 12)
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
+def works(draw: st.DrawFn) -> CoreWork:
     spent = draw(small)
     return work(spent, memory=draw(st.integers(0, spent)))
 
@@ -294,7 +294,7 @@ def halved(resource: str) -> Callable[[Step], Step]:
         return (amount + 1) // 2
 
     def change(step: Step) -> Step:
-        if isinstance(step, Work):
+        if isinstance(step, CoreWork):
             ((cause, spent),) = step.causes
             if resource == "core":
                 return replace(step, causes=((cause, max(half(spent), step.memory)),))
@@ -348,7 +348,7 @@ def test_no_shorter_duration_makes_a_step_slower(program: list[Step], data: st.D
 
     quicker: list[Step] = []
     for step in flat:
-        if isinstance(step, Work):
+        if isinstance(step, CoreWork):
             memory = shorter(step.memory)
             ((cause, spent),) = step.causes
             quicker.append(

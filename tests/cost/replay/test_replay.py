@@ -16,16 +16,16 @@ from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import (
-    Block,
     Branch,
     Compute,
+    DeviceTransfer,
     Operation,
-    Schedule,
+    ScheduledBlock,
+    ScheduledProgram,
     Start,
-    Transfer,
 )
 from automesh.mesh.axes import MeshAxis
-from automesh.outcomes import Replayed
+from automesh.outcomes import ReplayOutcome
 from tests.support.samples.replay_samples import (
     Nominal,
     begin,
@@ -50,7 +50,7 @@ def replayed(
     *operations: Operation,
     fabric: Fabric | None = None,
     speeds: Speeds | None = None,
-) -> Replayed:
+) -> ReplayOutcome:
     fabric = fabric or slice_fabric("v5e:4x4")
     result, _ = replay(
         schedule(axes, *operations),
@@ -62,13 +62,13 @@ def replayed(
     return result
 
 
-def causes(result: Replayed) -> dict[str, float]:
+def causes(result: ReplayOutcome) -> dict[str, float]:
     """In milliseconds."""
     return {name: pytest.approx(seconds / MILLI) for name, seconds in result.causes}
 
 
-def copy(medium: str, payload_bytes: int, *, hbm_bytes: int = 0) -> Transfer:
-    return Transfer(
+def copy(medium: str, payload_bytes: int, *, hbm_bytes: int = 0) -> DeviceTransfer:
+    return DeviceTransfer(
         name=f"{medium}-copy",
         kind="copy",
         medium=medium,  # pyright: ignore[reportArgumentType]
@@ -209,7 +209,7 @@ def test_copies_are_waited_for_as_memory_or_host() -> None:
 def test_cross_slice_traffic_goes_by_the_network_of_the_hosts() -> None:
     axes, fabric = mesh(dp=(2, 1), fsdp=16), slice_fabric("v5e:4x4*2")
     groups = tuple((device, device + 16) for device in range(16))
-    reduce = Transfer(
+    reduce = DeviceTransfer(
         name="all-reduce",
         kind="all-reduce",
         medium="dcn",
@@ -252,7 +252,7 @@ def test_other_kinds_move_like_those_that_have_a_formula() -> None:
 
 
 def test_of_a_branch_the_costliest_block_is_played() -> None:
-    cheap, dear = (Block(operations=(product("a", size),)) for size in (250, 500))
+    cheap, dear = (ScheduledBlock(operations=(product("a", size),)) for size in (250, 500))
     branch = Branch(name="cond", blocks=(cheap, dear, cheap))
     result = replayed(AXES, loop(2, branch))
     assert causes(result) == {"compute": 5.0}
@@ -272,10 +272,10 @@ def test_a_program_of_another_mesh_is_refused() -> None:
 
 def test_remarks_are_handed_on() -> None:
     fabric = slice_fabric("v5e:4x4")
-    odd = Schedule(
+    odd = ScheduledProgram(
         platform="tpu",
         axes=(("fsdp", 4), ("tp", 4)),
-        body=Block(operations=()),
+        body=ScheduledBlock(operations=()),
         is_ordered=False,
         uncounted=("something",),
     )

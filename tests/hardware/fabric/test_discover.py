@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from automesh.errors import AutomeshError, UsageError
 from automesh.hardware import parse_target
 from automesh.hardware.fabric.discover import attached_fabric, fabric_of
-from automesh.hardware.fabric.fabric import Layouts, Span
+from automesh.hardware.fabric.fabric import AxisSpan, Layouts
 from automesh.hardware.fabric.routes import routes
 from automesh.hardware.fabric.torus import (
     both_ways,
@@ -60,7 +60,7 @@ def route(name, shape, *axes):
 
 
 def span(dimension, extent, stride=1):
-    return Span(dimension=dimension, extent=extent, stride=stride)
+    return AxisSpan(dimension=dimension, extent=extent, stride=stride)
 
 
 @pytest.mark.parametrize(
@@ -368,19 +368,21 @@ def test_attached_cpu_devices_are_laid_out_in_order():
 
 
 @st.composite
-def spans_of_a_torus(draw: st.DrawFn) -> tuple[tuple[Span, ...], tuple[int, ...], tuple[bool, ...]]:
+def spans_of_a_torus(
+    draw: st.DrawFn,
+) -> tuple[tuple[AxisSpan, ...], tuple[int, ...], tuple[bool, ...]]:
     """Spans along some dimensions of a torus, cut into parts now and then, in any order."""
     torus = tuple(draw(st.sampled_from([2, 3, 4, 6, 8])) for _ in range(3))
     wraps = tuple(draw(st.booleans()) for _ in range(3))
-    spans: list[Span] = []
+    spans: list[AxisSpan] = []
     for dimension in draw(st.permutations(range(3))):
-        parts: list[Span] = []
+        parts: list[AxisSpan] = []
         stride = 1
         while stride < torus[dimension]:
             fitting = [n for n in range(2, 9) if torus[dimension] % (n * stride) == 0]
             extent = draw(st.sampled_from(fitting))
             if draw(st.booleans()):
-                parts.insert(0, Span(dimension=dimension, extent=extent, stride=stride))
+                parts.insert(0, AxisSpan(dimension=dimension, extent=extent, stride=stride))
             stride *= extent
         spans += parts
     return tuple(spans), torus, wraps
@@ -389,12 +391,12 @@ def spans_of_a_torus(draw: st.DrawFn) -> tuple[tuple[Span, ...], tuple[int, ...]
 @settings(max_examples=60, deadline=None)
 @given(found=spans_of_a_torus())
 def test_a_short_ring_loads_links_as_a_long_one_does(
-    found: tuple[tuple[Span, ...], tuple[int, ...], tuple[bool, ...]],
+    found: tuple[tuple[AxisSpan, ...], tuple[int, ...], tuple[bool, ...]],
 ) -> None:
     spans, torus, wraps = found
     small = shrunk(spans, torus, wraps)
 
-    def busiest(spans: tuple[Span, ...], torus: tuple[int, ...]) -> dict[int, int]:
+    def busiest(spans: tuple[AxisSpan, ...], torus: tuple[int, ...]) -> dict[int, int]:
         loads: dict[int, int] = {}
         for (_, along, _), load in both_ways(ring_along(spans, 3), torus, wraps).items():
             loads[along] = max(loads.get(along, 1), load)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from automesh.hlo.count import count_schedule
 from automesh.hlo.schedule.nouns import (
-    Block,
     Branch,
     Compute,
+    DeviceTransfer,
     Done,
-    Loop,
     Operation,
-    Schedule,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledProgram,
     Start,
-    Transfer,
 )
 from automesh.hlo.schedule.totals import tally_of
 from tests.support.hlo_text import ADD, EIGHT, GPU, WHOLE, flattened, schedule, spelled
@@ -37,7 +37,7 @@ def test_what_stands_between_start_and_done_can_hide_the_transfer() -> None:
     assert spelled(plan.body) == ["start all-gather g", "matrix d", "done g"]
     (start, *_) = plan.body.operations
     assert isinstance(start, Start)
-    assert start.transfer == Transfer(
+    assert start.transfer == DeviceTransfer(
         name="g",
         kind="all-gather",
         medium="fabric",
@@ -177,7 +177,7 @@ def computed(flops: int, size: int) -> Compute:
 
 
 def moved(payload: int) -> Start:
-    transfer = Transfer(
+    transfer = DeviceTransfer(
         name="g",
         kind="all-gather",
         medium="fabric",
@@ -196,8 +196,11 @@ LEAVES: st.SearchStrategy[Operation] = st.one_of(
 OPERATIONS: st.SearchStrategy[Operation] = st.recursive(
     LEAVES,
     lambda inner: st.builds(
-        lambda trips, operations: Loop(
-            name="w", trips=trips, body=Block(operations=tuple(operations)), uncounted="a loop"
+        lambda trips, operations: ScheduledLoop(
+            name="w",
+            trips=trips,
+            body=ScheduledBlock(operations=tuple(operations)),
+            uncounted="a loop",
         ),
         st.integers(0, 3),
         st.lists(inner, max_size=3),
@@ -208,7 +211,7 @@ OPERATIONS: st.SearchStrategy[Operation] = st.recursive(
 
 @given(st.lists(OPERATIONS, max_size=5))
 def test_sums_are_those_of_the_operations_written_out(operations: list[Operation]) -> None:
-    block = Block(operations=tuple(operations))
+    block = ScheduledBlock(operations=tuple(operations))
     tally = tally_of(block)
     every = flattened(block)
     computes = [one for one in every if isinstance(one, Compute)]
@@ -223,8 +226,8 @@ def test_sums_are_those_of_the_operations_written_out(operations: list[Operation
 
 @given(st.lists(st.builds(computed, SMALL, SMALL), min_size=1, max_size=4))
 def test_the_costliest_block_of_a_branch_counts(computes: list[Compute]) -> None:
-    blocks = tuple(Block(operations=(one,)) for one in computes)
-    tally = tally_of(Block(operations=(Branch(name="b", blocks=blocks),)))
+    blocks = tuple(ScheduledBlock(operations=(one,)) for one in computes)
+    tally = tally_of(ScheduledBlock(operations=(Branch(name="b", blocks=blocks),)))
     assert (tally.flops, tally.hbm_bytes) == max((one.flops, one.hbm_bytes) for one in computes)
 
 
@@ -234,14 +237,14 @@ def test_counts_do_not_depend_on_the_order_of_operations(order: list[int], trips
         computed(3, 5),
         moved(7),
         Done(name="d", lane="g"),
-        Loop(name="w", trips=trips, body=Block(operations=(computed(1, 1),))),
+        ScheduledLoop(name="w", trips=trips, body=ScheduledBlock(operations=(computed(1, 1),))),
     ]
     counts = {
         count_schedule(
-            Schedule(
+            ScheduledProgram(
                 platform="cpu",
                 axes=EIGHT,
-                body=Block(operations=tuple(listed[index] for index in chosen)),
+                body=ScheduledBlock(operations=tuple(listed[index] for index in chosen)),
             )
         )
         for chosen in itertools.chain([order], [range(4)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from automesh.cost.replay.replay import replay
 from automesh.hardware.model import HardwareModel
-from automesh.hlo.schedule.nouns import Loop, Schedule, Start
+from automesh.hlo.schedule.nouns import ScheduledLoop, ScheduledProgram, Start
 from automesh.hlo.schedule.renumber import renumbered
 from automesh.mesh.axes import MeshAxis
 from automesh.tuner.compile.replay import numbers_of
@@ -32,7 +32,7 @@ def first_rank(axes: tuple[MeshAxis, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name="pp") if axis.name == "pp" else axis for axis in axes)
 
 
-def of_the_whole(part: Schedule, axes: tuple[MeshAxis, ...]) -> Schedule:
+def of_the_whole(part: ScheduledProgram, axes: tuple[MeshAxis, ...]) -> ScheduledProgram:
     whole = tuple((axis.name, axis.size) for axis in axes)
     return renumbered(part, whole, numbers_of(first_rank(axes), axes))
 
@@ -60,7 +60,7 @@ def test_pairs_and_groups_are_renumbered_everywhere() -> None:
         schedule(part, begin(gather), loop(3, begin(permute), end(permute)), end(gather)), axes
     )
     start, layers, _ = found.body.operations
-    assert isinstance(start, Start) and isinstance(layers, Loop)
+    assert isinstance(start, Start) and isinstance(layers, ScheduledLoop)
     assert start.transfer.groups == ((0, 1), (4, 5))
     inner = layers.body.operations[0]
     assert isinstance(inner, Start)

@@ -59,7 +59,7 @@ def test_a_pattern_that_backtracks_without_end_is_matched_at_once(
 def test_what_only_a_backtracking_engine_knows_is_refused_if_it_may_not_end(
     pattern: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="may take longer to match than anybody waits") as error:
+    with pytest.raises(UsageError, match="may take too long to match") as error:
         check_pattern(pattern)
     assert "not groups" in error.value.hint
     rules = tmp_path / "mesh_rules.toml"

@@ -30,7 +30,7 @@ from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.hlo import store
 from automesh.hlo.read import read_module
-from automesh.hlo.schedule.nouns import Block, Branch, Loop, Start, Transfer
+from automesh.hlo.schedule.nouns import Branch, DeviceTransfer, ScheduledBlock, ScheduledLoop, Start
 from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
@@ -307,12 +307,12 @@ def test_a_compiled_step_talks_across_slices_over_the_dcn_axis_alone() -> None:
     assert {one.axes for one in counts.collectives} <= {("dp",), ("tp",)}
 
 
-def transfers_in(block: Block) -> Iterator[Transfer]:
+def transfers_in(block: ScheduledBlock) -> Iterator[DeviceTransfer]:
     for operation in block.operations:
         match operation:
             case Start():
                 yield operation.transfer
-            case Loop():
+            case ScheduledLoop():
                 yield from transfers_in(operation.body)
             case Branch():
                 for inner in operation.blocks:

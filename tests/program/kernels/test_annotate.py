@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 
 from automesh.hlo import read_module
 from automesh.hlo.nouns import Instruction
-from automesh.hlo.schedule.nouns import Compute, Matmul
+from automesh.hlo.schedule.nouns import Compute, ScheduledMatmul
 from automesh.hlo.schedule.read import read_schedule
 from automesh.program.kernels.annotate import kernel_costs, state_costs, with_costs
 from automesh.program.kernels.grid import count_kernel
@@ -94,7 +94,7 @@ def test_the_product_that_a_kernel_repeats_is_priced_by_its_shape(is_most: bool)
         is_most=is_most,
     )
     one = kernel_of(with_costs(module, {key_of(module): cost}))
-    assert one.matmuls == (Matmul(dtype="bf16", batch=10, m=256, n=512, k=128),)
+    assert one.matmuls == (ScheduledMatmul(dtype="bf16", batch=10, m=256, n=512, k=128),)
     assert (one.flops, one.dtype, one.hbm_bytes) == (10 * product.flops, "bf16", 4096)
     assert ("as if it skipped no block" in one.uncounted) == is_most
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from automesh.sharding.partitioner.lookups import Lookup, Way, way_of
-from automesh.sharding.partitioner.parts import Part, Parts, Split
+from automesh.sharding.partitioner.lookups import LookupSplit, PartitionedLookup, way_of
+from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts
 
 DP, FSDP, TP = (Part(axis=axis, before=1, size=2) for axis in ("dp", "fsdp", "tp"))
 HALF_OF_TP = Part(axis="tp", before=1, size=2)
@@ -21,12 +21,12 @@ def gather(
     *,
     devices: Parts,
     scatters: bool = False,
-) -> Way:
+) -> LookupSplit:
     return way_of(
-        Lookup(
-            operand=Split(factors=("k", "j"), parts=operand, bytes=ROWS),
-            indices=Split(factors=("i", "l"), parts=(indices, ()), bytes=INDICES),
-            slices=Split(factors=("i", "j"), parts=result, bytes=SLICES),
+        PartitionedLookup(
+            operand=PartitionedArray(factors=("k", "j"), parts=operand, bytes=ROWS),
+            indices=PartitionedArray(factors=("i", "l"), parts=(indices, ()), bytes=INDICES),
+            slices=PartitionedArray(factors=("i", "j"), parts=result, bytes=SLICES),
             looked_up=("k",),
             scatters=scatters,
             devices=devices,
@@ -68,10 +68,10 @@ def test_a_scatter_adds_up_what_the_groups_of_updates_give() -> None:
 
 def test_a_dimension_that_all_three_share_comes_first() -> None:
     found = way_of(
-        Lookup(
-            operand=Split(factors=("b", "k"), parts=((DP,), (TP,)), bytes=ROWS),
-            indices=Split(factors=("b", "i", "l"), parts=((DP,), (), ()), bytes=INDICES),
-            slices=Split(factors=("b", "i"), parts=((DP,), ()), bytes=SLICES),
+        PartitionedLookup(
+            operand=PartitionedArray(factors=("b", "k"), parts=((DP,), (TP,)), bytes=ROWS),
+            indices=PartitionedArray(factors=("b", "i", "l"), parts=((DP,), (), ()), bytes=INDICES),
+            slices=PartitionedArray(factors=("b", "i"), parts=((DP,), ()), bytes=SLICES),
             looked_up=("k",),
             scatters=False,
             devices=(DP, TP),
@@ -84,7 +84,7 @@ def test_a_dimension_that_all_three_share_comes_first() -> None:
 
 def test_arrays_that_nobody_splits_stay_whole() -> None:
     found = gather(((), ()), (), ((), ()), devices=(DP, TP))
-    assert found == Way(operand=((), ()), indices=((), ()), slices=((), ()))
+    assert found == LookupSplit(operand=((), ()), indices=((), ()), slices=((), ()))
 
 
 SPLITS: tuple[Parts, ...] = ((), (DP,), (FSDP,), (TP,), (DP, FSDP))

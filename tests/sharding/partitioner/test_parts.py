@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from automesh.sharding.partitioner.parts import (
     Cost,
     Part,
+    PartitionedArray,
     Parts,
-    Split,
     count,
     overlaps,
     resharding,
@@ -63,8 +63,8 @@ def test_a_part_is_cut_where_it_has_too_many_devices() -> None:
     assert take((part("tp", 3),), 2) is None
 
 
-def split(*parts: Parts, size: float = 64.0) -> Split:
-    return Split(factors=("i", "j"), parts=parts, bytes=size)
+def split(*parts: Parts, size: float = 64.0) -> PartitionedArray:
+    return PartitionedArray(factors=("i", "j"), parts=parts, bytes=size)
 
 
 def test_a_slice_costs_nothing_and_a_gather_what_it_holds_and_sends() -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from automesh.sharding.partitioner.parts import Part, Parts, Split, count
-from automesh.sharding.partitioner.products import Product, Way, way_of
+from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts, count
+from automesh.sharding.partitioner.products import PartitionedProduct, ProductSplit, way_of
 
 DP, FSDP, TP = (Part(axis=axis, before=1, size=2) for axis in ("dp", "fsdp", "tp"))
 DEVICES = (DP, FSDP, TP)
 BATCH = (DP, FSDP)
 
 
-def split(factors: str, *parts: Parts, size: float = 1e6) -> Split:
-    return Split(factors=tuple(factors), parts=parts, bytes=size)
+def split(factors: str, *parts: Parts, size: float = 1e6) -> PartitionedArray:
+    return PartitionedArray(factors=tuple(factors), parts=parts, bytes=size)
 
 
-def way(left: Split, right: Split, result: Split, devices: Parts = DEVICES) -> Way:
-    return way_of(Product(left=left, right=right, result=result, devices=devices))
+def way(
+    left: PartitionedArray,
+    right: PartitionedArray,
+    result: PartitionedArray,
+    devices: Parts = DEVICES,
+) -> ProductSplit:
+    return way_of(PartitionedProduct(left=left, right=right, result=result, devices=devices))
 
 
 def test_weights_are_gathered_where_rows_and_weights_are_split_over_the_same_axis() -> None:

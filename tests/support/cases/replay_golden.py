@@ -15,10 +15,10 @@ from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.read import read_module
-from automesh.hlo.schedule.nouns import Schedule
+from automesh.hlo.schedule.nouns import ScheduledProgram
 from automesh.hlo.schedule.read import read_schedule
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.outcomes import Replayed
+from automesh.outcomes import ReplayOutcome
 from tests.support.paths import DATA, GOLDEN
 from tests.support.samples.replay_samples import layouts_of, mesh
 
@@ -43,7 +43,7 @@ class Recorded:
         assert absent is not None
         return absent.fabric
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> ScheduledProgram:
         text = gzip.decompress((MODULES / f"{self.name}.pb.gz").read_bytes())
         return read_schedule(
             read_module(text),
@@ -73,7 +73,7 @@ ALL = (
 
 
 @cache
-def replayed(one: Recorded, faster: str = "") -> tuple[Replayed, Timeline]:
+def replayed(one: Recorded, faster: str = "") -> tuple[ReplayOutcome, Timeline]:
     """A module on the data sheet's speeds of its target; one figure of its chip may be doubled."""
     fabric = one.fabric
     if faster == "peak_flops_per_s":

@@ -11,7 +11,7 @@ from typing import Any
 
 from automesh.cost.replay.timeline import Slice, Timeline
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Replayed
+from automesh.outcomes import Compiled, ReplayOutcome
 from automesh.tuner import context, session, several_targets, start, workers
 from automesh.tuner.compile.replay import Player
 from automesh.worker.pool import Pool
@@ -24,11 +24,11 @@ SPACE = "[axes]\ndp = {}\nfsdp = { size = 1 }\nep = { size = 1 }\ntp = {}\nsp = 
 Set = Callable[[object, str, Any], None]
 
 
-def replayed(plan: Plan) -> Replayed:
+def replayed(plan: Plan) -> ReplayOutcome:
     """The more devices along tp, the slower: all of it waits for links."""
     tp, slow = plan.sizes["tp"], len(plan.compiler_options)
     wait_s = 1e-4 * (tp + slow)
-    return Replayed(
+    return ReplayOutcome(
         step_s=1e-3 + wait_s,
         bracket_s=(1e-3, 2e-3 + wait_s),
         causes=(("compute", 1e-3), ("ici tp", wait_s)),
@@ -38,7 +38,7 @@ def replayed(plan: Plan) -> Replayed:
     )
 
 
-def play(self: Player, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline]:
+def play(self: Player, plan: Plan, compiled: Compiled) -> tuple[ReplayOutcome, Timeline]:
     stored = self.store.find(compiled.stored)
     assert stored is not None and stored.module == b"a module"
     found = replayed(plan)

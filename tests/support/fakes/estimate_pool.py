@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.terms import Guard, Region, Terms
+from automesh.cost.terms import DivisibilityGuard, Region, Terms
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.plan_arrays import Batch
@@ -205,4 +205,4 @@ def rung(
     )
 
 
-GUARD = Guard(size=4, axes=("tp",))
+GUARD = DivisibilityGuard(size=4, axes=("tp",))

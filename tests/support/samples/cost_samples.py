@@ -9,10 +9,10 @@ import numpy as np
 from automesh.cost.pipeline.terms import StageTerms
 from automesh.cost.terms import (
     CollectiveTerm,
-    Guard,
+    DivisibilityGuard,
     Kernel,
+    LivenessPoint,
     Matmul,
-    MemoryPoint,
     Monomial,
     Region,
     Sum,
@@ -194,7 +194,7 @@ def dense_terms(active: tuple[str, ...], *, platform: str = "tpu", layers: int =
     spread = [(), ("tp",), ("fsdp",), ("fsdp", "tp"), (*batch, seq), (*batch, seq, "tp")]
     for number in range(150):
         points.append(
-            MemoryPoint(
+            LivenessPoint(
                 bytes=tuple(
                     single(1.0e6 * ((number * 37 + place * 91) % 113), *over)
                     for place, over in enumerate(spread)
@@ -212,7 +212,7 @@ def dense_terms(active: tuple[str, ...], *, platform: str = "tpu", layers: int =
         argument_bytes=of(1.6e10, "fsdp", "tp"),
         output_bytes=of(1.6e10, "fsdp", "tp"),
         alias_bytes=of(1.6e10, "fsdp", "tp"),
-        guards=(Guard(size=1 << 40, axes=tuple(axis for axis in active)),),
+        guards=(DivisibilityGuard(size=1 << 40, axes=tuple(axis for axis in active)),),
     )
 
 

@@ -10,8 +10,8 @@ from automesh.collectives import CollectiveName
 from automesh.cost.terms import (
     CollectiveTerm,
     Kernel,
+    LivenessPoint,
     Matmul,
-    MemoryPoint,
     Monomial,
     Region,
     Sum,
@@ -107,8 +107,8 @@ def terms(
         kernels=kernels,
         collectives=collectives,
         points=(
-            MemoryPoint(bytes=total(1.0), source="train.py:1"),
-            MemoryPoint(bytes=temporaries or total(1.0), source="train.py:24"),
+            LivenessPoint(bytes=total(1.0), source="train.py:1"),
+            LivenessPoint(bytes=temporaries or total(1.0), source="train.py:24"),
         ),
         argument_bytes=argument_bytes,
         output_bytes=argument_bytes,

@@ -7,7 +7,7 @@ from functools import cache
 
 from automesh.hlo import Module, read_module
 from automesh.hlo.count import count_schedule
-from automesh.hlo.schedule.nouns import Compute, Operation, Schedule, Start, Transfer
+from automesh.hlo.schedule.nouns import Compute, DeviceTransfer, Operation, ScheduledProgram, Start
 from automesh.hlo.schedule.read import read_schedule
 from automesh.outcomes import Counts
 from tests.support.hlo_text import flattened
@@ -67,7 +67,7 @@ def module(name: str) -> Module:
 
 
 @cache
-def schedule(name: str) -> Schedule:
+def schedule(name: str) -> ScheduledProgram:
     sizes, dcn = MESHES[name]
     return read_schedule(module(name), tuple(zip(AXES, sizes)), dcn)
 
@@ -83,7 +83,7 @@ def operations(name: str) -> tuple[Operation, ...]:
     return tuple(flattened(schedule(name).body))
 
 
-def transfers(name: str, medium: str = "fabric") -> list[Transfer]:
+def transfers(name: str, medium: str = "fabric") -> list[DeviceTransfer]:
     return [
         one.transfer
         for one in operations(name)

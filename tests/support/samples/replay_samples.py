@@ -12,15 +12,15 @@ from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hlo.schedule.nouns import (
-    Block,
     Compute,
+    DeviceTransfer,
     Done,
-    Loop,
-    Matmul,
     Operation,
-    Schedule,
+    ScheduledBlock,
+    ScheduledLoop,
+    ScheduledMatmul,
+    ScheduledProgram,
     Start,
-    Transfer,
 )
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.layout import lay_out
@@ -123,7 +123,7 @@ def product(name: str, size: int, *, hbm_bytes: int = 0) -> Compute:
         name=name,
         kind="matrix",
         opcode="fusion",
-        matmuls=(Matmul(dtype="bf16", batch=1, m=size, n=size, k=size),),
+        matmuls=(ScheduledMatmul(dtype="bf16", batch=1, m=size, n=size, k=size),),
         flops=2 * size**3,
         dtype="bf16",
         hbm_bytes=hbm_bytes,
@@ -131,7 +131,9 @@ def product(name: str, size: int, *, hbm_bytes: int = 0) -> Compute:
     )
 
 
-def collective(kind: str, axes: Sequence[MeshAxis], over: str, payload_bytes: int) -> Transfer:
+def collective(
+    kind: str, axes: Sequence[MeshAxis], over: str, payload_bytes: int
+) -> DeviceTransfer:
     """A collective over whole axes, named with + between them."""
     names = tuple(over.split("+"))
     ids = np.arange(int(np.prod([axis.size for axis in axes])))
@@ -139,7 +141,7 @@ def collective(kind: str, axes: Sequence[MeshAxis], over: str, payload_bytes: in
     columns = [column for column, axis in enumerate(axes) if axis.name in names]
     size = int(np.prod([axes[column].size for column in columns]))
     rows = np.moveaxis(ids, columns, range(-len(columns), 0)).reshape(-1, size)
-    return Transfer(
+    return DeviceTransfer(
         name=f"{kind}.{over}",
         kind=kind,
         medium="fabric",
@@ -152,13 +154,13 @@ def collective(kind: str, axes: Sequence[MeshAxis], over: str, payload_bytes: in
     )
 
 
-def ring(axes: Sequence[MeshAxis], over: str, step: int, payload_bytes: int) -> Transfer:
+def ring(axes: Sequence[MeshAxis], over: str, step: int, payload_bytes: int) -> DeviceTransfer:
     """A permute: every device sends to the one `step` further along an axis, round its end."""
     sizes = [axis.size for axis in axes]
     column = [axis.name for axis in axes].index(over)
     ids = np.arange(int(np.prod(sizes))).reshape(sizes)
     targets = np.roll(ids, -step, axis=column)
-    return Transfer(
+    return DeviceTransfer(
         name=f"permute.{over}.{step}",
         kind="collective-permute",
         medium="fabric",
@@ -170,21 +172,21 @@ def ring(axes: Sequence[MeshAxis], over: str, step: int, payload_bytes: int) -> 
     )
 
 
-def begin(transfer: Transfer, lane: str = "") -> Start:
+def begin(transfer: DeviceTransfer, lane: str = "") -> Start:
     return Start(transfer=transfer, lane=lane or transfer.name)
 
 
-def end(transfer: Transfer, lane: str = "") -> Done:
+def end(transfer: DeviceTransfer, lane: str = "") -> Done:
     return Done(name=f"{transfer.name}-done", lane=lane or transfer.name)
 
 
-def loop(trips: int, *operations: Operation) -> Loop:
-    return Loop(name="layers", trips=trips, body=Block(operations=operations))
+def loop(trips: int, *operations: Operation) -> ScheduledLoop:
+    return ScheduledLoop(name="layers", trips=trips, body=ScheduledBlock(operations=operations))
 
 
-def schedule(axes: Sequence[MeshAxis], *operations: Operation) -> Schedule:
-    return Schedule(
+def schedule(axes: Sequence[MeshAxis], *operations: Operation) -> ScheduledProgram:
+    return ScheduledProgram(
         platform="tpu",
         axes=tuple((axis.name, axis.size) for axis in axes),
-        body=Block(operations=operations),
+        body=ScheduledBlock(operations=operations),
     )

@@ -12,7 +12,7 @@ from automesh.outcomes import (
     Measured,
     Memory,
     OutOfMemory,
-    Replayed,
+    ReplayOutcome,
     TimedOut,
 )
 from automesh.report.comparison import Comparison, Verification
@@ -271,8 +271,8 @@ def compiled_search() -> SearchResult:
     )
 
 
-def replayed(step_s: float) -> Replayed:
-    return Replayed(
+def replayed(step_s: float) -> ReplayOutcome:
+    return ReplayOutcome(
         step_s=step_s,
         bracket_s=(0.7 * step_s, 1.9 * step_s),
         causes=(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from automesh.cost.terms import Guard
+from automesh.cost.terms import DivisibilityGuard
 from automesh.tuner.estimate.propagations import Need
 from automesh.tuner.estimate.refusals import Refusals
 
-HEADS = Guard(size=4, axes=("tp",))
-ROWS = Guard(size=48, axes=("dp", "fsdp"))
+HEADS = DivisibilityGuard(size=4, axes=("tp",))
+ROWS = DivisibilityGuard(size=48, axes=("dp", "fsdp"))
 
 
 def need(
-    *parts: tuple[Guard, int],
+    *parts: tuple[DivisibilityGuard, int],
     knobs: int = 0,
     only: bool = True,
     dp: int = 2,
@@ -62,4 +62,4 @@ def test_nothing_is_concluded_for_other_knobs_or_from_what_has_other_causes() ->
     assert not refusals.why(need((HEADS, 12)))
     assert not refusals.why(need((HEADS, 8), active=("tp",)))
     assert refusals.why(need((HEADS, 8), active=("dp", "tp")))
-    assert not refusals.why(need((Guard(size=4, axes=("sp",)), 8)))
+    assert not refusals.why(need((DivisibilityGuard(size=4, axes=("sp",)), 8)))

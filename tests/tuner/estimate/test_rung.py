@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.terms import Guard
+from automesh.cost.terms import DivisibilityGuard
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
@@ -221,7 +221,9 @@ def test_a_program_that_is_another_one_at_the_smallest_size_is_tried_at_the_next
 
 def test_terms_that_never_hold_end_in_a_propagation_for_each_mesh() -> None:
     pool = FakePool(
-        answers=lambda job: propagation(job, guards=(GUARD, Guard(size=1, axes=("sp",))))
+        answers=lambda job: propagation(
+            job, guards=(GUARD, DivisibilityGuard(size=1, axes=("sp",)))
+        )
     )
     plans = all_plans(32)
     found = rung(plans, pool).run()

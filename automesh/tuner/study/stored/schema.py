@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from automesh import limits
 from automesh.errors import UsageError
-from automesh.foreign.own import Made, schema_of
+from automesh.foreign.own import SchemaRow, schema_of
 
 _ATTRIBUTES = {"key", "value_json"}
 TABLES: Mapping[str, frozenset[str]] = {
@@ -125,7 +125,7 @@ def _tables_of_installed() -> Mapping[str, frozenset[str]]:
     }
 
 
-def _check(made: Made, known: Mapping[str, frozenset[str]]) -> None:
+def _check(made: SchemaRow, known: Mapping[str, frozenset[str]]) -> None:
     """Raises ForeignSchema unless a row of the schema is one of a study's."""
     kind = str(made.kind)
     if kind == "index" and made.sql is None and made.table in known:

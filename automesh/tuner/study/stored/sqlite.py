@@ -29,7 +29,7 @@ from automesh.foreign.ownership import why_others_may_write
 from automesh.foreign.sqlite import (
     HEADER_BYTES,
     Bounded,
-    TooSlow,
+    StatementsTooSlow,
     as_wal,
     check_header,
     connect,
@@ -181,7 +181,7 @@ def _check_content(connection: sqlite3.Connection, shown: str) -> None:
         verdict = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except ForeignSchema as error:
         raise UsageError(f"{shown} {error.message}", hint=KEEP) from None
-    except TooSlow as error:
+    except StatementsTooSlow as error:
         raise UsageError(f"{shown} cannot be looked through: {error}", hint=KEEP) from None
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if is_busy(error):

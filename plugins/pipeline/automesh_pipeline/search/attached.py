@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
-from automesh.outcomes import CompiledPipeline, StageProgram
+from automesh.outcomes import PipelineOutcome, StageProgram
 from automesh.program.execute.arguments import maker, plan_leaves
 from automesh.program.execute.prepare import Ready, abstract, covered_by_init, forms_by_argument
 from automesh.program.execute.value_domains import Domain
@@ -36,7 +36,7 @@ def compile_here(program: StagedProgram, options: Options) -> Any:
     return program.compile(lambda lowered, _stage, _action: compile_lowered(lowered, options))
 
 
-def count_here(program: StagedProgram, trained: Any) -> CompiledPipeline:
+def count_here(program: StagedProgram, trained: Any) -> PipelineOutcome:
     """Describes the stages of a pipeline that was compiled for attached devices.
 
     Args:

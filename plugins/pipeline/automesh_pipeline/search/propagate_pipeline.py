@@ -1,7 +1,7 @@
-"""A pipeline becomes terms: each program of its stages as a step of its own (jax).
+"""Makes the terms of a pipeline: each program of its stages is a step (jax).
 
-Stages that do the same share their terms: with equal layers only the first, one in the middle and
-the last differ.
+Equal stages share their terms: with equal layers only the first, one in the middle and the last
+differ.
 """
 
 from __future__ import annotations
@@ -39,22 +39,21 @@ from automesh_pipeline.runtime.training import TrainStep
 from automesh_pipeline.search.lower import pipeline_of
 
 _Program = ActionKind | Literal["finish"]
-_Whole = tuple[TrainStep, Parts, Hashable]  # with what `build` was called with
+_Whole = tuple[TrainStep, Parts, Hashable]  # and the arguments of `build`
 _FINISH: _Program = "finish"
-_KEPT = 4  # meshes whose stages are kept: those of one job
+_KEPT = 4  # number of meshes whose stages are cached: those of one job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GivenStage:
     """A stage before anything is compiled.
 
-    Shardings are those that the user gave; what none is given for is left to the propagation, as
-    the compiler is left to choose it.
+    It has the user's shardings; propagation chooses all others, as the compiler does.
 
     Attributes:
       update: of the parameters that it keeps.
       state: of the optimizer, for these.
-      call: what `build` was called with for this step.
+      call: the arguments of `build` for this step.
     """
 
     stage: Stage
@@ -63,7 +62,7 @@ class _GivenStage:
     call: Hashable
 
     def built(self, program: _Program) -> Built:
-        """One of its programs as the step of a workload."""
+        """Makes one of its programs into the step of a workload."""
         step, args = self._finish() if program == "finish" else self.stage.action(program)
         return Built(
             mesh=self.stage.mesh,
@@ -73,7 +72,7 @@ class _GivenStage:
         )
 
     def _finish(self) -> tuple[Any, tuple[Any, ...]]:
-        """From the sums to new parameters; the squares are a part of the norm over all stages."""
+        """Computes new parameters from the sums, with the norm over all stages."""
         stage, update = self.stage, self.update
         params, sums = update.likes, stage.owned(stage.sums)
 
@@ -86,7 +85,7 @@ class _GivenStage:
         return jitted, (params, sums, self.state, Struct((), jnp.float32))
 
     def signature(self) -> tuple[object, ...]:
-        """What stages that do the same have in common."""
+        """Returns a key that equal stages share."""
         stage, function = self.stage, self.stage.function
         arrays = (stage.params, stage.batch, stage.inputs, stage.gradients, self.state)
         return (
@@ -118,7 +117,7 @@ def _described(one: Any) -> tuple[object, ...]:
 
 
 def _bytes_of(structs: Iterable[Any]) -> Sum:
-    """Bytes of arrays on one device, by the shardings that were given."""
+    """Counts the bytes of arrays on one device, with the given shardings."""
     return added(
         *(
             Monomial(
@@ -136,13 +135,13 @@ def _axes(sharding: Any) -> list[str]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stages:
+class PropagatedStages:
     """One pipeline at one choice of knobs and one number of ranks; a worker keeps it between jobs.
 
     Attributes:
       build: the step on a mesh of these axes.
-      axis: that the mesh is cut along.
-      ranks: into how many parts.
+      axis: the pipeline's mesh axis.
+      ranks: number of parts of the mesh.
       axis_names: of the whole mesh, in order.
       platform: see `Programs`.
     """
@@ -158,7 +157,7 @@ class Stages:
     )
 
     def programs(self, number: int, kind: _Program, names: tuple[str, ...]) -> Programs:
-        """One program of a stage at all sizes.
+        """Returns one program of a stage at all sizes.
 
         Args:
           names: the axes of the submeshes.
@@ -171,18 +170,18 @@ class Stages:
                 ).built(kind),
                 axis_names=names,
                 platform=self.platform,
-                # Of many programs that share their shardings one is partitioned at a second size.
+                # Many programs share their shardings: one of them is partitioned at a second size.
                 verified=len(self._programs),
             )
         return self._programs[key]
 
     def stage(self, sizes: dict[str, int], number: int) -> _GivenStage:
-        """A stage on a submesh of these sizes."""
+        """Returns a stage on a submesh of these sizes."""
         step, parts, call = self.split(sizes)
         return _given_stage(step, parts, number, call)
 
     def split(self, sizes: dict[str, int]) -> _Whole:
-        """The step on submeshes of these sizes, and its stages."""
+        """Returns the step on submeshes of these sizes, and its stages."""
         whole = {name: sizes.get(name, 1) for name in self.axis_names} | {self.axis: self.ranks}
         key = tuple(whole.values())
         if key not in self._known:
@@ -211,14 +210,14 @@ class Stages:
 
 
 def propagate_pipeline(
-    stages: Stages,
+    stages: PropagatedStages,
     *,
     sizes: Sizes,
     probes: Sequence[Sizes],
     exact: bool = False,
     enter: Callable[[str], None],
 ) -> Propagation:
-    """The terms of a pipeline for the axes in `sizes`, that of the pipeline among them.
+    """Makes the terms of a pipeline for the axes in `sizes`, which include the pipeline's.
 
     Args:
       probes, exact, enter: see `propagate`.
@@ -275,11 +274,11 @@ def _stage_terms(
     made: Mapping[tuple[int, _Program], Propagation],
     sent: Mapping[int, Sequence[Monomial]],
 ) -> StageTerms:
-    """One stage's terms.
+    """Makes one stage's terms.
 
     Args:
-      made: of each program.
-      sent: of each stage the bytes of what its forward pass gives.
+      made: terms of each program.
+      sent: bytes of the forward pass's results of each stage.
     """
     stage, function, split = given.stage, given.stage.function, given.stage.parts.split
 
@@ -309,9 +308,9 @@ def _stage_terms(
 
 
 def _joined(
-    pipeline: PipelineTerms, found: Sequence[Propagation], sizes: Sizes, stages: Stages
+    pipeline: PipelineTerms, found: Sequence[Propagation], sizes: Sizes, stages: PropagatedStages
 ) -> Propagation:
-    """One answer; its terms say where those of all programs hold, and nothing else."""
+    """Joins the answers of all programs; its terms only say where those of all programs hold."""
     active = tuple(axis for axis, _ in sizes)
     each = [one.terms for one in found]
     fixed = {stages.axis, *(axis for one in each for axis in one.fixed)}

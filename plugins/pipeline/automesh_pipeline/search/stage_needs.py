@@ -15,7 +15,7 @@ import jax
 
 from automesh.cost.pipeline.outcome import UPDATE
 from automesh.cost.pipeline.step import STAYS, PipelineWork, StageMemory, price_pipeline
-from automesh.outcomes import CompiledPipeline, Stage, StageProgram
+from automesh.outcomes import PipelineOutcome, StageOutcome, StageProgram
 from automesh.pipeline import Schedule
 
 Programs = Mapping[tuple[int, str], StageProgram]
@@ -42,7 +42,7 @@ def device_bytes(leaves: Iterable[Any]) -> int:
     return total
 
 
-def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> CompiledPipeline:
+def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> PipelineOutcome:
     """The stages of a compiled pipeline.
 
     Args:
@@ -57,12 +57,12 @@ def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> Compile
     work = PipelineWork(programs={}, to_next=idle, to_previous=idle, memory=memory)
     peaks = price_pipeline(schedule, work).stage_bytes
     sent = _sent(trained.pipeline.transfers, schedule.num_stages)
-    return CompiledPipeline(
+    return PipelineOutcome(
         axis=axis,
         schedule=schedule.name,
         actions=tuple(str(schedule).splitlines()),
         stages=tuple(
-            Stage(
+            StageOutcome(
                 rank=schedule.homes[stage],
                 lasting_bytes=one.lasting,
                 activation_bytes=one.activation,

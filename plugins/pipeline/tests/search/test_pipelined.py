@@ -15,11 +15,11 @@ from automesh.cost.pipeline.outcome import busiest_counts, schedule_of, worst_me
 from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Scalar
-from automesh.outcomes import CompiledPipeline
+from automesh.outcomes import PipelineOutcome
 from automesh.pipeline import simulate
 from automesh.program.absent.compile import CompileOrder
 from automesh.program.execute.team import Alone
-from automesh.program.execute.timed_loop import visit
+from automesh.program.execute.timed_loop import KeptLoops, visit
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
@@ -52,7 +52,7 @@ def lowered(pp: int, dp: int = 1, tp: int = 1, **knobs: Scalar) -> StagedProgram
     return program
 
 
-def described(program: StagedProgram) -> CompiledPipeline:
+def described(program: StagedProgram) -> PipelineOutcome:
     return count_here(program, compile_here(program, ()))
 
 

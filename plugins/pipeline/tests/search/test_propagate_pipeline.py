@@ -19,7 +19,7 @@ from automesh.program.script.workload import Workload
 from automesh_pipeline.runtime.split.programs import Residuals
 from automesh_pipeline.runtime.training import TrainState
 from automesh_pipeline.search.lower import pipeline_of
-from automesh_pipeline.search.propagate_pipeline import Stages, propagate_pipeline
+from automesh_pipeline.search.propagate_pipeline import PropagatedStages, propagate_pipeline
 
 NAMES = ("pp", "dp", "tp")
 ROWS, WIDE, LAYERS = 32, 64, 4
@@ -71,7 +71,7 @@ def build(
 
 @cache
 def propagated(**knobs: Any) -> Propagation:
-    stages = Stages(
+    stages = PropagatedStages(
         build=lambda axes: build_on(build, axes, knobs=tuple(knobs.items())),
         axis="pp",
         ranks=4,

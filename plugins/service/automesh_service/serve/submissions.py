@@ -27,6 +27,7 @@ from automesh_service.serve.events import EVENTS, Watched, Watching, stream, vie
 from automesh_service.serve.problems import RESPONSES, Problem
 from automesh_service.serve.service import Service, ServiceHere
 from automesh_service.serve.studies import log_part, tagged
+from automesh_service.submissions.audit import AuditEntry
 from automesh_service.submissions.bundle import BadBundle, Bundle, check
 from automesh_service.submissions.database import RUNNERS
 from automesh_service.submissions.order import Order, checked
