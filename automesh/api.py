@@ -640,9 +640,9 @@ def export(
       True
     """
     from automesh.report.export.frameworks import export_rules, granules_of
-    from automesh.report.export.nouns import Words
+    from automesh.report.export.nouns import ExportWords
 
-    words = Words(
+    words = ExportWords(
         axes=axes or {},
         remat=remat or {},
         knobs=knobs or {},
@@ -691,7 +691,7 @@ def import_rules(
       8
     """
     from automesh.report.export import frameworks
-    from automesh.report.export.nouns import Words
+    from automesh.report.export.nouns import ExportWords
 
     granules = None
     if target:
@@ -705,7 +705,7 @@ def import_rules(
         read_text(user_path(path)),
         framework,
         match=match,
-        words=Words(axes=axes or {}, remat=remat or {}),
+        words=ExportWords(axes=axes or {}, remat=remat or {}),
         granules=granules,
         source=user_path(path),
     )

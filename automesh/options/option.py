@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Value:
+class OptionKind:
     """A kind of value that options have; each is a constant of this module.
 
     Attributes:
@@ -68,31 +68,31 @@ def _seconds_or_zero(text: str) -> float:
     return parse_duration(text) if text else 0.0
 
 
-FLAG = Value(typed=bool, python=bool, default=False, read=_as_given)
-TEXT = Value(typed=str, python=str, read=_as_given)
-TIMES = Value(typed=str, python=str)
+FLAG = OptionKind(typed=bool, python=bool, default=False, read=_as_given)
+TEXT = OptionKind(typed=str, python=str, read=_as_given)
+TIMES = OptionKind(typed=str, python=str)
 """Where the step times of a command are read."""
-TEXTS = Value(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
-NUMBER = Value(typed=int, python=int, default=0, read=_as_given)
-NUMBER_OR_NONE = Value(typed=int | None, python=int | None, default=None, read=_as_given)
+TEXTS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
+NUMBER = OptionKind(typed=int, python=int, default=0, read=_as_given)
+NUMBER_OR_NONE = OptionKind(typed=int | None, python=int | None, default=None, read=_as_given)
 """A number of which 0 means 0, and not what is usual: see `Option.otherwise`."""
-DURATION = Value(typed=str, python=str, read=parse_duration, is_named=True)
-DURATION_OR_NONE = Value(typed=str, python=str, read=_seconds_or_zero, is_named=True)
-SIZE = Value(typed=str, python=str, read=_bytes_or_zero, is_named=True)
-MESH = Value(typed=str, python=str, is_named=True)
+DURATION = OptionKind(typed=str, python=str, read=parse_duration, is_named=True)
+DURATION_OR_NONE = OptionKind(typed=str, python=str, read=_seconds_or_zero, is_named=True)
+SIZE = OptionKind(typed=str, python=str, read=_bytes_or_zero, is_named=True)
+MESH = OptionKind(typed=str, python=str, is_named=True)
 """A mesh, or a file of another framework that has one."""
-FILE = Value(typed=str, python=str | Path, read=str)
+FILE = OptionKind(typed=str, python=str | Path, read=str)
 """A file that this process reads, as it was given."""
-ABSOLUTE_FILE = Value(typed=str, python=str | Path, read=_absolute)
+ABSOLUTE_FILE = OptionKind(typed=str, python=str | Path, read=_absolute)
 """A file that other processes read, who may have another working directory."""
-SPACE = Value(typed=str, python=str | Path)
+SPACE = OptionKind(typed=str, python=str | Path)
 """A search space: its name or its file."""
-SPLITS = Value(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
+SPLITS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
 """Axes of a script's mesh, and those in their place."""
-NEW_FILE = Value(typed=Path | None, python=str | Path | None, default=None)
+NEW_FILE = OptionKind(typed=Path | None, python=str | Path | None, default=None)
 """A file that is written."""
-FOLDER = Value(typed=Path, python=str | Path, read=_absolute_path)
-COMPILER_OPTIONS = Value(
+FOLDER = OptionKind(typed=Path, python=str | Path, read=_absolute_path)
+COMPILER_OPTIONS = OptionKind(
     typed=list[str] | None,
     python=Mapping[str, _Scalar | Sequence[_Scalar]] | Sequence[str] | None,
     default=None,
@@ -132,7 +132,7 @@ class Option:
     """
 
     name: str
-    value: Value
+    value: OptionKind
     help: str
     doc: str = ""
     metavar: str = ""
@@ -179,7 +179,7 @@ def read_values(
     options: Iterable[Option],
     given: Mapping[str, Any],
     spelled: Callable[[str], str],
-    special: Mapping[Value, Read] | None = None,
+    special: Mapping[OptionKind, Read] | None = None,
 ) -> dict[str, Any]:
     """Reads what a user gave, into the fields of a request.
 

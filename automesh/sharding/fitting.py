@@ -14,7 +14,7 @@ from automesh.sharding.laws import (
     steps_to_learn_from,
 )
 from automesh.sharding.lowerings import Lowering, Lowerings
-from automesh.sharding.passes import Prepared
+from automesh.sharding.passes import PreparedModule
 from automesh.sharding.size_dependence import Fit, Sample, note_fit
 
 Sizes = tuple[tuple[str, int], ...]
@@ -36,7 +36,7 @@ class SizedProgram:
       failed: probes at which the program differs, or cannot be lowered.
     """
 
-    module: Any | Prepared
+    module: Any | PreparedModule
     sizes: Mapping[str, int]
     derived: bool = False
     fixed: frozenset[str] = frozenset()

@@ -142,7 +142,7 @@ def bindings() -> Bindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedModule:
     """A program prepared for partitioning at any sizes of its mesh.
 
     Attributes:
@@ -154,7 +154,7 @@ class Prepared:
     sources: dict[Any, str] = field(default_factory=dict[Any, str])
 
 
-def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
+def prepared(program: Any, *, is_plain: bool = False) -> PreparedModule:
     """Prepares a copy of a lowered program for partitioning at several sizes.
 
     Args:
@@ -172,7 +172,7 @@ def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
         if not is_plain:
             _flatten(found, copy.operation)
         bring_to_hlo_form(copy.operation, found.ir)
-        return Prepared(module=copy)
+        return PreparedModule(module=copy)
 
 
 def partitioned(
@@ -195,7 +195,7 @@ def partitioned(
       StepRefused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
-    module = (program if isinstance(program, Prepared) else prepared(program)).module
+    module = (program if isinstance(program, PreparedModule) else prepared(program)).module
     with module.context, found.ir.Location.unknown(), _reporting_failures(found):
         copy = module.operation.clone()
         if change is not None:

@@ -19,7 +19,7 @@ from automesh.program.script.build import Built
 from automesh.sharding.carry import note_carry
 from automesh.sharding.fitting import Fitting, Laws, SizedProgram, Sizes
 from automesh.sharding.lowerings import Lowering, Lowerings
-from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
+from automesh.sharding.passes import PreparedModule, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Sample, count_numbers, note_fit
 
 
@@ -58,7 +58,7 @@ class Programs:
     lowered: int = 0
     verified: int = 0
     _first: Lowering | None = None
-    _ready: Prepared | None = None
+    _ready: PreparedModule | None = None
     # Whether this worker has also lowered a probe of another worker: see `_with_other_probe`.
     _looked: bool = False
     _laws: Laws = field(default_factory=Laws)
@@ -194,7 +194,7 @@ class Programs:
                 )
         return located
 
-    def _at(self, ready: Prepared, sizes: Sizes) -> SizedProgram:
+    def _at(self, ready: PreparedModule, sizes: Sizes) -> SizedProgram:
         """Returns the same program at other sizes of its mesh."""
         return SizedProgram(module=ready, sizes=self._whole(dict(sizes)))
 

@@ -33,7 +33,7 @@ from automesh.sharding.carry import (
 from automesh.sharding.cures import apply_cure
 from automesh.sharding.fitting import SizedProgram, Sizes
 from automesh.sharding.mlir.module import read_graph
-from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
+from automesh.sharding.passes import STAGE, PreparedModule, partitioned, prepared
 from automesh.sharding.programs import ENOUGH, Programs
 from automesh.sharding.silenced import not_silenced
 
@@ -131,7 +131,7 @@ class _PartitionedStep:
       moved: pairs of the state that come back with another sharding.
     """
 
-    ready: Prepared
+    ready: PreparedModule
     module: Any
     graph: Graph
     carried: CarriedLeaves | None = None
@@ -149,12 +149,12 @@ _SETTLING_TRIES = 3
 
 def _first_step(located: SizedProgram, change: _Change | None = None) -> _PartitionedStep:
     module = located.module
-    ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
+    ready = module if isinstance(module, PreparedModule) else prepared(module, is_plain=True)
     return _partitioned(ready, located.sizes, change)
 
 
 def _partitioned(
-    ready: Prepared, sizes: Mapping[str, int], change: _Change | None = None
+    ready: PreparedModule, sizes: Mapping[str, int], change: _Change | None = None
 ) -> _PartitionedStep:
     module = partitioned(ready, sizes=sizes, change=change)
     graph, carried = read_graph(module, ready.sources), read_carry(module)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.ir.passes.row_exchange import Window, permuted_rows, rotated_rows
+from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
 
 
-def _slice(rows: int, start: int, limit: int, stride: int = 1) -> Window:
-    return Window(rows=rows, results=-(-(limit - start) // stride), low=-start, stride=stride)
+def _slice(rows: int, start: int, limit: int, stride: int = 1) -> RowWindow:
+    return RowWindow(rows=rows, results=-(-(limit - start) // stride), low=-start, stride=stride)
 
 
 @pytest.mark.parametrize(
@@ -23,17 +23,17 @@ def _slice(rows: int, start: int, limit: int, stride: int = 1) -> Window:
         (_slice(1024, 1, 1024), 4, (1,)),
         (_slice(1024, 0, 1024, 2), 8, ()),
         # Sliding windows: what is padded at an end comes from the neighbour there.
-        (Window(rows=1024, results=1024, width=3, low=1), 8, (1, 1)),
-        (Window(rows=1024, results=256, width=4, stride=4), 8, ()),
+        (RowWindow(rows=1024, results=1024, width=3, low=1), 8, (1, 1)),
+        (RowWindow(rows=1024, results=256, width=4, stride=4), 8, ()),
         # All rows before: the whole array is gathered.
-        (Window(rows=1024, results=1024, width=1024, low=1023), 8, None),
+        (RowWindow(rows=1024, results=1024, width=1024, low=1023), 8, None),
         # Padding moves rows to devices behind, and those of the last ones to devices before.
-        (Window(rows=1024, results=1040, low=8), 2, ()),
-        (Window(rows=1024, results=1040, low=8), 4, (4, 4)),
+        (RowWindow(rows=1024, results=1040, low=8), 2, ()),
+        (RowWindow(rows=1024, results=1040, low=8), 4, (4, 4)),
     ],
 )
 def test_permutes_are_those_of_the_partitioner(
-    window: Window, parts: int, expected: tuple[int, ...] | None
+    window: RowWindow, parts: int, expected: tuple[int, ...] | None
 ) -> None:
     found = permuted_rows(window, parts)
     assert found == expected or (found and expected and sorted(found) == sorted(expected))

@@ -33,7 +33,7 @@ from automesh.program.script.payload import read_payload
 from automesh.skipped import Skipped
 from automesh.space.spec import read_space
 from automesh.tuner.command.run import Manner, Place, recovered
-from automesh.tuner.command.step_times import Capture, CaptureReader, JsonLines, JsonReader, Mark
+from automesh.tuner.command.step_times import CaptureSource, CaptureReader, JsonLines, JsonReader, Mark
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.explain.study import estimate_rows
 from automesh.tuner.study.study import Study, open_study, parse_storage
@@ -225,7 +225,7 @@ def _recover(path: Path) -> str:
     manner = Manner(
         program="true",
         surroundings=Surroundings(platforms="cpu", cpu_devices=8),
-        source=lines if path.name == "mark.json" else Capture(),
+        source=lines if path.name == "mark.json" else CaptureSource(),
         skip=0,
         steps=4,
         timeout_s=1.0,

@@ -14,7 +14,7 @@ from typing import Any
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.passes.edits import blocks, like, set_operands
-from automesh.ir.passes.row_exchange import Window, permuted_rows, rotated_rows
+from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
 
 # Of a permute that is no halo: the array whose rows it sends, and the name of what takes it apart.
 ROWS_OF = "rows_of"
@@ -274,16 +274,16 @@ def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
             )
 
 
-def _of_slice(operation: Operation) -> Iterator[Window]:
+def _of_slice(operation: Operation) -> Iterator[RowWindow]:
     stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
     found = operation.attributes
     for rows, results, start, stride in zip(
         stated, result, found["start"], found["stride"], strict=True
     ):
-        yield Window(rows=rows, results=results, low=-start, stride=stride)
+        yield RowWindow(rows=rows, results=results, low=-start, stride=stride)
 
 
-def _of_reduction(operation: Operation) -> Iterator[Window]:
+def _of_reduction(operation: Operation) -> Iterator[RowWindow]:
     stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
     found = operation.attributes
     if found["dilated"]:
@@ -292,15 +292,15 @@ def _of_reduction(operation: Operation) -> Iterator[Window]:
     for rows, results, width, stride, (low, _) in zip(
         stated, result, found["window"], strides, found["padding"], strict=True
     ):
-        yield Window(rows=rows, results=results, width=width, stride=stride, low=low)
+        yield RowWindow(rows=rows, results=results, width=width, stride=stride, low=low)
 
 
-def _of_pad(operation: Operation) -> Iterator[Window]:
+def _of_pad(operation: Operation) -> Iterator[RowWindow]:
     stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
     found = operation.attributes
     if not any(found["interior"]):
         for rows, results, low in zip(stated, result, found["low"], strict=True):
-            yield Window(rows=rows, results=results, low=low)
+            yield RowWindow(rows=rows, results=results, low=low)
 
 
 _WINDOWS = {"slice": _of_slice, "pad": _of_pad, "reduce_window": _of_reduction}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class RowWindow:
     """Which rows of an array the rows of a result are made of.
 
     Row `j` of the result needs the rows `j * stride - low` to `j * stride - low + width - 1`. Of a
@@ -47,7 +47,7 @@ class _Segment:
     offset: int
 
 
-def permuted_rows(window: Window, parts: int) -> tuple[int, ...] | None:
+def permuted_rows(window: RowWindow, parts: int) -> tuple[int, ...] | None:
     """Rows that each collective permute sends from a device, one number for each permute.
 
     Args:

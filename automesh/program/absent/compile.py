@@ -71,7 +71,7 @@ class CompileOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class ObtainedModule:
     """A program that was compiled, or found in the store.
 
     Attributes:
@@ -89,7 +89,7 @@ class Module:
     effort: Effort
 
 
-def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> Module:
+def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> ObtainedModule:
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
@@ -119,7 +119,7 @@ def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> 
     return _module(stored, order, key)
 
 
-def find_part(order: CompileOrder, *, fingerprint: str) -> Module | None:
+def find_part(order: CompileOrder, *, fingerprint: str) -> ObtainedModule | None:
     """Finds one of the programs of a step that has several, if it is stored; see `keep_part`."""
     key = _key(order, fingerprint, order.effort)
     stored = order.store.find(key) if order.store is not None else None
@@ -132,7 +132,7 @@ def keep_part(
     order: CompileOrder,
     *,
     fingerprint: str,
-) -> Module:
+) -> ObtainedModule:
     """Stores one of the programs of a step that has several.
 
     Args:
@@ -162,11 +162,11 @@ def _key(order: CompileOrder, fingerprint: str, effort: Effort) -> str:
     )
 
 
-def _module(stored: Stored, order: CompileOrder, key: str) -> Module:
+def _module(stored: Stored, order: CompileOrder, key: str) -> ObtainedModule:
     if stored.out_of_memory is not None:
         raise StepRefused(stored.out_of_memory)
     assert stored.memory is not None
-    return Module(
+    return ObtainedModule(
         key=key if order.store is not None else "",
         module=stored.module,
         memory=_within_limit(stored.memory, order),

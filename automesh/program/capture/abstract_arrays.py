@@ -74,7 +74,7 @@ class ValueNeeded(UsageError):
 
 
 @dataclass(slots=True)
-class _State:
+class _ArraysState:
     """Of this process.
 
     Attributes:
@@ -96,7 +96,7 @@ class _State:
     )
 
 
-_STATE = _State()
+_STATE = _ArraysState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | No
       keep: is given the call of the step after each run, and the mesh that the script was given.
     """
     assert entry.capture is not None
-    known: dict[Any, _Kept] = {}
+    known: dict[Any, _KeptBuild] = {}
     capture = entry.capture
 
     def build(mesh: Mesh) -> Workload:
@@ -192,7 +192,7 @@ def on_attached(devices: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _KeptBuild:
     """A workload whose arguments are on the host.
 
     Attributes:
@@ -243,7 +243,7 @@ class _HostLeaf:
         return jax.new_ref(array) if self.is_ref else array
 
 
-def _kept(workload: Workload) -> _Kept | None:
+def _kept(workload: Workload) -> _KeptBuild | None:
     """None for arguments that are too large to be kept, or in parts elsewhere."""
     leaves, tree = jax.tree.flatten((workload.args, dict(workload.kwargs)))
     total = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)
@@ -253,7 +253,7 @@ def _kept(workload: Workload) -> _Kept | None:
     if any(leaf is None for leaf in found):
         return None
     stripped = replace(workload, args=(), kwargs={})
-    return _Kept(stripped=stripped, tree=tree, leaves=tuple(leaf for leaf in found if leaf))
+    return _KeptBuild(stripped=stripped, tree=tree, leaves=tuple(leaf for leaf in found if leaf))
 
 
 def _on_host(leaf: Any) -> _HostLeaf | None:

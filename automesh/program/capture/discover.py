@@ -151,7 +151,7 @@ def _run(
     keep: Keep | None,
     runs_loops: bool = False,
     takes_unjitted: bool = False,
-) -> tuple[_Watch, Ended | None]:
+) -> tuple[_ScriptWatch, Ended | None]:
     with ExitStack() as modes:
 
         def go_on_bare() -> None:
@@ -161,7 +161,7 @@ def _run(
         if bare:
             go_on_bare()
         finder = StepFinder(wanted=wanted, on_long_loop=go_on_bare, known=known)
-        run = _Watch(
+        run = _ScriptWatch(
             finder=finder,
             keep=keep,
             mesh_to_come=mesh_in_text(entry),
@@ -230,7 +230,7 @@ def discover_here(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Watch:
+class _ScriptWatch:
     """Notes down what a script makes and calls.
 
     Attributes:

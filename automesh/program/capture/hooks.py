@@ -79,7 +79,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class _State:
+class _HooksState:
     """Of this process.
 
     Attributes:
@@ -94,7 +94,7 @@ class _State:
     )
 
 
-_STATE = _State()
+_STATE = _HooksState()
 
 
 @contextmanager
@@ -373,7 +373,7 @@ def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class JitSettings:
     """What `jax.jit` was told about a function, per leaf of its arguments and outputs.
 
     Attributes:
@@ -390,7 +390,7 @@ class Settings:
     compiler_options: dict[str, Any]
 
 
-def settings_of(traced: jax.stages.Traced) -> Settings:
+def settings_of(traced: jax.stages.Traced) -> JitSettings:
     """What the function of a trace was jitted with.
 
     Raises:
@@ -399,7 +399,7 @@ def settings_of(traced: jax.stages.Traced) -> Settings:
     known: Any = traced
     try:
         params, constants = known._params, tuple(known._consts)
-        return Settings(
+        return JitSettings(
             constants=constants,
             in_shardings=tuple(map(_stated, params["in_shardings"]))[len(constants) :],
             out_shardings=tuple(map(_stated, params["out_shardings"])),

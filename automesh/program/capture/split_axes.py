@@ -51,14 +51,14 @@ _COLLECTIVES = (
 
 
 @dataclass(slots=True)
-class _State:
+class _SplitState:
     """Of this process: what the script's names mean while it runs."""
 
     into: Mapping[str, tuple[str, ...]]
     is_installed: bool = False
 
 
-_STATE = _State({})
+_STATE = _SplitState({})
 
 
 @contextmanager

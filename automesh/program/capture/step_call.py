@@ -24,7 +24,7 @@ from automesh.program.capture.abstract_arrays import (
 )
 from automesh.program.capture.flow.names import leaf_names
 from automesh.program.capture.flow.program import forwarded
-from automesh.program.capture.hooks import Call, Settings, settings_of
+from automesh.program.capture.hooks import Call, JitSettings, settings_of
 from automesh.program.capture.nouns import Capture, Carried
 from automesh.program.capture.shown import without_shown
 from automesh.program.capture.split_axes import state_shardings
@@ -59,7 +59,7 @@ class TracedCall:
 
     traced: jax.stages.Traced | Program
     args: tuple[Any, ...]
-    settings: Settings
+    settings: JitSettings
     names: tuple[str, ...] = ()
     context: Mesh | None = None
     source: Call | None = None

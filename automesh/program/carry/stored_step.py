@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
-from automesh.program.capture.hooks import Settings
+from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.step_call import Program, TracedCall, trace
 from automesh.program.carry.function_file import read_function, write_function
@@ -253,7 +253,7 @@ def carried_call(
     if by == "trace":
         program, constants = read_trace(step.trace, binding, arrays)
         traced: Any = Program(jaxpr=program)
-        settings = Settings(
+        settings = JitSettings(
             constants=tuple(constants),
             in_shardings=tuple(in_shardings),
             out_shardings=tuple(out_shardings),
@@ -293,7 +293,7 @@ def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool
         args.append(tree_of(paths, leaves[first : first + len(paths)]))
         first += len(paths)
     count = len(program.jaxpr.outvars)
-    settings = Settings(
+    settings = JitSettings(
         constants=tuple(constants),
         in_shardings=(None,) * len(leaves),
         out_shardings=(None,) * count,
@@ -311,7 +311,7 @@ def _traced_anew(
     arrays: Sequence[Any],
     leaves: Sequence[Any],
     context: Mesh | None,
-) -> tuple[Any, Settings]:
+) -> tuple[Any, JitSettings]:
     """The trace of the step's function on the mesh of a plan, and what it was jitted with."""
     if not step.function:
         raise CannotCarry("its function is not stored")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import Lookup, Operation, Rule, Segments
+from automesh.program.infer.operation import Lookup, TracedOperation, Rule, Segments
 
 
-def _slice(op: Operation) -> list[Dims]:
+def _slice(op: TracedOperation) -> list[Dims]:
     starts, limits = op.params["start_indices"], op.params["limit_indices"]
     strides = op.params["strides"] or (1,) * len(starts)
     found: list[Dim] = []
@@ -30,7 +30,7 @@ def _slice(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _split(op: Operation) -> list[Dims]:
+def _split(op: TracedOperation) -> list[Dims]:
     axis = op.params["axis"] % len(op.given[0])
     found: list[Dims] = []
     begin = 0
@@ -43,7 +43,7 @@ def _split(op: Operation) -> list[Dims]:
     return found
 
 
-def _concatenate(op: Operation) -> list[Dims]:
+def _concatenate(op: TracedOperation) -> list[Dims]:
     axis = op.params["dimension"]
     whole = op.all.new(op.shapes[0][axis])
     begin = 0
@@ -56,7 +56,7 @@ def _concatenate(op: Operation) -> list[Dims]:
     return [tuple(whole if i == axis else dim for i, dim in enumerate(op.ins[0]))]
 
 
-def _pad(op: Operation) -> list[Dims]:
+def _pad(op: TracedOperation) -> list[Dims]:
     found: list[Dim] = []
     cuts = zip(op.ins[0], op.given[0], op.shapes[0], op.params["padding_config"], strict=True)
     for dim, size, made, (low, high, inner) in cuts:
@@ -76,7 +76,7 @@ def _pad(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _dynamic_slice(op: Operation) -> list[Dims]:
+def _dynamic_slice(op: TracedOperation) -> list[Dims]:
     found: list[Dim] = []
     looked: list[Dim] = []
     for dim, size, kept in zip(op.ins[0], op.given[0], op.shapes[0], strict=True):
@@ -91,7 +91,7 @@ def _dynamic_slice(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _dynamic_update_slice(op: Operation) -> list[Dims]:
+def _dynamic_update_slice(op: TracedOperation) -> list[Dims]:
     whole, update = op.ins[:2]
     for mine, yours, size, kept in zip(whole, update, op.given[0], op.given[1], strict=True):
         if size == kept:
@@ -101,7 +101,7 @@ def _dynamic_update_slice(op: Operation) -> list[Dims]:
     return [whole]
 
 
-def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Dims) -> None:
+def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, result: Dims) -> None:
     op.events.lookups.append(
         Lookup(
             looked_up=looked,
@@ -118,7 +118,7 @@ def _note_lookup(op: Operation, looked: Dims, by: Dims, window: Dims, result: Di
     )
 
 
-def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
+def _join_diagonals(op: TracedOperation, places: Sequence[int]) -> frozenset[int]:
     """Joins dimensions of the operand in which each row looks up its own position, as in
     `x[arange(len(x)), labels]`, with the rows."""
     columns = op.sources[1]
@@ -132,7 +132,7 @@ def _join_diagonals(op: Operation, places: Sequence[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
+def _note_chosen(op: TracedOperation, looked: Sequence[Dim]) -> None:
     """Records which integers choose in which dimensions."""
     columns = op.sources[1]
     if len(columns) == len(looked):
@@ -141,7 +141,7 @@ def _note_chosen(op: Operation, looked: Sequence[Dim]) -> None:
                 op.events.chosen.setdefault(column, []).append(dim)
 
 
-def _gather(op: Operation) -> list[Dims]:
+def _gather(op: TracedOperation) -> list[Dims]:
     numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
     operand, indices = op.ins[:2]
     batching = tuple(numbers.operand_batching_dims)
@@ -178,7 +178,7 @@ def _gather(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _scatter(op: Operation) -> list[Dims]:
+def _scatter(op: TracedOperation) -> list[Dims]:
     numbers = op.params["dimension_numbers"]
     operand, indices, updates = op.ins[:3]
     batching = tuple(numbers.operand_batching_dims)

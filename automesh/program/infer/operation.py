@@ -192,7 +192,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class TracedOperation:
     """An operation with its operands and results.
 
     Attributes:
@@ -231,4 +231,4 @@ class Operation:
         return made
 
 
-Rule = Callable[[Operation], "list[Dims]"]
+Rule = Callable[[TracedOperation], "list[Dims]"]

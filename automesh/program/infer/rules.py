@@ -15,7 +15,7 @@ from automesh.program.infer.operation import (
     Contraction,
     Draw,
     Meeting,
-    Operation,
+    TracedOperation,
     Rule,
     Shape,
     primitives,
@@ -45,7 +45,7 @@ _REDUCERS = primitives(
 )
 
 
-def elementwise(op: Operation) -> list[Dims]:
+def elementwise(op: TracedOperation) -> list[Dims]:
     """Operands and results agree in every dimension."""
     found: list[Dims] = []
     for number, shape in enumerate(op.shapes):
@@ -62,7 +62,7 @@ def elementwise(op: Operation) -> list[Dims]:
     return found
 
 
-def _note_one_hot(op: Operation) -> None:
+def _note_one_hot(op: TracedOperation) -> None:
     """Notes that integers which are compared with positions choose among them."""
     for source, mine, theirs in ((op.sources[0], 0, 1), (op.sources[1], 1, 0)):
         if len(source) != 1 or not source[0] or len(op.given[mine]) != len(op.given[theirs]):
@@ -74,7 +74,7 @@ def _note_one_hot(op: Operation) -> None:
                 op.events.chosen.setdefault(source[0], []).append(dim)
 
 
-def _broadcast(op: Operation, shape: Shape) -> Dims:
+def _broadcast(op: TracedOperation, shape: Shape) -> Dims:
     """The result of operands whose dimensions may be 1 where the result's are larger."""
     first: list[Dim | None] = [None] * len(shape)
     for dims, given in zip(op.ins, op.given, strict=True):
@@ -93,17 +93,17 @@ def _broadcast(op: Operation, shape: Shape) -> Dims:
     )
 
 
-def _is_beside(op: Operation) -> bool:
+def _is_beside(op: TracedOperation) -> bool:
     return op.name in ("optimization_barrier", "copy", "pvary", "pcast", "device_put", "tie")
 
 
-def _join_fitting(op: Operation, one: Dims, other: Dims) -> None:
+def _join_fitting(op: TracedOperation, one: Dims, other: Dims) -> None:
     for mine, yours in zip(one, other, strict=True):
         if op.all.size_of(op.all.factors(mine)) == op.all.size_of(op.all.factors(yours)):
             op.all.join(mine, yours)
 
 
-def _broadcast_in_dim(op: Operation) -> list[Dims]:
+def _broadcast_in_dim(op: TracedOperation) -> list[Dims]:
     shape = op.shapes[0]
     found = [op.all.new(size) for size in shape]
     places = op.params["broadcast_dimensions"]
@@ -113,7 +113,7 @@ def _broadcast_in_dim(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _broadcast_to(op: Operation) -> list[Dims]:
+def _broadcast_to(op: TracedOperation) -> list[Dims]:
     shape = op.shapes[0]
     found = [op.all.new(size) for size in shape]
     start = len(shape) - len(op.given[0])
@@ -158,7 +158,7 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
     return tuple(found)
 
 
-def _reshape(op: Operation) -> list[Dims]:
+def _reshape(op: TracedOperation) -> list[Dims]:
     # `vmap` of a convolution gives an order in which to transpose before the reshape.
     order = op.params.get("dimensions") or range(len(op.ins[0]))
     dims = tuple(op.ins[0][place] for place in order)
@@ -166,11 +166,11 @@ def _reshape(op: Operation) -> list[Dims]:
     return [reshaped(op.all, dims, given, op.shapes[0])]
 
 
-def _transpose(op: Operation) -> list[Dims]:
+def _transpose(op: TracedOperation) -> list[Dims]:
     return [tuple(op.ins[0][place] for place in op.params["permutation"])]
 
 
-def _squeeze(op: Operation) -> list[Dims]:
+def _squeeze(op: TracedOperation) -> list[Dims]:
     gone = {place % max(len(op.ins[0]), 1) for place in op.params["dimensions"]}
     return [tuple(dim for place, dim in enumerate(op.ins[0]) if place not in gone)]
 
@@ -179,7 +179,7 @@ def _without(dims: Dims, places: Sequence[int]) -> Dims:
     return tuple(dim for place, dim in enumerate(dims) if place not in set(places))
 
 
-def _dot_general(op: Operation) -> list[Dims]:
+def _dot_general(op: TracedOperation) -> list[Dims]:
     (left_sum, right_sum), (left_batch, right_batch) = op.params["dimension_numbers"]
     left, right = op.ins[:2]
     for mine, yours in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
@@ -192,7 +192,7 @@ def _dot_general(op: Operation) -> list[Dims]:
     return [(*batch, *ours, *theirs)]
 
 
-def note_product(op: Operation, summed: Dims, batch: Dims, left: Dims, right: Dims) -> None:
+def note_product(op: TracedOperation, summed: Dims, batch: Dims, left: Dims, right: Dims) -> None:
     """Records a product."""
     for dim in summed:
         op.all.mark(dim, DimensionMark.SUMMED)
@@ -211,7 +211,7 @@ def note_product(op: Operation, summed: Dims, batch: Dims, left: Dims, right: Di
     )
 
 
-def _ragged_dot(op: Operation) -> list[Dims]:
+def _ragged_dot(op: TracedOperation) -> list[Dims]:
     numbers = op.params["ragged_dot_dimension_numbers"]
     (left_sum, right_sum), (left_batch, right_batch) = numbers.dot_dimension_numbers
     ragged = tuple(numbers.lhs_ragged_dimensions)
@@ -237,7 +237,7 @@ def _ragged_dot(op: Operation) -> list[Dims]:
     return [found]
 
 
-def _reduce(op: Operation) -> list[Dims]:
+def _reduce(op: TracedOperation) -> list[Dims]:
     name = op.name
     axes = op.params["dimensions"] if name == "reduce" else op.params["axes"]
     count = len(op.shapes)
@@ -266,7 +266,7 @@ def _reduce(op: Operation) -> list[Dims]:
     return found
 
 
-def _collective(op: Operation) -> list[Dims]:
+def _collective(op: TracedOperation) -> list[Dims]:
     """`psum` and similar collectives over numbered axes, which remain if the named axis was that of
     a `vmap`, as in batch statistics. Axes with names are not known here."""
     axes = op.params["axes"]
@@ -292,25 +292,25 @@ def _collective(op: Operation) -> list[Dims]:
     return found
 
 
-def _arg(op: Operation) -> list[Dims]:
+def _arg(op: TracedOperation) -> list[Dims]:
     """`argmax` and `argmin`: positions in the removed dimension."""
     found = _reduce(op)
     _note_places(op, [op.ins[0][axis] for axis in op.params["axes"]])
     return found
 
 
-def _note_places(op: Operation, dims: Sequence[Dim]) -> None:
+def _note_places(op: TracedOperation, dims: Sequence[Dim]) -> None:
     """Notes that the resulting integers are positions in a dimension; see `Events.places`."""
     if len(dims) == 1 and dims[0]:
         op.events.places.append(dims[0])
 
 
-def _along(op: Operation) -> list[Dims]:
+def _along(op: TracedOperation) -> list[Dims]:
     op.all.mark(op.ins[0][op.params["axis"]], DimensionMark.ORDERED)
     return [op.ins[0]]
 
 
-def _sort(op: Operation) -> list[Dims]:
+def _sort(op: TracedOperation) -> list[Dims]:
     place = op.params["dimension"]
     for dims in op.ins:
         op.all.join_all(op.ins[0], dims)
@@ -318,7 +318,7 @@ def _sort(op: Operation) -> list[Dims]:
     return [op.ins[0] for _ in op.shapes]
 
 
-def _top_k(op: Operation) -> list[Dims]:
+def _top_k(op: TracedOperation) -> list[Dims]:
     place = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(op.ins[0])
     op.all.mark(op.ins[0][place], DimensionMark.ORDERED)
     kept = op.all.new(op.shapes[0][place])
@@ -327,26 +327,26 @@ def _top_k(op: Operation) -> list[Dims]:
     return [found for _ in op.shapes]
 
 
-def _rev(op: Operation) -> list[Dims]:
+def _rev(op: TracedOperation) -> list[Dims]:
     for place in op.params["dimensions"]:
         op.all.mark(op.ins[0][place], DimensionMark.SHIFTED)
     return [op.ins[0]]
 
 
-def _iota(op: Operation) -> list[Dims]:
+def _iota(op: TracedOperation) -> list[Dims]:
     found = list(op.all.news(op.shapes[0]))
     place = op.params["dimension"]
     op.all.mark(found[place], DimensionMark.POSITIONS)
     return [tuple(found)]
 
 
-def _bitcast(op: Operation) -> list[Dims]:
+def _bitcast(op: TracedOperation) -> list[Dims]:
     """A bitcast to another width adds or removes the last dimension."""
     both = min(len(op.shapes[0]), len(op.given[0]))
     return [(*op.ins[0][:both], *op.all.news(op.shapes[0][both:]))]
 
 
-def _stack(op: Operation) -> list[Dims]:
+def _stack(op: TracedOperation) -> list[Dims]:
     """Stacks arrays of the same shape along a new dimension."""
     axis = op.params["axis"] % len(op.shapes[0])
     for dims in op.ins:
@@ -355,13 +355,13 @@ def _stack(op: Operation) -> list[Dims]:
     return [(*found[:axis], op.all.new(op.shapes[0][axis]), *found[axis:])]
 
 
-def _unstack(op: Operation) -> list[Dims]:
+def _unstack(op: TracedOperation) -> list[Dims]:
     axis = op.params["axis"] % len(op.given[0])
     op.all.mark(op.ins[0][axis], DimensionMark.PICKED)
     return [_without(op.ins[0], (axis,)) for _ in op.shapes]
 
 
-def _tile(op: Operation) -> list[Dims]:
+def _tile(op: TracedOperation) -> list[Dims]:
     """Copies end to end: the number of copies is the outer factor."""
     times = op.params.get("reps", op.params.get("repeats", ()))
     if len(times) != len(op.ins[0]):
@@ -370,14 +370,14 @@ def _tile(op: Operation) -> list[Dims]:
     return [tuple((*op.all.new(count), *dim) for count, dim in copies)]
 
 
-def _random_bits(op: Operation) -> list[Dims]:
+def _random_bits(op: TracedOperation) -> list[Dims]:
     keys = op.ins[0]
     found = (*keys, *op.all.news(op.shapes[0][len(keys) :]))
     op.events.draws.append(Draw(dims=found, shape=op.shapes[0], place=op.place(), is_random=True))
     return [found]
 
 
-def _random_wrap(op: Operation) -> list[Dims]:
+def _random_wrap(op: TracedOperation) -> list[Dims]:
     """From words of keys to keys."""
     count = len(op.shapes[0])
     for dim in op.ins[0][count:]:
@@ -385,18 +385,18 @@ def _random_wrap(op: Operation) -> list[Dims]:
     return [op.ins[0][:count]]
 
 
-def _random_unwrap(op: Operation) -> list[Dims]:
+def _random_unwrap(op: TracedOperation) -> list[Dims]:
     count = len(op.given[0])
     return [(*op.ins[0], *op.all.news(op.shapes[0][count:], DimensionMark.KEY))]
 
 
-def _random_more(op: Operation) -> list[Dims]:
+def _random_more(op: TracedOperation) -> list[Dims]:
     """`random_seed` and `random_split`: dimensions of the operand, and new ones behind them."""
     count = len(op.given[0])
     return [(*op.ins[0], *op.all.news(op.shapes[0][count:]))]
 
 
-def _rng_bit_generator(op: Operation) -> list[Dims]:
+def _rng_bit_generator(op: TracedOperation) -> list[Dims]:
     for dim in op.ins[0]:
         op.all.mark(dim, DimensionMark.KEY)
     bits = op.all.news(op.shapes[1])
@@ -406,11 +406,11 @@ def _rng_bit_generator(op: Operation) -> list[Dims]:
     return [op.ins[0], bits]
 
 
-def _new(op: Operation) -> list[Dims]:
+def _new(op: TracedOperation) -> list[Dims]:
     return op.fresh()
 
 
-def made_of(op: Operation) -> ArrayOrigin:
+def made_of(op: TracedOperation) -> ArrayOrigin:
     """The origin of the results."""
     made = op.together()
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
@@ -418,7 +418,7 @@ def made_of(op: Operation) -> ArrayOrigin:
     return made
 
 
-def meetings_of(op: Operation, made: Dims) -> list[Meeting]:
+def meetings_of(op: TracedOperation, made: Dims) -> list[Meeting]:
     """The places where data meet parameters: a result with one operand from parameters only and the
     other also from data; a lookup table; a gradient that is summed into a table."""
     if op.name == "scatter-add" and op.is_backward and not op.made[0]:

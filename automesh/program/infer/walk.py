@@ -24,7 +24,7 @@ from automesh.program.infer.operation import (
     EquationPlace,
     Events,
     Loop,
-    Operation,
+    TracedOperation,
     Rule,
     Shape,
     Source,
@@ -53,7 +53,7 @@ _WRITES = frozenset({"swap", "addupdate"})
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class WalkedArray:
     """The facts about an array while its program is walked.
 
     Attributes:
@@ -79,7 +79,7 @@ class _Frame:
     bodies: tuple[int, ...] = ()
     is_backward: bool = False
     loop: Loop = field(default_factory=Loop)
-    known: dict[Any, Value] = field(default_factory=dict[Any, Value])
+    known: dict[Any, WalkedArray] = field(default_factory=dict[Any, WalkedArray])
     # Arrays of equal numbers, by the equation that makes them.
     equal: dict[Any, int] = field(default_factory=dict[Any, int])
     # The product behind a value, for sums that a loop carries.
@@ -102,7 +102,7 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     opened = opened_jaxpr(jaxpr)
     walker = _Walker()
     values = [
-        Value(
+        WalkedArray(
             walker.all.news(shape_of(var)),
             made,
             not made & ArrayOrigin.STATE,
@@ -146,12 +146,12 @@ class _Walker:
         self._sources_known = 0
         self._picks: dict[tuple[int, str], int] = {}
 
-    def program(self, jaxpr: Any, inputs: Sequence[Value], frame: _Frame) -> list[Value]:
+    def program(self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame) -> list[WalkedArray]:
         """Walks a program with these inputs."""
         frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
             shape = shape_of(var)
-            frame.known[var] = Value(
+            frame.known[var] = WalkedArray(
                 self.all.news(shape), ArrayOrigin.DATA, True, self.source(var, shape)
             )
         for number, equation in enumerate(jaxpr.eqns):
@@ -160,12 +160,12 @@ class _Walker:
             frame.known.update(zip(equation.outvars, made, strict=True))
         return [self._value(var, frame) for var in jaxpr.outvars]
 
-    def _value(self, variable: Any, frame: _Frame) -> Value:
+    def _value(self, variable: Any, frame: _Frame) -> WalkedArray:
         if is_literal(variable):
-            return Value(self.all.news(shape_of(variable)), ArrayOrigin(0))
+            return WalkedArray(self.all.news(shape_of(variable)), ArrayOrigin(0))
         return frame.known[variable]
 
-    def _equation(self, number: int, equation: Any, frame: _Frame) -> list[Value]:
+    def _equation(self, number: int, equation: Any, frame: _Frame) -> list[WalkedArray]:
         name = equation.primitive.name
         given = [self._value(var, frame) for var in equation.invars]
         backward = frame.is_backward or is_backward(equation)
@@ -210,11 +210,11 @@ class _Walker:
         )
 
     def _simple(
-        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
-    ) -> list[Value]:
+        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
         name = equation.primitive.name
         known = len(self.events.products)
-        operation = Operation(
+        operation = TracedOperation(
             name=name,
             params=equation.params,
             ins=tuple(value.dims for value in given),
@@ -255,7 +255,7 @@ class _Walker:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
         sources = self._sources(equation, operation, found)
         return [
-            Value(dims, made, held, source) for dims, source in zip(found, sources, strict=True)
+            WalkedArray(dims, made, held, source) for dims, source in zip(found, sources, strict=True)
         ]
 
     def source(self, variable: Any, shape: Shape) -> Source:
@@ -265,7 +265,7 @@ class _Walker:
         self._sources_known += 1
         return (self._sources_known,)
 
-    def _sources(self, equation: Any, operation: Operation, made: Sequence[Dims]) -> list[Source]:
+    def _sources(self, equation: Any, operation: TracedOperation, made: Sequence[Dims]) -> list[Source]:
         name, outvars = operation.name, equation.outvars
         none: list[Source] = [()] * len(outvars)
         if name in _PLACES and self.events.places:
@@ -313,18 +313,18 @@ class _Walker:
     # Control flow.
 
     def _scan(
-        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
-    ) -> list[Value]:
+        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
         body, constants, carried = loop_body(equation)
         turns = int(equation.params["length"])
         step = self.all.new(turns, DimensionMark.WALKED)
         inner = self._turn(number, equation, body, frame, backward, turns)
         rest = given[constants + carried :]
         together = _together(given)
-        slices: list[Value] = []
+        slices: list[WalkedArray] = []
         for value in rest:
             self.all.join(step, value.dims[0])
-            slices.append(Value(value.dims[1:], value.made, source=value.source))
+            slices.append(WalkedArray(value.dims[1:], value.made, source=value.source))
         self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
         # A value that passes through stacked layers is no state of a time loop.
         is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
@@ -337,13 +337,13 @@ class _Walker:
         if backward:
             self._note_sums(body, constants, carried, turns, inner)
         return [
-            *(Value(value.dims, together) for value in carry),
-            *(Value((step, *value.dims), value.made) for value in made[carried:]),
+            *(WalkedArray(value.dims, together) for value in carry),
+            *(WalkedArray((step, *value.dims), value.made) for value in made[carried:]),
         ]
 
     def _while(
-        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
-    ) -> list[Value]:
+        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
         params = equation.params
         before, inside = params["cond_nconsts"], params["body_nconsts"]
         body, test = opened_jaxpr(params["body_jaxpr"]), opened_jaxpr(params["cond_jaxpr"])
@@ -365,14 +365,14 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[Value], together: ArrayOrigin, *, is_noted: bool = True
-    ) -> list[Value]:
+        self, given: Sequence[WalkedArray], together: ArrayOrigin, *, is_noted: bool = True
+    ) -> list[WalkedArray]:
         # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
             self.events.carried += [value.dims for value in given]
-        return [Value(value.dims, together) for value in given]
+        return [WalkedArray(value.dims, together) for value in given]
 
-    def _begin(self, variables: Sequence[Any], carry: Sequence[Value], frame: _Frame) -> None:
+    def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
         """Records carried values that begin as equal numbers, since nothing determines their
         split."""
         for var, value in zip(variables, carry, strict=True):
@@ -414,9 +414,9 @@ class _Walker:
         return None
 
     def _cond(
-        self, number: int, equation: Any, given: Sequence[Value], frame: _Frame, backward: bool
-    ) -> list[Value]:
-        found: list[Value] = []
+        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
+        found: list[WalkedArray] = []
         for branch in equation.params["branches"]:
             body = opened_jaxpr(branch)
             inner = self._inside(number, equation, body, frame, backward)
@@ -427,14 +427,14 @@ class _Walker:
             for mine, yours in zip(found, made, strict=True):
                 self.all.join_all(mine.dims, yours.dims)
             found = [
-                Value(mine.dims, mine.made | yours.made)
+                WalkedArray(mine.dims, mine.made | yours.made)
                 for mine, yours in zip(found, made, strict=True)
             ]
         return found
 
     def _reference(
-        self, name: str, equation: Any, given: Sequence[Value], frame: _Frame
-    ) -> list[Value]:
+        self, name: str, equation: Any, given: Sequence[WalkedArray], frame: _Frame
+    ) -> list[WalkedArray]:
         """Reads and writes of a whole mutable array; those of parts are unknown operations."""
         first = given[0]
         shapes = [shape_of(var) for var in equation.outvars]
@@ -444,14 +444,14 @@ class _Walker:
                 self.all.join_all(first.dims, given[1].dims)
             made = first.made | given[1].made
             if not is_literal(equation.invars[0]):
-                frame.known[equation.invars[0]] = Value(first.dims, made)
-        found: list[Value] = []
+                frame.known[equation.invars[0]] = WalkedArray(first.dims, made)
+        found: list[WalkedArray] = []
         for shape in shapes:
             dims = first.dims if shape == whole else self.all.news(shape, DimensionMark.UNKNOWN)
-            found.append(Value(dims, first.made))
+            found.append(WalkedArray(dims, first.made))
         return found
 
-    def _unknown(self, equation: Any, given: Sequence[Value]) -> list[Value]:
+    def _unknown(self, equation: Any, given: Sequence[WalkedArray]) -> list[WalkedArray]:
         name = equation.primitive.name
         # An operation without results only shows something.
         if equation.outvars:
@@ -461,7 +461,7 @@ class _Walker:
                     self.all.mark(dim, DimensionMark.UNKNOWN)
         made = _together(given)
         return [
-            Value(self.all.news(shape_of(var), DimensionMark.UNKNOWN), made)
+            WalkedArray(self.all.news(shape_of(var), DimensionMark.UNKNOWN), made)
             for var in equation.outvars
         ]
 
@@ -486,7 +486,7 @@ def _is_float(variables: Sequence[Any]) -> bool:
     return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-def _together(values: Sequence[Value]) -> ArrayOrigin:
+def _together(values: Sequence[WalkedArray]) -> ArrayOrigin:
     made = ArrayOrigin(0)
     for value in values:
         made |= value.made

@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import Operation, Rule, primitives
+from automesh.program.infer.operation import TracedOperation, Rule, primitives
 from automesh.program.infer.rules import note_product
 
 _WINDOW_FOR_EACH = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
 
 
-def _conv(op: Operation) -> list[Dims]:
+def _conv(op: TracedOperation) -> list[Dims]:
     numbers = op.params["dimension_numbers"]
     left_spec, right_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     left, kernel = op.ins[:2]
@@ -49,7 +49,7 @@ def _conv(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
+def _slid(op: TracedOperation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
     """The result of a dimension that a kernel slides over: the same dimension if there is a result
     at each of its positions, else a new one."""
     stride = op.params["window_strides"][number]
@@ -73,11 +73,11 @@ def _slid(op: Operation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
     return op.all.new(size, DimensionMark.WINDOWED)
 
 
-def _size(op: Operation, dim: Dim) -> int:
+def _size(op: TracedOperation, dim: Dim) -> int:
     return op.all.size_of(op.all.factors(dim))
 
 
-def _reduce_window(op: Operation) -> list[Dims]:
+def _reduce_window(op: TracedOperation) -> list[Dims]:
     sizes = op.params["window_dimensions"]
     strides = op.params["window_strides"] or (1,) * len(sizes)
     padding = op.params["padding"]
@@ -99,7 +99,7 @@ def _reduce_window(op: Operation) -> list[Dims]:
     return [tuple(found) for _ in op.shapes]
 
 
-def _window_back(op: Operation) -> list[Dims]:
+def _window_back(op: TracedOperation) -> list[Dims]:
     """`select_and_scatter_add(source, operand)`: the gradient of a maximum over windows has the
     dimensions of the operand."""
     source, operand = op.ins[:2]
@@ -114,7 +114,7 @@ def _window_back(op: Operation) -> list[Dims]:
     return [operand]
 
 
-def _gather_windows(op: Operation) -> list[Dims]:
+def _gather_windows(op: TracedOperation) -> list[Dims]:
     """`select_and_gather_add(tangents, operand)`."""
     op.all.join_all(op.ins[0], op.ins[1])
     sizes = op.params["window_dimensions"]
@@ -127,7 +127,7 @@ def _gather_windows(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _fft(op: Operation) -> list[Dims]:
+def _fft(op: TracedOperation) -> list[Dims]:
     count = len(op.params["fft_lengths"])
     start = len(op.ins[0]) - count
     found = list(op.ins[0])
@@ -138,7 +138,7 @@ def _fft(op: Operation) -> list[Dims]:
     return [tuple(found)]
 
 
-def _matrices(op: Operation) -> list[Dims]:
+def _matrices(op: TracedOperation) -> list[Dims]:
     """Factorizations and solvers: the last two dimensions stay whole, those before are independent
     tasks."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
@@ -157,7 +157,7 @@ def _matrices(op: Operation) -> list[Dims]:
     return found
 
 
-def _triangular_solve(op: Operation) -> list[Dims]:
+def _triangular_solve(op: TracedOperation) -> list[Dims]:
     """`a x = b`: x has the dimensions of b; columns of b are independent tasks."""
     matrix, right = op.ins[:2]
     for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):

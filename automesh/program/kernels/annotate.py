@@ -19,7 +19,7 @@ import numpy as np
 from automesh.hlo.custom_calls import with_texts
 from automesh.program.kernels.constants import Array, Constants
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Kernel, UnreadableKernel, body_of, read_kernel
+from automesh.program.kernels.mosaic import MosaicKernel, UnreadableKernel, body_of, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
 from automesh.program.kernels.triton import (
     TRITON_CONFIG,
@@ -102,7 +102,7 @@ def _of_triton(cost: KernelCost, **more: str) -> str:
 def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
     """The custom calls that state no cost, each with its counted cost."""
     constants = Constants.of(module, ir)
-    kernels: dict[str, Kernel | None] = {}
+    kernels: dict[str, MosaicKernel | None] = {}
     for call in _calls(module, ir):
         body = body_of(ir.StringAttr(call.attributes["backend_config"]).value)
         if body not in kernels:
@@ -175,7 +175,7 @@ def _states_nothing(text: str) -> bool:
     return isinstance(group, dict) and "body" in group and not group.get("cost_estimate")
 
 
-def _kernel(body: str) -> Kernel | None:
+def _kernel(body: str) -> MosaicKernel | None:
     try:
         return read_kernel(body)
     except UnreadableKernel as why:
@@ -183,7 +183,7 @@ def _kernel(body: str) -> Kernel | None:
         return None
 
 
-def _heaviest(kernel: Kernel, fetched: Sequence[Sequence[Array]]) -> KernelCost:
+def _heaviest(kernel: MosaicKernel, fetched: Sequence[Sequence[Array]]) -> KernelCost:
     """The cost on the device with the most work, for which all others wait."""
     number = max((1, *(len(parts) for parts in fetched)))
     costs: list[KernelCost] = []

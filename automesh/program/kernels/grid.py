@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.program.kernels.mosaic import (
-    Kernel,
+    MosaicKernel,
     UnreadableKernel,
     elements_of,
     moved_bytes,
@@ -78,7 +78,7 @@ def _truncated(a: Integers, b: Integers) -> Integers:
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(_not_zero(b)))
 
 
-def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCost:
+def count_kernel(kernel: MosaicKernel, fetched: Sequence[Integers | None]) -> KernelCost:
     """Counts the work of one call of a kernel.
 
     Args:
@@ -115,7 +115,7 @@ class _GridRun:
       places: position of each step in the grid, for each dimension.
     """
 
-    kernel: Kernel
+    kernel: MosaicKernel
     fetched: tuple[Integers | None, ...]
     steps: int
     products: Counter[KernelProduct] = field(default_factory=Counter[KernelProduct])

@@ -45,7 +45,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class MosaicKernel:
     """The program of one kernel.
 
     Attributes:
@@ -107,7 +107,7 @@ def body_of(config: str) -> str:
     return found[1] if found else ""
 
 
-def read_kernel(body: str) -> Kernel:
+def read_kernel(body: str) -> MosaicKernel:
     """Reads the kernel that a custom call holds under `body`.
 
     Args:
@@ -170,7 +170,7 @@ def cause_of(error: Exception) -> str:
     return (told or lines or [type(error).__name__])[0]
 
 
-def _kernel_of(module: Any, ir: Any) -> Kernel:
+def _kernel_of(module: Any, ir: Any) -> MosaicKernel:
     functions = {
         ir.StringAttr(one.attributes["sym_name"]).value: one.operation
         for one in module.body.operations
@@ -191,7 +191,7 @@ def _kernel_of(module: Any, ir: Any) -> Kernel:
         ir.IntegerAttr(attributes[name]).value if name in attributes else 0
         for name in ("scalar_prefetch", "scratch_operands")
     )
-    return Kernel(
+    return MosaicKernel(
         main=mains[0],
         grid=grid,
         scalars=scalars,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automesh.program.kernels.mosaic import (
-    Kernel,
+    MosaicKernel,
     UnreadableKernel,
     Window,
     cause_of,
@@ -32,7 +32,7 @@ _GRID = ("grid_x", "grid_y", "grid_z")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonKernel(Kernel):
+class TritonKernel(MosaicKernel):
     """The program of one kernel; all arguments of its function are pointers.
 
     Its blocks are not counted: programs that run in parallel read them from a shared cache, so each

@@ -22,7 +22,7 @@ from automesh.mesh.shape import HybridMeshShape
 from automesh.plugins.entry_points import installed, load
 from automesh.plugins.offered import EXPORTS, offered
 from automesh.reading import parse_json
-from automesh.report.export.nouns import NO_WORDS, AxisSize, Framework, Setting, Words
+from automesh.report.export.nouns import NO_WORDS, AxisSize, ExportFormat, Setting, ExportWords
 from automesh.report.export.translate import rule_of, setting_of
 
 JSON = "json"
@@ -58,7 +58,7 @@ def export_rules(
     name: str,
     *,
     select: str = "",
-    words: Words = NO_WORDS,
+    words: ExportWords = NO_WORDS,
     granules: Granules | None = None,
 ) -> str:
     """The text that tells a framework what the rules say.
@@ -88,7 +88,7 @@ def import_rules(
     name: str,
     *,
     match: str = "",
-    words: Words = NO_WORDS,
+    words: ExportWords = NO_WORDS,
     granules: Granules | None = None,
     source: Path = Path("file"),
 ) -> Imported:
@@ -166,7 +166,7 @@ def _in_file(rule: MeshRule, first: MeshRule) -> MeshRule:
     return replace(rule, axes=() if is_same else rule.axes, batch_axes=batch)
 
 
-def format_called(name: str) -> Framework:
+def format_called(name: str) -> ExportFormat:
     """A framework's words for a mesh.
 
     Raises:
@@ -178,7 +178,7 @@ def format_called(name: str) -> Framework:
             f"`{name}` is not a framework that automesh knows{did_you_mean(name, known)}",
             hint=f"known are {', '.join(known)}",
         )
-    found: Framework = load(EXPORTS, name, Framework, what=f"the format of {name}")
+    found: ExportFormat = load(EXPORTS, name, ExportFormat, what=f"the format of {name}")
     return found
 
 

@@ -79,7 +79,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class ExportWords:
     """How the words of a rule are turned into those of a framework, by the user's choice.
 
     Attributes:
@@ -97,11 +97,11 @@ class Words:
     global_batch: int = 0
 
 
-NO_WORDS = Words()
+NO_WORDS = ExportWords()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class ExportFormat:
     """What a framework calls a mesh, and how that is written and read.
 
     Attributes:

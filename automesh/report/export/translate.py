@@ -12,7 +12,7 @@ from automesh.mesh.axis_types import AUTO
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.shape import HybridMeshShape
-from automesh.report.export.nouns import AxisSize, Framework, Setting, Words, refuse
+from automesh.report.export.nouns import AxisSize, ExportFormat, Setting, ExportWords, refuse
 
 REMAT = "remat"
 ACCUMULATION = "microbatches"
@@ -32,7 +32,7 @@ _NOT_KNOBS = ("mapping", "compiler_options", "axis_types")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def setting_of(rules: Rules, rule: MeshRule, framework: Framework, words: Words) -> Setting:
+def setting_of(rules: Rules, rule: MeshRule, framework: ExportFormat, words: ExportWords) -> Setting:
     """What a framework is told of one of the rules.
 
     Raises:
@@ -86,7 +86,7 @@ def setting_of(rules: Rules, rule: MeshRule, framework: Framework, words: Words)
     )
 
 
-def rule_of(setting: Setting, framework: Framework, words: Words) -> MeshRule:
+def rule_of(setting: Setting, framework: ExportFormat, words: ExportWords) -> MeshRule:
     """The rule, in automesh's words, of what a framework's file says.
 
     Of a flat mesh the first axis that is used spans the granules, as the frameworks do it.
@@ -123,7 +123,7 @@ def rule_of(setting: Setting, framework: Framework, words: Words) -> MeshRule:
     )
 
 
-def _kept(setting: Setting, framework: Framework) -> tuple[AxisSize, ...]:
+def _kept(setting: Setting, framework: ExportFormat) -> tuple[AxisSize, ...]:
     """Without axes of the framework alone that are not used."""
     theirs = {name for _, name in framework.names} or {axis.name for axis in setting.axes}
     return tuple(axis for axis in setting.axes if axis.is_used or axis.name in theirs)
@@ -162,7 +162,7 @@ def _shape(setting: Setting) -> HybridMeshShape:
     return HybridMeshShape(ici, dcn)
 
 
-def _names_of(names: Sequence[str], framework: Framework, words: Words) -> dict[str, str]:
+def _names_of(names: Sequence[str], framework: ExportFormat, words: ExportWords) -> dict[str, str]:
     """The framework's name of every axis of the rule that it has one for."""
     table = dict(framework.names)
     called: dict[str, str] = {}
@@ -189,7 +189,7 @@ def _names_of(names: Sequence[str], framework: Framework, words: Words) -> dict[
 
 
 def _sizes(
-    rule: MeshRule, names: Sequence[str], called: Mapping[str, str], framework: Framework
+    rule: MeshRule, names: Sequence[str], called: Mapping[str, str], framework: ExportFormat
 ) -> tuple[AxisSize, ...]:
     shape = rule.hybrid_shape
     found: dict[str, AxisSize] = {}
@@ -219,7 +219,7 @@ def _sizes(
     return tuple(found.get(name, AxisSize(name=name)) for name in order)
 
 
-def _names_back(setting: Setting, framework: Framework, words: Words) -> dict[str, str]:
+def _names_back(setting: Setting, framework: ExportFormat, words: ExportWords) -> dict[str, str]:
     table = {theirs: ours for ours, theirs in reversed(framework.names)}
     table |= {theirs: ours for ours, theirs in words.axes.items()}
     called: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _names_back(setting: Setting, framework: Framework, words: Words) -> dict[st
     return called
 
 
-def _remat(knob: str, value: Scalar | None, framework: Framework, words: Words) -> str | None:
+def _remat(knob: str, value: Scalar | None, framework: ExportFormat, words: ExportWords) -> str | None:
     if value is None:
         return None
     name = _word(value)
@@ -271,7 +271,7 @@ def _per_device(knobs: dict[str, Scalar]) -> float:
 
 
 def _extra(
-    knobs: Mapping[str, Scalar], framework: Framework, words: Words
+    knobs: Mapping[str, Scalar], framework: ExportFormat, words: ExportWords
 ) -> tuple[tuple[str, Scalar], ...]:
     found: list[tuple[str, Scalar]] = []
     for name, key in words.knobs.items():
@@ -293,7 +293,7 @@ def _extra(
     return tuple(found)
 
 
-def _is_explicit(rule: MeshRule, framework: Framework, words: Words) -> bool:
+def _is_explicit(rule: MeshRule, framework: ExportFormat, words: ExportWords) -> bool:
     kinds = set(rule.axis_types)
     if kinds <= {AUTO} or "axis_types" in words.leave_out:
         return False

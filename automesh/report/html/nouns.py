@@ -53,7 +53,7 @@ class MeasuredRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldActivations:
     """Bytes of activations that a rank of a pipeline holds from a moment on."""
 
     rank: int
@@ -74,7 +74,7 @@ class DrawnTimeline:
     plan: Plan
     kind: Literal["replay", "schedule"]
     timeline: Timeline
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldActivations, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

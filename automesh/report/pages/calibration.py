@@ -75,14 +75,14 @@ class CalibrationResult(Reportable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _CalibrationRow:
     work: str
     call: str
     speed: str
     error: FitError
 
 
-def _table(rows: Sequence[_Row]) -> Table:
+def _table(rows: Sequence[_CalibrationRow]) -> Table:
     works = [row.work for row in rows]
     return Table(
         columns=(
@@ -101,8 +101,8 @@ def _percent(error: FitError, value: float) -> str:
     return format_percent(value) if error.points else "-"
 
 
-def _streams(profile: Profile) -> list[_Row]:
-    rows: list[_Row] = []
+def _streams(profile: Profile) -> list[_CalibrationRow]:
+    rows: list[_CalibrationRow] = []
     for fit in profile.streams:
         sizes = {
             point.probe.bytes: point.seconds
@@ -113,7 +113,7 @@ def _streams(profile: Profile) -> list[_Row]:
         }
         largest = max(sizes)
         rows.append(
-            _Row(
+            _CalibrationRow(
                 work=_FORMS[fit.form],
                 call=format_seconds(fit.call_s),
                 speed=f"{format_bytes(largest / sizes[largest])}/s",
@@ -123,8 +123,8 @@ def _streams(profile: Profile) -> list[_Row]:
     return rows
 
 
-def _matmuls(profile: Profile) -> list[_Row]:
-    rows: list[_Row] = []
+def _matmuls(profile: Profile) -> list[_CalibrationRow]:
+    rows: list[_CalibrationRow] = []
     for fit in profile.matmuls:
         rates = [
             point.probe.flops / point.seconds
@@ -134,7 +134,7 @@ def _matmuls(profile: Profile) -> list[_Row]:
             and point.seconds > 0
         ]
         rows.append(
-            _Row(
+            _CalibrationRow(
                 work=f"{fit.dtype} matmul",
                 call=format_seconds(fit.call_s),
                 speed=f"{format_count(min(rates))} to {format_count(max(rates))}FLOP/s",
@@ -144,8 +144,8 @@ def _matmuls(profile: Profile) -> list[_Row]:
     return rows
 
 
-def _collectives(profile: Profile) -> list[_Row]:
-    rows: list[_Row] = []
+def _collectives(profile: Profile) -> list[_CalibrationRow]:
+    rows: list[_CalibrationRow] = []
     for fit in profile.collectives:
         sizes = {
             point.probe.payload_bytes: point.seconds
@@ -157,7 +157,7 @@ def _collectives(profile: Profile) -> list[_Row]:
         }
         largest = max(sizes)
         rows.append(
-            _Row(
+            _CalibrationRow(
                 work=f"{fit.collective} over {group_words(fit.group_size, fit.granules)}",
                 call=format_seconds(fit.call_s),
                 speed=f"{format_bytes(largest / sizes[largest])}/s",

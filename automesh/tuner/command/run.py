@@ -27,7 +27,7 @@ from automesh.reading import Unreadable, read_bytes
 from automesh.tuner.command.step_times import (
     FEW,
     SLOW_S,
-    Capture,
+    CaptureSource,
     CaptureReader,
     JsonLines,
     JsonReader,
@@ -290,7 +290,7 @@ def _prepare(manner: Manner, place: Place) -> tuple[Reader, dict[str, str]]:
     variables = environment(os.environ, manner.surroundings)
     variables[RUN_VARIABLE] = place.name
     variables.setdefault(_CACHE_VARIABLE, str(manner.cache_dir))
-    if isinstance(manner.source, Capture):
+    if isinstance(manner.source, CaptureSource):
         options = {
             "folder": str(place.steps),
             "skip": manner.skip,
@@ -306,7 +306,7 @@ def _prepare(manner: Manner, place: Place) -> tuple[Reader, dict[str, str]]:
 
 def _reader(manner: Manner, place: Place, mark: Mark) -> Reader:
     match manner.source:
-        case Capture():
+        case CaptureSource():
             return CaptureReader(place.steps)
         case JsonLines() as source:
             file = _json_file(source, place)

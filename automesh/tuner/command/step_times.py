@@ -49,7 +49,7 @@ TEXT_DTYPE = "bfloat16"  # of losses that are read from text, where they may be 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
+class CaptureSource:
     """Steps are timed inside of the command."""
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Printed:
         return f"regex:{self.pattern}"
 
 
-Source = Capture | JsonLines | Printed
+Source = CaptureSource | JsonLines | Printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def parse_source(text: str) -> Source:
     """
     kind, _, rest = text.strip().partition(":")
     if kind == "capture" and not rest:
-        return Capture()
+        return CaptureSource()
     if kind == "jsonl":
         return _json_lines(text, rest)
     if kind == "regex":

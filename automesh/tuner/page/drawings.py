@@ -19,7 +19,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failed, PipelineOutcome
 from automesh.pipeline.simulate import Simulated
 from automesh.report import words
-from automesh.report.html.nouns import DrawnTimeline, Held, Placed, Section, Wiring
+from automesh.report.html.nouns import DrawnTimeline, HeldActivations, Placed, Section, Wiring
 from automesh.report.result import Candidate, SearchResult
 from automesh.tuner.compile.pipelines import predicted_timeline
 from automesh.tuner.compile.replay import Player
@@ -99,27 +99,27 @@ def _timeline(
 
 
 def _drawn(
-    plan: Plan, kind: Literal["replay", "schedule"], timeline: Timeline, held: tuple[Held, ...]
+    plan: Plan, kind: Literal["replay", "schedule"], timeline: Timeline, held: tuple[HeldActivations, ...]
 ) -> DrawnTimeline:
     return DrawnTimeline(plan=plan, kind=kind, timeline=timeline, held=held)
 
 
-def _held(simulated: Simulated, pipeline: PipelineOutcome) -> tuple[Held, ...]:
+def _held(simulated: Simulated, pipeline: PipelineOutcome) -> tuple[HeldActivations, ...]:
     """The activations that each rank holds, on its device with the most."""
     size = {
         rank: max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
         for rank in range(len(simulated.held))
     }
     return tuple(
-        Held(rank=rank, at_s=one.at_s, bytes=one.activations * size[rank])
+        HeldActivations(rank=rank, at_s=one.at_s, bytes=one.activations * size[rank])
         for rank, moments in enumerate(simulated.held)
         for one in moments
     )
 
 
-def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[Held, ...]:
+def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[HeldActivations, ...]:
     """The same from a drawn step: a microbatch is held from its `F` until its `B` or `W` ends."""
-    held: list[Held] = []
+    held: list[HeldActivations] = []
     for rank in range(len(pipeline.actions)):
         size = max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
         # `F3@5` and `F3`: the kind of an action is its first letter.
@@ -132,7 +132,7 @@ def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[Held, ...]:
         number = 0
         for at_s, change in sorted(moments):
             number = max(number + change, 0)
-            held.append(Held(rank=rank, at_s=at_s, bytes=number * size))
+            held.append(HeldActivations(rank=rank, at_s=at_s, bytes=number * size))
     return tuple(held)
 
 

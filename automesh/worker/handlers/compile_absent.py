@@ -20,12 +20,12 @@ from automesh.program.lower.host_callbacks import without_host
 from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
-from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, StageReporter
 from automesh.worker.messages import CompileJob
 
 
 def compile_ahead(
-    job: CompileJob, one: AbsentDevices, scripts: Scripts, stages: Stages, emit: Emit
+    job: CompileJob, one: AbsentDevices, scripts: Scripts, stages: StageReporter, emit: Emit
 ) -> CompileAnswer | Lowered:
     """Builds, lowers and compiles a plan for `one`, or finds its program in the store.
 

@@ -17,12 +17,12 @@ from automesh.program.lower.lowering import SingleProgram, compile_program
 from automesh.program.notes import note
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
-from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, StageReporter
 from automesh.worker.messages import CompileJob
 
 
 def compile_attached(
-    job: CompileJob, scripts: Scripts, stages: Stages, emit: Emit
+    job: CompileJob, scripts: Scripts, stages: StageReporter, emit: Emit
 ) -> CompileAnswer | Lowered:
     """Builds, lowers and compiles a plan for the devices of this process.
 

@@ -82,7 +82,7 @@ from automesh.worker.handlers.scripts import (
     start_jax,
     with_or_without_shown_devices,
 )
-from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, StageReporter
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
@@ -151,7 +151,7 @@ def handle(job: Job, emit: Emit) -> Answer:
       Exception: whatever the user's code raises.
     """
     join_gang(emit)
-    stages = Stages(emit)
+    stages = StageReporter(emit)
     if not isinstance(job, VisitJob):
         _MEMORY.kept.clear()
     try:
@@ -182,7 +182,7 @@ def handle(job: Job, emit: Emit) -> Answer:
 
 def _answer_without_compiling(
     job: InspectJob | DiscoverJob | CarryJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
-    stages: Stages,
+    stages: StageReporter,
     emit: Emit,
 ) -> Answer:
     """Does the jobs about the script itself and about programs that are never compiled."""
@@ -206,7 +206,7 @@ def _answer_without_compiling(
             return replace(found, notes=(*found.notes, why)) if why else found
 
 
-def _inspect(job: InspectJob, stages: Stages) -> Inspection:
+def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
     with watching() as watch, _loaded(job, stages) as (script, _):
         devices, signature = own(), script.signature
         stages.enter("build")
@@ -257,7 +257,7 @@ def _layout_of(entry: Entry) -> Layout | None:
 
 @contextmanager
 def _loaded(
-    job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: Stages
+    job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: StageReporter
 ) -> Generator[tuple[Script, Answers | None]]:
     """Loads the script of a job; while the body runs, the script sees the devices that the job is
     for."""
@@ -266,7 +266,7 @@ def _loaded(
         yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
 
 
-def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
+def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevices:
     if job.step.absent is not None or wanted_devices():
         start_jax(stages)  # Only here: the script may set the number of devices.
     stages.enter("build")
@@ -305,7 +305,7 @@ def _discovered(job: DiscoverJob) -> Discovery:
     )
 
 
-def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
+def _check_carried(job: CarryJob, stages: StageReporter) -> CarryCheck:
     start_jax(stages)
     with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
         return check_carried(
@@ -316,7 +316,7 @@ def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
         )
 
 
-def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
+def _arrays(job: ArraysJob, stages: StageReporter) -> StepMapping:
     with _loaded(job, stages) as (script, _):
         signature = script.signature
         check_knobs(signature, job.knobs, name=job.step.entry.function)
@@ -333,7 +333,7 @@ def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
         return seen_mapping(trials, defaults, default_mapping(defaults, job.mapping))
 
 
-def _devices(job: DevicesJob, stages: Stages) -> Attachment:
+def _devices(job: DevicesJob, stages: StageReporter) -> Attachment:
     start_jax(stages)
     here = Attachment(
         devices=surroundings.devices(),
@@ -352,7 +352,7 @@ def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     )
 
 
-def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> ProbeTimes:
+def _calibrate(job: CalibrateJob, stages: StageReporter, emit: Emit, team: Team) -> ProbeTimes:
     start_jax(stages)
     stages.enter("calibrate")
     parts = len(job.probes) + job.rounds
@@ -366,7 +366,7 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> Pro
     return ProbeTimes(points=points)
 
 
-def _propagate(job: PropagateJob, stages: Stages, emit: Emit) -> Propagation:
+def _propagate(job: PropagateJob, stages: StageReporter, emit: Emit) -> Propagation:
     with _loaded(job, stages) as (script, answers):
         key = (
             job.step.entry,
@@ -402,13 +402,13 @@ def _argument_bytes(program: StepProgram) -> int:
     return sum(math.prod(leaf_shape(leaf)) * leaf_dtype(leaf).itemsize for leaf in leaves)
 
 
-def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
+def _compile(job: CompileJob, stages: StageReporter, emit: Emit) -> CompileAnswer | Lowered:
     if job.step.absent is not None:
         return compile_ahead(job, job.step.absent, _MEMORY.scripts, stages, emit)
     return compile_attached(job, _MEMORY.scripts, stages, emit)
 
 
-def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
+def _summarize(job: SummarizeJob, stages: StageReporter) -> StepSummary:
     platforms = _platforms(job.step.absent)
     with _loaded(job, stages) as (script, _):
         stages.enter("build")
@@ -429,7 +429,7 @@ def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
         )
 
 
-def _trace(job: TraceJob, stages: Stages) -> Traced:
+def _trace(job: TraceJob, stages: StageReporter) -> Traced:
     with _loaded(job, stages) as (script, _):
         stages.enter("build")
         built = build_plan(job, job.plan, script)
@@ -440,7 +440,7 @@ def _trace(job: TraceJob, stages: Stages) -> Traced:
     return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
 
 
-def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
+def _build(job: BuildJob, stages: StageReporter) -> BuildAnswer:
     with _loaded(job, stages) as (script, _):
         stages.enter("build")
         built = build_plan(job, job.plan, script)
@@ -453,7 +453,7 @@ def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
     return lowered_for(absent.platform) if absent else None
 
 
-def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
+def _visit(job: VisitJob, stages: StageReporter, team: Team) -> VisitAnswer:
     since_s = perf_counter()
     compilation_cache.use(job.cache_dir)
     if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
@@ -504,7 +504,7 @@ def _key(job: VisitJob) -> _Step:
     return (job.step.entry, job.plan, job.step.axis_types)
 
 
-def _ready(job: VisitJob, stages: Stages) -> Ready:
+def _ready(job: VisitJob, stages: StageReporter) -> Ready:
     key = _key(job)
     if key in _MEMORY.ready:
         _MEMORY.ready[key] = _MEMORY.ready.pop(key)  # The plan used last is dropped last.
@@ -531,7 +531,7 @@ def _make_room() -> None:
     gc.collect()
 
 
-def _prepared(job: VisitJob, stages: Stages) -> Ready:
+def _prepared(job: VisitJob, stages: StageReporter) -> Ready:
     script = _MEMORY.scripts.load(job.step.entry, stages)
     stages.enter("build")
     begun_s = perf_counter()

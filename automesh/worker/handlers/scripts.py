@@ -39,7 +39,7 @@ from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.device_count import check_device_count, hold_device_count
-from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, StageReporter
 from automesh.worker.messages import (
     BuildJob,
     CompileJob,
@@ -89,7 +89,7 @@ class Scripts:
     def load(
         self,
         entry: Entry,
-        stages: Stages,
+        stages: StageReporter,
         one: AbsentDevices | None = None,
         answers: Answers | None = None,
     ) -> Script:
@@ -155,7 +155,7 @@ def join_gang(emit: Emit) -> None:
         join(_PLACE.coordinator, rank=_PLACE.rank, count=_PLACE.count, host=_PLACE.host)
 
 
-def start_jax(stages: Stages) -> None:
+def start_jax(stages: StageReporter) -> None:
     """Makes jax find its devices.
 
     Raises:

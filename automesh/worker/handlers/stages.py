@@ -9,7 +9,7 @@ Event = dict[str, Any]
 Emit = Callable[[Event], Event]
 
 
-class Stages:
+class StageReporter:
     """Reports each stage of a job to the parent, and remembers the last one."""
 
     def __init__(self, emit: Emit) -> None:

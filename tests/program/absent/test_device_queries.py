@@ -36,7 +36,7 @@ from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.worker.handlers import jobs
 from automesh.worker.handlers.scripts import Scripts, showing_devices
-from automesh.worker.handlers.stages import Stages
+from automesh.worker.handlers.stages import StageReporter
 from automesh.worker.messages import InspectJob, PropagateJob
 from tests.support.paths import SCRIPTS
 from tests.support.program_jobs import own_process, script
@@ -194,7 +194,7 @@ def test_answers_nest_and_end_with_an_error() -> None:
 
 def lowered_for(one: AbsentDevices) -> str:
     """The step, built on the devices that are here, and told of others."""
-    stages = Stages(lambda event: {})
+    stages = StageReporter(lambda event: {})
     with showing_devices(one, "build") as answers:
         loaded = Scripts().load(ASKS, stages, one, answers)
         built = build_on(loaded.build, AXES, devices=attached())
@@ -250,7 +250,7 @@ def forget() -> None:
 
 
 def test_a_script_is_loaded_anew_for_other_devices(own_process: object) -> None:
-    scripts, stages = Scripts(), Stages(lambda event: {})
+    scripts, stages = Scripts(), StageReporter(lambda event: {})
     dtypes = []
     for one in (V5E, V5E, H100):
         shown = mock.patch("automesh.worker.handlers.scripts._shown", fake_devices)

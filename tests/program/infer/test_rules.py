@@ -14,7 +14,7 @@ from jax import lax
 from automesh.program.infer.classes import classes_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import CautionKind
-from automesh.program.infer.operation import ArrayOrigin, Operation
+from automesh.program.infer.operation import ArrayOrigin, TracedOperation
 from automesh.program.infer.walk import RULES, Walked, walk
 from tests.support.infer_models import f32, i32
 
@@ -192,7 +192,7 @@ def test_what_is_not_known_stays_whole_and_is_told() -> None:
 
 
 def test_an_operation_with_other_parameters_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(op: Operation) -> list[Dims]:
+    def changed(op: TracedOperation) -> list[Dims]:
         return [op.params["no such parameter"]]
 
     monkeypatch.setitem(RULES, "cumsum", changed)

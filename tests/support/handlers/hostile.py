@@ -10,12 +10,12 @@ from typing import Any
 
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.load import load_entry
-from automesh.worker.handlers.stages import Stages
+from automesh.worker.handlers.stages import StageReporter
 from automesh.worker.messages import VisitJob
 
 
 def handle(job: VisitJob, emit: Callable[[dict[str, Any]], dict[str, Any]]) -> VisitAnswer:
-    stages = Stages(emit)
+    stages = StageReporter(emit)
     stages.enter("load")
     build = load_entry(job.step.entry)
     stages.enter("build")

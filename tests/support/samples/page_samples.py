@@ -21,7 +21,7 @@ from automesh.report.explain.words import verdict_sentence
 from automesh.report.html.nouns import (
     DrawnTimeline,
     EstimatedPlan,
-    Held,
+    HeldActivations,
     MeasuredRound,
     MemoryPoint,
     StudyPage,
@@ -256,7 +256,7 @@ def pipelined() -> StudyPage:
     ]
     plan = results_samples.plan("dp:2,tp:4", remat="dots")
     held = tuple(
-        Held(rank=rank, at_s=scale * one.at_s, bytes=one.activations * GIB // 4)
+        HeldActivations(rank=rank, at_s=scale * one.at_s, bytes=one.activations * GIB // 4)
         for rank, moments in enumerate(simulated.held)
         for one in moments
     )

@@ -14,7 +14,7 @@ import pytest
 import automesh
 from automesh.outcomes import Failed, Measured
 from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, run
-from automesh.tuner.command.step_times import Capture
+from automesh.tuner.command.step_times import CaptureSource
 from automesh.worker.messages import Surroundings
 from tests.support.paths import SCRIPTS
 from tests.support.worker_jobs import living
@@ -28,7 +28,7 @@ def capture(tmp_path: Path, *words: str, program: str = sys.executable) -> RunRe
     manner = Manner(
         program=program,
         surroundings=Surroundings(platforms="cpu", cpu_devices=4),
-        source=Capture(),
+        source=CaptureSource(),
         skip=2,
         steps=6,
         timeout_s=300.0,

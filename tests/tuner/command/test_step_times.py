@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from automesh import limits
 from automesh.errors import UsageError
 from automesh.tuner.command.step_times import (
-    Capture,
+    CaptureSource,
     CaptureReader,
     JsonLines,
     JsonReader,
@@ -34,7 +34,7 @@ IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 @given(
     st.one_of(
-        st.just(Capture()),
+        st.just(CaptureSource()),
         st.builds(
             JsonLines,
             file=st.from_regex(r"[a-z_/.]{1,9}\.jsonl", fullmatch=True),
@@ -43,7 +43,7 @@ IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
         st.builds(Printed, pattern=st.sampled_from([r"took ([\d.]+)", r"(?P<ms>\d+) ms: ok"])),
     )
 )
-def test_what_is_printed_is_read_back(source: Capture | JsonLines | Printed) -> None:
+def test_what_is_printed_is_read_back(source: CaptureSource | JsonLines | Printed) -> None:
     assert parse_source(str(source)) == source
 
 

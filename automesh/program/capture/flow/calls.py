@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from automesh.errors import UsageError
 from automesh.program.capture.abstract_arrays import without_data
 from automesh.program.capture.flow.names import describe_call, variables_like
-from automesh.program.capture.flow.program import ProgramFacts, facts_of, opened_jaxpr
+from automesh.program.capture.flow.program import FunctionFacts, facts_of, opened_jaxpr
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import SourceLine
@@ -78,7 +78,7 @@ class Variant:
     number: int
     key: Any
     first: int
-    facts: ProgramFacts | None = None
+    facts: FunctionFacts | None = None
     refusal: UsageError | None = None
     described: TracedCall | None = None
     calls: int = 0

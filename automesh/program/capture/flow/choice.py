@@ -49,7 +49,7 @@ _PATIENCE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class StepChoice:
     """A function by its usual variant.
 
     Attributes:
@@ -91,14 +91,14 @@ class Choice:
     is_carried: bool
 
 
-def circle_of(candidates: Mapping[int, Candidate], number: int) -> set[int]:
+def circle_of(candidates: Mapping[int, StepChoice], number: int) -> set[int]:
     """The functions that state flows through together with one of them; only this one if there are
     no others."""
     forward = _reached(candidates, number, backward=False)
     return (forward & _reached(candidates, number, backward=True)) | {number}
 
 
-def _reached(candidates: Mapping[int, Candidate], number: int, *, backward: bool) -> set[int]:
+def _reached(candidates: Mapping[int, StepChoice], number: int, *, backward: bool) -> set[int]:
     found: set[int] = set()
     left = [number]
     while left:
@@ -114,7 +114,7 @@ def _reached(candidates: Mapping[int, Candidate], number: int, *, backward: bool
     return found
 
 
-def choice_of(candidates: Mapping[int, Candidate], number: int, iteration: Sequence[int]) -> Choice:
+def choice_of(candidates: Mapping[int, StepChoice], number: int, iteration: Sequence[int]) -> Choice:
     """What is one step with a function, and how much it looks like it.
 
     Args:
@@ -142,12 +142,12 @@ def choice_of(candidates: Mapping[int, Candidate], number: int, iteration: Seque
     return Choice(numbers=numbers, doubt=_doubt(members, carried), is_carried=carried > 0)
 
 
-def _as_often(other: Candidate, mine: Candidate) -> bool:
+def _as_often(other: StepChoice, mine: StepChoice) -> bool:
     """Whether both are called once in an iteration; the last one may be unfinished."""
     return abs(other.all_calls - mine.all_calls) <= 1 + mine.all_calls // 4
 
 
-def _doubt(members: Sequence[Candidate], carried: int) -> Doubt:
+def _doubt(members: Sequence[StepChoice], carried: int) -> Doubt:
     constant = sum(member.constant_bytes for member in members)
     gradient = any(member.has_gradient for member in members)
     replaced = sum(member.replaced_bytes for member in members if member.has_gradient)
@@ -164,12 +164,12 @@ def _doubt(members: Sequence[Candidate], carried: int) -> Doubt:
     return Doubt.NONE if trains else Doubt.NOTHING_TRAINED
 
 
-def is_usual(candidate: Candidate) -> bool:
+def is_usual(candidate: StepChoice) -> bool:
     """Whether the variant is called in most of a function's calls."""
     return 2 * candidate.calls > candidate.all_calls
 
 
-def is_enough(choice: Choice, candidate: Candidate) -> bool:
+def is_enough(choice: Choice, candidate: StepChoice) -> bool:
     """Whether there were enough calls to stop the script at this one."""
     patience = _PATIENCE[choice.doubt]
     if not is_usual(candidate) or candidate.calls < patience.calls:
@@ -177,7 +177,7 @@ def is_enough(choice: Choice, candidate: Candidate) -> bool:
     return candidate.seconds >= patience.seconds or candidate.calls >= patience.most
 
 
-def best(choices: Sequence[tuple[Choice, Candidate]]) -> Choice | None:
+def best(choices: Sequence[tuple[Choice, StepChoice]]) -> Choice | None:
     """What most looks like the step when the script has ended: of those in as little doubt, the one
     that is called with most bytes."""
     ranked = sorted(

@@ -21,7 +21,7 @@ from automesh.program.capture.flow.calls import (
     parameters_in,
 )
 from automesh.program.capture.flow.choice import (
-    Candidate,
+    StepChoice,
     Choice,
     Doubt,
     best,
@@ -208,10 +208,10 @@ class StepFinder:
             return None
         return choice if is_enough(choice, mine) else None
 
-    def _choice_of(self, candidates: dict[int, Candidate], number: int) -> Choice:
+    def _choice_of(self, candidates: dict[int, StepChoice], number: int) -> Choice:
         return choice_of(candidates, number, self.log.last_iteration(number))
 
-    def _alone(self, candidate: Candidate) -> Choice:
+    def _alone(self, candidate: StepChoice) -> Choice:
         number = candidate.number
         carried = candidate.from_others.get(number, 0) > 0
         return Choice(numbers=(number,), doubt=Doubt.NONE, is_carried=carried)
@@ -223,9 +223,9 @@ class StepFinder:
         names = self.wanted.split("+") if self.wanted else []
         return not names or self.log.functions[number].name in names
 
-    def _candidates(self) -> dict[int, Candidate]:
+    def _candidates(self) -> dict[int, StepChoice]:
         now = time.monotonic()
-        found: dict[int, Candidate] = {}
+        found: dict[int, StepChoice] = {}
         for function in self.log.functions:
             variant = function.usual
             if variant.facts is None and variant.refusal is None:
@@ -246,7 +246,7 @@ class StepFinder:
                 if sizes
                 else sum(variant.leaf_bytes[place] for place in self.log.replaced(variant))
             )
-            found[function.number] = Candidate(
+            found[function.number] = StepChoice(
                 number=function.number,
                 calls=variant.calls,
                 all_calls=function.counted,

@@ -44,7 +44,7 @@ class TrainingLoop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
+class FunctionFacts:
     """Of one traced function; leaves are those of its arguments.
 
     Attributes:
@@ -66,7 +66,7 @@ class ProgramFacts:
     flops: float
 
 
-def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
+def facts_of(jaxpr: Any, *, num_constants: int) -> FunctionFacts:
     """Reads a program.
 
     Args:
@@ -77,7 +77,7 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
     written = {places[var] - num_constants for var in _written(opened) if var in places}
     gradient = has_gradient(opened)
     trained_by, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
-    return ProgramFacts(
+    return FunctionFacts(
         forwarded=forwarded(opened, num_constants=num_constants),
         written=frozenset(place for place in written if place >= 0),
         has_gradient=gradient,

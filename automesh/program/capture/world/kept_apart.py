@@ -44,7 +44,7 @@ _SHOWN = 3
 
 
 @dataclass(slots=True)
-class _State:
+class _FilesState:
     """Of this process.
 
     Attributes:
@@ -59,7 +59,7 @@ class _State:
     made: list[str] = field(default_factory=list[str])
 
 
-_STATE = _State()
+_STATE = _FilesState()
 
 
 @contextmanager

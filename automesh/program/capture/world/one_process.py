@@ -26,7 +26,7 @@ _FIELDS = ("client", "process_id", "num_processes", "coordinator_address")
 
 
 @dataclass(slots=True)
-class _State:
+class _OneProcessState:
     """Of this process.
 
     Attributes:
@@ -39,7 +39,7 @@ class _State:
     is_installed: bool = False
 
 
-_STATE = _State()
+_STATE = _OneProcessState()
 
 
 class LonelyClient:

@@ -45,7 +45,7 @@ _CONTEXTS = {
 
 
 @dataclass(slots=True)
-class _State:
+class _PutBackState:
     """Of this process.
 
     Attributes:
@@ -55,7 +55,7 @@ class _State:
     settings: dict[str, Any] | None = None
 
 
-_STATE = _State()
+_STATE = _PutBackState()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ _PROFILER: dict[str, Callable[..., Any]] = {
 
 
 @dataclass(slots=True)
-class _State:
+class _SideEffectsState:
     """Of this process.
 
     Attributes:
@@ -57,7 +57,7 @@ class _State:
     done: set[str] = field(default_factory=set[str])
 
 
-_STATE = _State()
+_STATE = _SideEffectsState()
 
 
 @contextmanager

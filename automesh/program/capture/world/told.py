@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _State:
+class _MessagesState:
     """Of this process.
 
     Attributes:
@@ -21,7 +21,7 @@ class _State:
     failed_at: tuple[str, int] | None = None
 
 
-_STATE = _State()
+_STATE = _MessagesState()
 
 
 def forget() -> None:

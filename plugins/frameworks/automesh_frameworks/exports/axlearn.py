@@ -12,7 +12,7 @@ import ast
 from dataclasses import replace
 
 from automesh.errors import UsageError
-from automesh.report.export.nouns import Framework, Setting
+from automesh.report.export.nouns import ExportFormat, Setting
 from automesh_frameworks.exports.comment import head
 from automesh_frameworks.exports.mesh_rules_text import (
     HYBRID,
@@ -176,7 +176,7 @@ def _modifiers(value: ast.expr) -> list[str]:
     return list(dict.fromkeys(name for name in found if name.endswith("Modifier")))
 
 
-AXLEARN = Framework(
+AXLEARN = ExportFormat(
     name="axlearn",
     title=_TITLE,
     seen_in=_SEEN_IN,

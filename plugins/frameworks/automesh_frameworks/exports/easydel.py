@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from automesh.errors import UsageError
 from automesh.report.export.nouns import (
     AxisSize,
-    Framework,
+    ExportFormat,
     Setting,
     microbatch_rows,
     multiplied_batch,
@@ -217,7 +217,7 @@ def _one(tree: ast.AST, name: str) -> object:
     return next((literal(node) for node in values_named(tree, name)), None)
 
 
-EASYDEL = Framework(
+EASYDEL = ExportFormat(
     name="easydel",
     title=_TITLE,
     seen_in=_SEEN_IN,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 
 from automesh.errors import UsageError
-from automesh.report.export.nouns import AxisSize, Framework, Setting, refuse
+from automesh.report.export.nouns import AxisSize, ExportFormat, Setting, refuse
 from automesh_frameworks.exports.comment import head
 from automesh_frameworks.exports.source_text import as_count, as_size, yaml_tree
 
@@ -178,7 +178,7 @@ def _table(value: object, what: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-LEVANTER = Framework(
+LEVANTER = ExportFormat(
     name="levanter",
     title=_TITLE,
     seen_in=_SEEN_IN,

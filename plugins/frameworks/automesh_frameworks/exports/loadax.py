@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from automesh.errors import UsageError
-from automesh.report.export.nouns import Framework, Setting, refuse
+from automesh.report.export.nouns import ExportFormat, Setting, refuse
 from automesh_frameworks.exports.comment import head
 from automesh_frameworks.exports.mesh_rules_text import (
     HYBRID,
@@ -107,7 +107,7 @@ def _whole(pattern: str) -> str:
     return pattern[:-1] if pattern.endswith("$") else f"(?:{pattern}).*"
 
 
-LOADAX = Framework(
+LOADAX = ExportFormat(
     name="loadax",
     title=_TITLE,
     seen_in=_SEEN_IN,

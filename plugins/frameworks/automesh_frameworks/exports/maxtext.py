@@ -14,7 +14,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.report.export.nouns import (
     AxisSize,
-    Framework,
+    ExportFormat,
     Setting,
     microbatch_rows,
     multiplied_batch,
@@ -216,7 +216,7 @@ def _options(flags: str) -> tuple[tuple[str, str | bool | int], ...]:
     return tuple(found)
 
 
-MAXTEXT = Framework(
+MAXTEXT = ExportFormat(
     name="maxtext",
     title=_TITLE,
     seen_in=_SEEN_IN,

@@ -15,7 +15,7 @@ import yaml
 from automesh.errors import UsageError
 from automesh.report.export.nouns import (
     AxisSize,
-    Framework,
+    ExportFormat,
     Setting,
     microbatch_rows,
     multiplied_batch,
@@ -129,7 +129,7 @@ def _value(said: object) -> object:
     return literal(body[0].value) if body and hasattr(body[0], "value") else None  # pyright: ignore
 
 
-TUNIX = Framework(
+TUNIX = ExportFormat(
     name="tunix",
     title=_TITLE,
     seen_in=_SEEN_IN,

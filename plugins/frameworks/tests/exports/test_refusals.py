@@ -15,7 +15,7 @@ from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.export.baseline import read_baseline
 from automesh.report.export.frameworks import Granules, export_rules, import_rules
-from automesh.report.export.nouns import Words
+from automesh.report.export.nouns import ExportWords
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
 
@@ -70,13 +70,13 @@ def test_two_axes_that_are_one_there_are_refused() -> None:
     rules = Rules(axes=("sp", "cp"), rules=(rule,))
     with pytest.raises(UsageError, match="both `sp` and `cp` are its axis `context`"):
         export_rules(rules, "maxtext")
-    text = export_rules(rules, "maxtext", words=Words(axes={"sp": "tensor_sequence"}))
+    text = export_rules(rules, "maxtext", words=ExportWords(axes={"sp": "tensor_sequence"}))
     assert yaml.safe_load(text)["ici_tensor_sequence_parallelism"] == 2
 
 
 def test_the_user_names_what_is_called_otherwise() -> None:
     rules = rules_of(ep=(4, 1), knobs={"remat": "mine", "attention": "flash", "other": 1})
-    words = Words(
+    words = ExportWords(
         axes={"ep": "expert"},
         remat={"mine": "full"},
         knobs={"attention": "attn_backend"},
@@ -87,15 +87,15 @@ def test_the_user_names_what_is_called_otherwise() -> None:
     assert tree["model"]["gradient_checkpointing"] is True
     assert tree["attn_backend"] == "flash"
     for wrong in (
-        Words(axes={"nope": "data"}),
-        Words(leave_out=("nope",)),
-        Words(knobs={"nope": "x"}),
-        Words(axes={"dp": "a: b\nc"}),
+        ExportWords(axes={"nope": "data"}),
+        ExportWords(leave_out=("nope",)),
+        ExportWords(knobs={"nope": "x"}),
+        ExportWords(axes={"dp": "a: b\nc"}),
     ):
         with pytest.raises(UsageError):
             export_rules(rules, "levanter", words=wrong)
     with pytest.raises(UsageError, match="MaxText has no axis `modle`"):
-        export_rules(rules_of(tp=(4, 1)), "maxtext", words=Words(axes={"tp": "modle"}))
+        export_rules(rules_of(tp=(4, 1)), "maxtext", words=ExportWords(axes={"tp": "modle"}))
 
 
 def test_knobs_of_maxtexts_own_step_are_its_keys() -> None:

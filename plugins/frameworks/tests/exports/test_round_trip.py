@@ -23,7 +23,7 @@ from automesh.report.export.frameworks import (
     import_rules,
     names,
 )
-from automesh.report.export.nouns import AxisSize, Setting, Words
+from automesh.report.export.nouns import AxisSize, Setting, ExportWords
 from automesh.report.export.translate import rule_of, setting_of
 from automesh.space.spec import read_space
 from automesh_frameworks.steps.registry import FRAMEWORKS as SEARCHED
@@ -38,7 +38,7 @@ from tests.support.paths import DATA
 
 MESHES = json.loads((DATA / "expert_meshes.json").read_text())["meshes"]
 # automesh's names of what expert presets call otherwise.
-CONTEXT = Words(axes={"cp": "context"})
+CONTEXT = ExportWords(axes={"cp": "context"})
 COUNTED = ("microbatches", "gradient_accumulation_steps", "grad_acc_steps")
 
 
@@ -186,7 +186,7 @@ def test_a_published_mesh_comes_back_as_itself(mesh: dict[str, Any]) -> None:
         assert 'sharding_axis_dims": (1, 8, 1, 2, 1)' in text
     assert (read.used, read.flat, read.remat) == (setting.used, setting.flat, setting.remat)
     # By way of a rules file, too: a flat mesh then says where its granules lie.
-    words = CONTEXT if "cp" in mesh.get("ici", {}) else Words()
+    words = CONTEXT if "cp" in mesh.get("ici", {}) else ExportWords()
     if setting.flat and setting.used[0].ici != -1 and -1 in [axis.ici for axis in setting.axes]:
         # How much of its first axis lies between granules depends on their number.
         with pytest.raises(UsageError, match="lies between slices or nodes"):

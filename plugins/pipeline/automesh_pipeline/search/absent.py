@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from automesh.outcomes import CompiledPipeline, StageProgram
-from automesh.program.absent.compile import Module, Order, all_options, find_part, keep_part
+from automesh.program.absent.compile import ObtainedModule, Order, all_options, find_part, keep_part
 from automesh.program.lower.compiled import compile_lowered
 from automesh.program.lower.lowered import fingerprint
 from automesh_pipeline.search.stage_needs import describe_pipeline
@@ -58,8 +58,8 @@ class _Compiler:
 
     order: Order
     device_ids: tuple[int, ...]
-    modules: dict[tuple[int, str], Module] = field(default_factory=dict[tuple[int, str], Module])
-    _known: dict[str, tuple[Any, Module]] = field(default_factory=dict[str, tuple[Any, Module]])
+    modules: dict[tuple[int, str], ObtainedModule] = field(default_factory=dict[tuple[int, str], ObtainedModule])
+    _known: dict[str, tuple[Any, ObtainedModule]] = field(default_factory=dict[str, tuple[Any, ObtainedModule]])
 
     def compile_one(self, lowered: jax.stages.Lowered, stage: int | None, action: str) -> Any:
         """The executable of a program; see `CompileOne`."""
@@ -71,13 +71,13 @@ class _Compiler:
             self.modules[stage, action] = module
         return compiled
 
-    def _made(self, lowered: jax.stages.Lowered, key: str) -> tuple[Any, Module]:
+    def _made(self, lowered: jax.stages.Lowered, key: str) -> tuple[Any, ObtainedModule]:
         compiled = compile_lowered(lowered, all_options(self.order, self.order.effort))
         return compiled, keep_part(lowered, compiled, self.order, fingerprint=key)
 
     def _found(
         self, lowered: jax.stages.Lowered, key: str, action: str
-    ) -> tuple[Any, Module] | None:
+    ) -> tuple[Any, ObtainedModule] | None:
         """What an earlier job has kept, which may have ended before its last program."""
         module = find_part(self.order, fingerprint=key)
         if module is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automesh.program.capture.flow.choice import (
-    Candidate,
+    StepChoice,
     Choice,
     Doubt,
     best,
@@ -14,7 +14,7 @@ from automesh.program.capture.flow.choice import (
 )
 
 
-def candidate(number: int, **known: object) -> Candidate:
+def candidate(number: int, **known: object) -> StepChoice:
     usual = {
         "calls": 3,
         "all_calls": 3,
@@ -24,7 +24,7 @@ def candidate(number: int, **known: object) -> Candidate:
         "from_others": {},
         "constant_bytes": 0,
     }
-    return Candidate(number=number, **{**usual, **known})  # pyright: ignore[reportArgumentType]
+    return StepChoice(number=number, **{**usual, **known})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_circle_is_what_state_goes_through_and_comes_back_from() -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from automesh.program.capture.flow.loops import described_turn, turn_of
-from automesh.program.capture.flow.program import ProgramFacts, facts_of
+from automesh.program.capture.flow.program import FunctionFacts, facts_of
 from automesh.program.capture.hooks import settings_of
 from automesh.program.capture.step_call import TracedCall
 
@@ -26,7 +26,7 @@ def step(w: Any, x: Any) -> Any:
     return w - 0.1 * g, value
 
 
-def facts(function: Any, *args: Any) -> ProgramFacts:
+def facts(function: Any, *args: Any) -> FunctionFacts:
     return facts_of(jax.jit(function).trace(*args).jaxpr, num_constants=0)
 
 
