@@ -8,7 +8,7 @@ from pathlib import Path
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
-from automesh.tuner.choose.beliefs import compile_order, view_of
+from automesh.tuner.choose.beliefs import compile_order, refined_times
 from automesh.tuner.choose.memory_belief import large_last
 from automesh.units import format_bytes, format_seconds
 from benchmarks.experts.presets import Expert
@@ -112,7 +112,7 @@ class Study:
         legal = [plan for plan in self.one.legal.enumeration.legal if plan in estimates]
         order = compile_order(
             legal,
-            view_of(list(estimates), estimates, {}, self._outcomes),
+            refined_times(list(estimates), estimates, {}, self._outcomes),
             estimates,
             {},
             usual=legal[0],
@@ -209,7 +209,7 @@ def believed_s(
     estimates: Mapping[Plan, Estimated], outcomes: Mapping[Plan, Outcome], free_bytes: int
 ) -> dict[Plan, float]:
     """Seconds of the plans that may fit: replayed, else estimated and corrected by the replays."""
-    view = view_of(list(estimates), estimates, {}, outcomes)
+    view = refined_times(list(estimates), estimates, {}, outcomes)
     times: dict[Plan, float] = {}
     for plan, estimated in estimates.items():
         outcome = outcomes.get(plan)

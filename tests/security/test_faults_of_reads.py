@@ -33,7 +33,13 @@ from automesh.program.script.payload import read_payload
 from automesh.skipped import Skipped
 from automesh.space.spec import read_space
 from automesh.tuner.command.run import Manner, Place, recovered
-from automesh.tuner.command.step_times import CaptureSource, CaptureReader, JsonLines, JsonReader, Mark
+from automesh.tuner.command.step_times import (
+    CaptureReader,
+    CaptureSource,
+    JsonLines,
+    JsonReader,
+    Mark,
+)
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.explain.study import estimate_rows
 from automesh.tuner.study.study import Study, open_study, parse_storage

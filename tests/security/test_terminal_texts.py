@@ -15,7 +15,7 @@ from rich.text import Text
 
 from automesh.answers import Result
 from automesh.cli.guard import guarded
-from automesh.diagnosis import Finding
+from automesh.diagnosis import DoctorFinding
 from automesh.diagnosis import report_of as findings_report
 from automesh.errors import AutomeshError, UsageError, of_system
 from automesh.jsonio import dumps
@@ -88,7 +88,7 @@ def test_what_nobody_cleaned_ends_where_it_is_drawn() -> None:
 
 
 def test_findings_of_a_doctor() -> None:
-    finding = Finding(level="note", about=f"a{NASTY}", detail=NASTY, hint=NASTY)
+    finding = DoctorFinding(level="note", about=f"a{NASTY}", detail=NASTY, hint=NASTY)
     assert not obeyed(told(findings_report((finding,))))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import Lookup, TracedOperation, Rule, Segments
+from automesh.program.infer.operation import Lookup, Rule, Segments, TracedOperation
 
 
 def _slice(op: TracedOperation) -> list[Dims]:

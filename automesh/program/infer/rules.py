@@ -15,9 +15,9 @@ from automesh.program.infer.operation import (
     Contraction,
     Draw,
     Meeting,
-    TracedOperation,
     Rule,
     Shape,
+    TracedOperation,
     primitives,
 )
 

@@ -24,10 +24,10 @@ from automesh.program.infer.operation import (
     EquationPlace,
     Events,
     Loop,
-    TracedOperation,
     Rule,
     Shape,
     Source,
+    TracedOperation,
     Walk,
     primitives,
 )
@@ -146,7 +146,9 @@ class _Walker:
         self._sources_known = 0
         self._picks: dict[tuple[int, str], int] = {}
 
-    def program(self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame) -> list[WalkedArray]:
+    def program(
+        self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame
+    ) -> list[WalkedArray]:
         """Walks a program with these inputs."""
         frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
@@ -210,7 +212,12 @@ class _Walker:
         )
 
     def _simple(
-        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        number: int,
+        equation: Any,
+        given: Sequence[WalkedArray],
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         name = equation.primitive.name
         known = len(self.events.products)
@@ -255,7 +262,8 @@ class _Walker:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
         sources = self._sources(equation, operation, found)
         return [
-            WalkedArray(dims, made, held, source) for dims, source in zip(found, sources, strict=True)
+            WalkedArray(dims, made, held, source)
+            for dims, source in zip(found, sources, strict=True)
         ]
 
     def source(self, variable: Any, shape: Shape) -> Source:
@@ -265,7 +273,9 @@ class _Walker:
         self._sources_known += 1
         return (self._sources_known,)
 
-    def _sources(self, equation: Any, operation: TracedOperation, made: Sequence[Dims]) -> list[Source]:
+    def _sources(
+        self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
+    ) -> list[Source]:
         name, outvars = operation.name, equation.outvars
         none: list[Source] = [()] * len(outvars)
         if name in _PLACES and self.events.places:
@@ -313,7 +323,12 @@ class _Walker:
     # Control flow.
 
     def _scan(
-        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        number: int,
+        equation: Any,
+        given: Sequence[WalkedArray],
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         body, constants, carried = loop_body(equation)
         turns = int(equation.params["length"])
@@ -342,7 +357,12 @@ class _Walker:
         ]
 
     def _while(
-        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        number: int,
+        equation: Any,
+        given: Sequence[WalkedArray],
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         params = equation.params
         before, inside = params["cond_nconsts"], params["body_nconsts"]
@@ -414,7 +434,12 @@ class _Walker:
         return None
 
     def _cond(
-        self, number: int, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        number: int,
+        equation: Any,
+        given: Sequence[WalkedArray],
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         found: list[WalkedArray] = []
         for branch in equation.params["branches"]:

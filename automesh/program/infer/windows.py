@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import TracedOperation, Rule, primitives
+from automesh.program.infer.operation import Rule, TracedOperation, primitives
 from automesh.program.infer.rules import note_product
 
 _WINDOW_FOR_EACH = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")

@@ -22,7 +22,7 @@ from automesh.mesh.shape import HybridMeshShape
 from automesh.plugins.entry_points import installed, load
 from automesh.plugins.offered import EXPORTS, offered
 from automesh.reading import parse_json
-from automesh.report.export.nouns import NO_WORDS, AxisSize, ExportFormat, Setting, ExportWords
+from automesh.report.export.nouns import NO_WORDS, AxisSize, ExportFormat, ExportWords, Setting
 from automesh.report.export.translate import rule_of, setting_of
 
 JSON = "json"

@@ -12,7 +12,7 @@ from automesh.mesh.axis_types import AUTO
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.shape import HybridMeshShape
-from automesh.report.export.nouns import AxisSize, ExportFormat, Setting, ExportWords, refuse
+from automesh.report.export.nouns import AxisSize, ExportFormat, ExportWords, Setting, refuse
 
 REMAT = "remat"
 ACCUMULATION = "microbatches"
@@ -32,7 +32,9 @@ _NOT_KNOBS = ("mapping", "compiler_options", "axis_types")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def setting_of(rules: Rules, rule: MeshRule, framework: ExportFormat, words: ExportWords) -> Setting:
+def setting_of(
+    rules: Rules, rule: MeshRule, framework: ExportFormat, words: ExportWords
+) -> Setting:
     """What a framework is told of one of the rules.
 
     Raises:
@@ -234,7 +236,9 @@ def _names_back(setting: Setting, framework: ExportFormat, words: ExportWords) -
     return called
 
 
-def _remat(knob: str, value: Scalar | None, framework: ExportFormat, words: ExportWords) -> str | None:
+def _remat(
+    knob: str, value: Scalar | None, framework: ExportFormat, words: ExportWords
+) -> str | None:
     if value is None:
         return None
     name = _word(value)

@@ -27,8 +27,8 @@ from automesh.reading import Unreadable, read_bytes
 from automesh.tuner.command.step_times import (
     FEW,
     SLOW_S,
-    CaptureSource,
     CaptureReader,
+    CaptureSource,
     JsonLines,
     JsonReader,
     Mark,

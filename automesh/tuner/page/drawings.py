@@ -99,7 +99,10 @@ def _timeline(
 
 
 def _drawn(
-    plan: Plan, kind: Literal["replay", "schedule"], timeline: Timeline, held: tuple[HeldActivations, ...]
+    plan: Plan,
+    kind: Literal["replay", "schedule"],
+    timeline: Timeline,
+    held: tuple[HeldActivations, ...],
 ) -> DrawnTimeline:
     return DrawnTimeline(plan=plan, kind=kind, timeline=timeline, held=held)
 

@@ -257,7 +257,8 @@ def _layout_of(entry: Entry) -> Layout | None:
 
 @contextmanager
 def _loaded(
-    job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: StageReporter
+    job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob,
+    stages: StageReporter,
 ) -> Generator[tuple[Script, Answers | None]]:
     """Loads the script of a job; while the body runs, the script sees the devices that the job is
     for."""

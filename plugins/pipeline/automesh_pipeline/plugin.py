@@ -12,7 +12,7 @@ from automesh.program.script.build import Built
 from automesh_pipeline.runtime.training import TrainStep
 from automesh_pipeline.search.lower import StagedProgram, lower_pipeline, pipeline_of
 from automesh_pipeline.search.lower_absent import lower_for_absent
-from automesh_pipeline.search.propagate_pipeline import Stages
+from automesh_pipeline.search.propagate_pipeline import PropagatedStages
 
 _PUBLIC = {
     "split.chain": ("chain", "repeat_layer", "split_layers"),
@@ -48,8 +48,10 @@ class _Pipelines:
         ranks: int,
         axis_names: tuple[str, ...],
         platform: str,
-    ) -> Stages:
-        return Stages(build=build, axis=axis, ranks=ranks, axis_names=axis_names, platform=platform)
+    ) -> PropagatedStages:
+        return PropagatedStages(
+            build=build, axis=axis, ranks=ranks, axis_names=axis_names, platform=platform
+        )
 
     def public(self, name: str) -> Any:
         for module, names in _PUBLIC.items():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from automesh import limits
 from automesh.errors import UsageError
 from automesh.tuner.command.step_times import (
-    CaptureSource,
     CaptureReader,
+    CaptureSource,
     JsonLines,
     JsonReader,
     Mark,

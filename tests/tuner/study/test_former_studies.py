@@ -16,8 +16,10 @@ import pytest
 
 from automesh.errors import AutomeshError
 from automesh.jsonio import from_json, to_json
-from automesh.report.files.json import to_json as shown_json
-from automesh.report.table import render
+from automesh.report.blocks.json import finite
+from automesh.report.blocks.terminal import render
+from automesh.report.files.json import facts_of
+from automesh.report.table import report_of
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.run import read_result
 from automesh.tuner.study.metadata import Footer, Header, notebook_of, read_header
@@ -62,8 +64,8 @@ def test_it_shows_what_its_version_has_shown(name: str, tmp_path: Path) -> None:
     folder = unpacked(name, tmp_path)
     assert "schema" not in noted(folder, "header")
     found = read_result(folder, results=tmp_path, storage="")
-    assert json.loads(json.dumps(shown_json(found))) == was_shown(name)
-    assert found.facts.searched.workload in render(found, top=3, width=100, colour=False)
+    assert json.loads(json.dumps(finite(facts_of(found)))) == was_shown(name)
+    assert found.facts.searched.workload in render(report_of(found, top=3), width=100, colour=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +84,7 @@ def test_what_is_noted_again_reads_the_same(name: str, tmp_path: Path) -> None:
             book.note_decision(decision)
     assert noted(folder, "header")["schema"] == SCHEMA
     again = read_result(folder, results=tmp_path, storage="")
-    assert json.loads(json.dumps(shown_json(again))) == was_shown(name)
+    assert json.loads(json.dumps(finite(facts_of(again)))) == was_shown(name)
 
 
 def test_a_decision_says_once_how_the_baseline_compares(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def _reached(candidates: Mapping[int, StepChoice], number: int, *, backward: boo
     return found
 
 
-def choice_of(candidates: Mapping[int, StepChoice], number: int, iteration: Sequence[int]) -> Choice:
+def choice_of(
+    candidates: Mapping[int, StepChoice], number: int, iteration: Sequence[int]
+) -> Choice:
     """What is one step with a function, and how much it looks like it.
 
     Args:

@@ -21,9 +21,9 @@ from automesh.program.capture.flow.calls import (
     parameters_in,
 )
 from automesh.program.capture.flow.choice import (
-    StepChoice,
     Choice,
     Doubt,
+    StepChoice,
     best,
     choice_of,
     is_enough,

@@ -23,7 +23,7 @@ from automesh.report.export.frameworks import (
     import_rules,
     names,
 )
-from automesh.report.export.nouns import AxisSize, Setting, ExportWords
+from automesh.report.export.nouns import AxisSize, ExportWords, Setting
 from automesh.report.export.translate import rule_of, setting_of
 from automesh.space.spec import read_space
 from automesh_frameworks.steps.registry import FRAMEWORKS as SEARCHED

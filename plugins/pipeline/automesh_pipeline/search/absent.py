@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from automesh.outcomes import CompiledPipeline, StageProgram
-from automesh.program.absent.compile import ObtainedModule, Order, all_options, find_part, keep_part
+from automesh.outcomes import PipelineOutcome, StageProgram
+from automesh.program.absent.compile import (
+    CompileOrder,
+    ObtainedModule,
+    all_options,
+    find_part,
+    keep_part,
+)
 from automesh.program.lower.compiled import compile_lowered
 from automesh.program.lower.lowered import fingerprint
 from automesh_pipeline.search.stage_needs import describe_pipeline
@@ -28,7 +34,7 @@ _SHARDED = "F"
 
 
 def fingerprint_of_part(
-    lowered: jax.stages.Lowered, order: Order, device_ids: Sequence[int]
+    lowered: jax.stages.Lowered, order: CompileOrder, device_ids: Sequence[int]
 ) -> str:
     """Of one of several programs that make up a step.
 
@@ -56,10 +62,14 @@ class _Compiler:
       modules: by stage and action.
     """
 
-    order: Order
+    order: CompileOrder
     device_ids: tuple[int, ...]
-    modules: dict[tuple[int, str], ObtainedModule] = field(default_factory=dict[tuple[int, str], ObtainedModule])
-    _known: dict[str, tuple[Any, ObtainedModule]] = field(default_factory=dict[str, tuple[Any, ObtainedModule]])
+    modules: dict[tuple[int, str], ObtainedModule] = field(
+        default_factory=dict[tuple[int, str], ObtainedModule]
+    )
+    _known: dict[str, tuple[Any, ObtainedModule]] = field(
+        default_factory=dict[str, tuple[Any, ObtainedModule]]
+    )
 
     def compile_one(self, lowered: jax.stages.Lowered, stage: int | None, action: str) -> Any:
         """The executable of a program; see `CompileOne`."""
@@ -88,7 +98,7 @@ class _Compiler:
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
-def obtain_pipeline(program: StagedProgram, order: Order) -> CompiledPipeline:
+def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> PipelineOutcome:
     """Compiles the programs of a pipeline that work through microbatches, and the updates.
 
     Args:

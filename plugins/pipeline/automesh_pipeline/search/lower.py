@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import Scalar
-from automesh.outcomes import CompiledPipeline
-from automesh.program.absent.compile import Order
+from automesh.outcomes import PipelineOutcome
+from automesh.program.absent.compile import CompileOrder
 from automesh.program.execute.prepare import Ready
 from automesh.program.execute.value_domains import Domain
 from automesh.program.lower.carry_state import Carry, default_carry
@@ -139,11 +139,11 @@ class StagedProgram:
         with entered(self.built.ambient, self.built.workload.context):
             return self.lowered.compile(compile_one, only_programs=only_programs)
 
-    def compile_here(self, options: Options) -> CompiledPipeline:
+    def compile_here(self, options: Options) -> PipelineOutcome:
         """See `automesh.plugins.pipelines.StagedProgram`."""
         return count_here(self, compile_here(self, options))
 
-    def compile_absent(self, order: Order) -> CompiledPipeline:
+    def compile_absent(self, order: CompileOrder) -> PipelineOutcome:
         """See `automesh.plugins.pipelines.StagedProgram`."""
         return obtain_pipeline(self, order)
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from automesh.hardware.absent import AbsentDevices
 from automesh.outcomes import Failed
 from automesh.program.absent.client import devices_of
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 from automesh.program.script.build import Built
 from automesh_pipeline.runtime.training import TrainStep
 from automesh_pipeline.search.lower import StagedProgram, lower_pipeline
@@ -35,16 +35,16 @@ def lower_for_absent(
 
     Raises:
       UsageError: see `lower_pipeline`.
-      Refused: the submeshes differ in shape, or are no parts of the mesh along one of its axes; or
-        as `devices_of`.
+      StepRefused: the submeshes differ in shape, or are no parts of the mesh along one of its axes;
+        or as `devices_of`.
     """
     submeshes = step.mesh.submeshes
     if step.mesh.axis not in built.mesh.axis_names:
         reason = "a pipeline whose submeshes are given one by one is not compiled for devices that"
-        raise Refused(Failed(stage="build", reason=f"{reason} are not here"))
+        raise StepRefused(Failed(stage="build", reason=f"{reason} are not here"))
     if len({submesh.abstract_mesh for submesh in submeshes}) > 1:
         reason = "submeshes of different shapes are not compiled for devices that are not here"
-        raise Refused(Failed(stage="build", reason=reason))
+        raise StepRefused(Failed(stage="build", reason=reason))
     first = submeshes[0]
     chosen: list[Any] = list(first.devices.flat)
     part = first_granules(one, len({_granule(device) for device in chosen}))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from automesh.program.capture.flow.choice import (
-    StepChoice,
     Choice,
     Doubt,
+    StepChoice,
     best,
     choice_of,
     circle_of,
