@@ -25,8 +25,8 @@ def count_as_ours(name: str, file: str, *, asks_as_user: bool = False) -> None:
     Args:
       name: of its package.
       file: the `__init__.py` of this package.
-      asks_as_user: what it reads off a device is what user code is told, as it stands for the
-        user's own program.
+      asks_as_user: whether its code reads the same attributes of devices as user code does, since
+        it replaces the user's own program.
     """
     _OURS[name] = str(Path(file).resolve().parent)
     if asks_as_user:
@@ -43,7 +43,7 @@ def is_our_module(name: str) -> bool:
 
 
 def asks_as_user(name: str) -> bool:
-    """Whether a module of ours is told of devices what user code is told."""
+    """Whether a module of ours reads the attributes of devices that user code reads."""
     return name.partition(".")[0] in _ASK_AS_USERS
 
 

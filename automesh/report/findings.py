@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -423,6 +424,8 @@ RULES: Mapping[str, Words] = {
         cure=_says("let these axes split a larger dimension, or fewer devices this one"),
     ),
 }
+# As in `f32[8,128]`.
+_SHAPE = re.compile(r"[a-z0-9]+\[[\d,]*\]$")
 # A plan that has one of these is not the loop that the user means to run: a rule says so.
 BROKEN = frozenset(("state-changes-type", "lost-donation"))
 
@@ -461,6 +464,17 @@ class _Seen:
     finding: Finding
 
 
+def _named(finding: Finding) -> str:
+    """The name of an argument or a result; nothing for an array that has a shape alone: a line
+    makes many of these, other ones for each knob."""
+    return "" if finding.source and _SHAPE.match(finding.array) else finding.array
+
+
+def _cost(finding: Finding, plan: Plan) -> float:
+    """Bytes of all executions in a step."""
+    return value_of(finding.bytes, plan.sizes) * value_of(finding.count, plan.sizes)
+
+
 @dataclass(slots=True)
 class FindingsOfPlans:
     """Findings of all plans of a search, by rule and line.
@@ -472,11 +486,15 @@ class FindingsOfPlans:
     _seen: dict[tuple[str, str, str], _Seen] = field(default_factory=dict)
 
     def add(self, plan: Plan, step_s: float, terms: Terms) -> None:
-        """Takes in what was found for a plan."""
+        """Takes in what was found for a plan; of several arrays at one line the costliest."""
+        largest: dict[tuple[str, str, str], Finding] = {}
         for finding in terms.findings:
-            if not finding.is_on(plan.sizes):
-                continue
-            key = (finding.rule, finding.source, finding.array)
+            if finding.is_on(plan.sizes):
+                key = (finding.rule, finding.source, _named(finding))
+                known = largest.get(key)
+                if known is None or _cost(known, plan) < _cost(finding, plan):
+                    largest[key] = finding
+        for key, finding in largest.items():
             seen = self._seen.get(key)
             if seen is None:
                 self._seen[key] = _Seen(1, step_s, plan, finding)

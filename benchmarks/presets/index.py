@@ -49,7 +49,7 @@ def page(presets: Sequence[Preset]) -> str:
         "",
         *_states(known),
         "",
-        "| Model | Target | Arguments | Rule | Step | Memory | Evidence | PresetOrigin in |",
+        "| Model | Target | Arguments | Rule | Step | Memory | Evidence | Made in |",
         "|---|---|---|---|---:|---:|---|---:|",
         *(row for model, preset in known for row in _rule_rows(model, preset)),
         "",

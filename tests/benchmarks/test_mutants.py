@@ -32,7 +32,7 @@ def copy(tmp_path: Path) -> Path:
     [
         (CODE.replace(">", "<"), "caught"),
         (CODE.replace(">", ">="), "lives"),
-        (CODE.replace("return", "while True: pass; return"), "caught"),
+        (CODE.replace("return", "while True: pass\n    return"), "caught"),
         (CODE.replace("def larger", "def greater"), "caught"),
     ],
     ids=["wrong", "the same", "endless", "does not import"],

@@ -272,7 +272,7 @@ def test_the_environment_names_the_folder_and_the_limit(tmp_path: Path) -> None:
 
 def doctor(command: str, folder: Path) -> bad_inputs_run.Ran:
     variables = {"AUTOMESH_CACHE": str(folder / "cache"), "AUTOMESH_CACHE_LIMIT": "2GiB"}
-    return bad_inputs_run.run(f"doctor {command}", folder, {**variables, "COLUMNS": "80"})
+    return bad_inputs_run.run(f"doctor {command}", folder, {**variables, "COLUMNS": "100"})
 
 
 @pytest.fixture

@@ -51,3 +51,38 @@ def test_a_finding_is_said_once_with_the_fastest_plan_that_has_it() -> None:
     seen.add(plan("tp:8"), 0.5, terms())
     (notice,) = seen.notices(3)
     assert "1.00 MiB" in notice and notice.endswith("[2 of 3 plans, here dp:8]")
+
+
+def test_of_many_arrays_of_one_line_the_costliest_is_told() -> None:
+    seen = FindingsOfPlans()
+    for shape, many in (("f32[8]", 1.0), ("f32[16]", 4.0), ("f32[32]", 2.0)):
+        found = Finding(
+            rule="wide-reduction",
+            array=shape,
+            bytes=(Monomial(coefficient=many * (1 << 20)),),
+            axes=("tp",),
+            source="a.py:3",
+        )
+        seen.add(plan("dp:2,tp:4"), 1.0, terms(found))
+    of_state = [Finding(rule="lost-donation", array=f"args[{i}]", bytes=PART) for i in range(2)]
+    seen.add(plan("dp:8"), 2.0, terms(*of_state))
+    notices = seen.notices(2)
+    assert len([one for one in notices if "wide reduction" in one]) == 1
+    assert len([one for one in notices if "args[" in one]) == 2
+
+
+def test_a_plan_is_counted_once_for_a_line() -> None:
+    seen = FindingsOfPlans()
+    found = [
+        Finding(
+            rule="wide-reduction",
+            array=shape,
+            bytes=(Monomial(coefficient=many),),
+            axes=("tp",),
+            source="a.py:3",
+        )
+        for shape, many in (("f32[8]", 2e6), ("f32[16]", 8e6))
+    ]
+    seen.add(plan("dp:2,tp:4"), 1.0, terms(*found))
+    (notice,) = seen.notices(2)
+    assert "f32[16]" in notice and "[1 of 2 plans" in notice

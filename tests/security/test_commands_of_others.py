@@ -44,15 +44,29 @@ def rewrite(study: Path, **changes: Any) -> None:
     """Writes into the header of a study, as anybody can who can write the storage."""
     with open_study(parse_storage("", study), study.name, create=False) as opened:
         found = opened.noted("header")
-        opened.note("header", {**found, **changes})
+        for name, value in changes.items():
+            found["facts"]["searched" if name == "template" else "provenance"][name] = value
+        opened.note("header", found)
 
 
 def as_former(study: Path, **changes: Any) -> None:
-    """Makes the header one of the former version, which kept the command as a text."""
+    """Makes the header one of a former version: flat, with the command as a text."""
     with open_study(parse_storage("", study), study.name, create=False) as opened:
         found = opened.noted("header")
-        found.pop("again", None)
-        opened.note("header", {**found, **changes})
+        facts = found.pop("facts")
+        del found["schema"], facts["provenance"]["again"]
+        devices = facts["devices"]
+        former = {
+            **found,
+            **facts["searched"],
+            **facts["provenance"],
+            "target": devices["target"],
+            "platform": devices["platform"],
+            "device_kind": devices["kind"],
+            "device_count": devices["count"],
+            "is_ahead": devices["are_absent"],
+        }
+        opened.note("header", {**former, **changes})
 
 
 def shown(study: Path) -> api.Result:

@@ -211,9 +211,9 @@ ENDS = [
     *too_large("raises_memory_error", "(its message cannot be printed)"),
     *too_large("allocates_at_once", "Python ran out of memory while"),
     *too_large("limits_its_memory", "Python ran out of memory while"),
-    *too_large("allocates", "killed by automesh for the host memory", "import", "step"),
-    *too_large("allocates_in_children", "killed by automesh for the host memory"),
-    *too_large("recurses_without_limit", "killed by automesh for the host memory"),
+    *too_large("allocates", "killed by automesh because of its host memory", "import", "step"),
+    *too_large("allocates_in_children", "killed by automesh because of its host memory"),
+    *too_large("recurses_without_limit", "killed by automesh because of its host memory"),
 ]
 HANGS = [
     *late("sleeps", "import", "build", "step"),

@@ -63,7 +63,7 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.workload)
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.facts.searched.workload)
 def test_a_result_of_anybody(result: Any, tmp_path: Path) -> None:
     """As from a storage that others write: no table, CSV or JSON hands its texts on."""
     bad = spoiled(result)

@@ -150,7 +150,7 @@ def test_passing_the_memory_limit_is_an_outcome(pool: Pool, function: str) -> No
     # The upper end is only the sign of being stopped soon; on a busy machine soon is long.
     assert 400 * MEBIBYTE < result.needed_bytes < 4000 * MEBIBYTE
     assert result.stage == "build"
-    assert "killed by automesh for the host memory" in result.detail
+    assert "killed by automesh because of its host memory" in result.detail
     answer_of(pool.run(job("answer"), 30))
 
 

@@ -206,10 +206,10 @@ BROKEN = """
 from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.client import devices_of
-from automesh.program.refused import Refused
+from automesh.program.refused import StepRefused
 try:
     devices_of(absent_devices_of(parse_target("v5e:2x2", {}).absent))
-except Refused as refused:
+except StepRefused as refused:
     print(refused.outcome.reason)
     print(refused.outcome.hint)
 """
@@ -759,4 +759,4 @@ def test_what_is_kept_of_memory_was_read_as_it_is_read_now() -> None:
     """A program in the store has its memory as `read_memory` gave it: where that is changed, a new
     `_FORMAT` lets nothing be found that was read in the former way."""
     read = hashlib.sha256(inspect.getsource(read_memory).encode()).hexdigest()
-    assert (store._FORMAT, read[:16]) == (3, "53c2dd59da45da2a")  # pyright: ignore[reportPrivateUsage]
+    assert (store._FORMAT, read[:16]) == (3, "4f9a776760b43a49")  # pyright: ignore[reportPrivateUsage]
