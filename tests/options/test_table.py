@@ -122,7 +122,7 @@ def test_every_option_of_a_command_arrives_in_it() -> None:
     read = read_command("python {dp}", options)
     assert (type(read.source).__name__, read.skip, read.steps) == ("JsonLines", 0, 3)
     usual = read_command("python {dp}")
-    assert (type(usual.source).__name__, usual.skip, usual.steps) == ("Capture", 2, 10)
+    assert (type(usual.source).__name__, usual.skip, usual.steps) == ("CaptureSource", 2, 10)
 
 
 @pytest.mark.parametrize("option", [one for one in IN_PYTHON if one.searches == "build"])
