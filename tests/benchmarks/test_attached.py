@@ -156,6 +156,7 @@ def test_every_plan_is_compiled_and_visited_twice(tmp_path: Path) -> None:
         assert one.memory is not None and one.counts is not None
 
 
+@pytest.mark.slow
 def test_a_record_of_another_device_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_bytes((FOLDER / "record.json").read_bytes())

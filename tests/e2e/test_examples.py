@@ -92,6 +92,7 @@ def gathered_by(who: str, name: str):
         return module(name).build(device_mesh({"fsdp": 4, "tp": 2}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_step_leaves_gathers_to_the_compiler_if_it_is_told_to(name):
     programs = [gathered_by(who, name) for who in ("step", "compiler")]

@@ -39,7 +39,7 @@ def attentions():
     }
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(attentions()))
 def test_attention_and_its_gradients_equal_plain_softmax(kind):
     keys = jax.random.split(jax.random.key(1), 3)

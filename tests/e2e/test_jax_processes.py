@@ -72,6 +72,7 @@ def test_processes_are_granules_in_every_way_to_make_a_mesh(told):
         assert math.prod(one["meshes"]["host_shape"]) == each
 
 
+@pytest.mark.slow
 def test_cpu_helpers_work_on_each_process_by_itself(told):
     for index, one in enumerate(told):
         assert one["cpu_helpers"] == {
@@ -115,6 +116,7 @@ def test_a_rule_is_selected_without_a_name_for_the_devices_of_all_processes(told
         }
 
 
+@pytest.mark.slow
 def test_training_loses_as_in_one_process(told, alone):
     for one in told:
         assert one["dense_lm"] == pytest.approx(alone, rel=1e-5)

@@ -134,6 +134,7 @@ def test_who_ends_is_named_and_the_next_job_gets_a_new_gang(
     goes_on(pool)
 
 
+@pytest.mark.slow
 def test_who_runs_out_of_memory_is_named(pool: Pool) -> None:
     found = failure(pool, "allocate", "1")
     assert isinstance(found, OutOfMemory)
@@ -178,6 +179,7 @@ def test_who_closes_its_channel_and_lives_is_ended_before_the_time_is_up(pool: P
     goes_on(pool)
 
 
+@pytest.mark.slow
 def test_what_a_process_says_may_be_anything(pool: Pool) -> None:
     for message in ({"ended": "by itself"}, {}):
         found = failure(pool, "nonsense", "1", json.dumps(message), timeout_s=600.0)

@@ -148,6 +148,7 @@ def compile_job(number: int, store: ModuleStore, notes: Path, seconds: float) ->
     )
 
 
+@pytest.mark.slow
 def test_two_agents_compile_for_one_search(launcher: LocalLauncher, tmp_path: Path) -> None:
     """Each program once, what they compile comes back, and a lost agent gives its jobs back."""
     store = ModuleStore(tmp_path / "of-the-search" / "modules")

@@ -251,6 +251,7 @@ def test_pages_of_mapped_files_are_not_counted() -> None:
         assert look(me) > held + len(made) // 2
 
 
+@pytest.mark.slow
 def test_pages_shared_with_forks_are_counted_once(make_pool: MakePool) -> None:
     answer_of(make_pool().run(job("share_memory_with_forks"), 30))
 
@@ -483,6 +484,7 @@ def busy_core() -> Iterator[int]:
         other.wait()
 
 
+@pytest.mark.slow
 @needs_schedstat
 def test_others_on_the_cores_are_no_fault_of_a_job(make_pool: MakePool, busy_core: int) -> None:
     """Before, all compiles of a search were given up where the machine had other work."""
@@ -493,6 +495,7 @@ def test_others_on_the_cores_are_no_fault_of_a_job(make_pool: MakePool, busy_cor
     answer_of(pool.result_of(pool.submit(work, 0.8, patient=True)))
 
 
+@pytest.mark.slow
 @needs_schedstat
 def test_patience_ends(make_pool: MakePool, busy_core: int) -> None:
     pool = make_pool()

@@ -556,6 +556,7 @@ def test_a_kernel_is_compiled_for_the_kind_of_tpu(ahead: Any) -> None:
         jobs._MEMORY.scripts.loaded.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.tpu
 @pytest.mark.parametrize("columns", [2**15, 2**16], ids=["both", "each"])
 def test_a_kernel_with_blocks_that_are_too_large_fails_with_a_sentence(

@@ -33,6 +33,7 @@ def bits(array):
     return np.asarray(array).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positive", [True, False])
 def test_values_are_bitwise_equal_on_every_mesh(positive):
     tree = {name: jax.ShapeDtypeStruct((8, 24), name) for name in DTYPES}

@@ -60,6 +60,7 @@ def test_without_a_loss_the_first_updates_are_compared(worker: Worker) -> None:
     assert verdict == "differ" and "the first update of `[0]` differs" in why
 
 
+@pytest.mark.slow
 def test_losses_of_single_examples_compare_as_one(worker: Worker) -> None:
     first = worker.visit("dp:1", (("returns", "vector"),))
     (vector,) = first.vectors
@@ -76,6 +77,7 @@ def test_a_step_that_shows_nothing_is_told_to_return_its_loss(worker: Worker) ->
     assert verdict == "unverified" and why.endswith("let it return its loss")
 
 
+@pytest.mark.slow
 def test_other_data_in_another_run_are_named_as_that(worker: Worker) -> None:
     first = worker.visit("dp:1")
     again = worker.visit("dp:4,tp:2")

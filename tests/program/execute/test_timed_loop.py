@@ -59,6 +59,7 @@ def test_a_time_that_no_clock_gives_is_no_sample(seconds: float) -> None:
     assert timed_loop._plausible(1e-6) == 1e-6
 
 
+@pytest.mark.slow
 def test_a_kept_state_goes_on_and_another_visit_frees_it(own_process: Path) -> None:
     """The losses tell at which step a visit began."""
     worker = Worker(script(SCRIPTS / "key_bias.py"), own_process / "cache", ("dp", "tp"))

@@ -320,6 +320,7 @@ def nnx_workload(jit, x=None):
     return Workload(jit(changed_in_place), (model, optimizer, jnp.ones((2, 4)) if x is None else x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jit", "donates"),
     [
@@ -443,7 +444,7 @@ def build(mesh):
 """
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "name",
     [

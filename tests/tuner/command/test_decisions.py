@@ -130,6 +130,7 @@ def test_the_fastest_of_many_wins_though_runs_are_noisy(scene: Callable[[World],
     assert rounds["2", "4"] < rounds["8", "1"]
 
 
+@pytest.mark.slow
 def test_what_only_ties_with_the_baseline_does_not_replace_it(
     scene: Callable[[World], Scene],
 ) -> None:

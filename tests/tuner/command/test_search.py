@@ -338,6 +338,7 @@ def test_nothing_legal(place: Place) -> None:
         place.search(space="space.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["", "--wrong raise:1"])
 def test_a_run_that_was_over_when_its_search_died_is_not_repeated(
     place: Place, monkeypatch: pytest.MonkeyPatch, words: str

@@ -87,6 +87,7 @@ def test_a_finding_has_its_line_and_its_cure_in_all_three_forms(tmp_path: Path) 
     assert written["runs"][0]["results"][0]["ruleId"] == "undonated-state"
 
 
+@pytest.mark.slow
 def test_a_script_that_says_no_mesh_is_looked_at_on_all(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(BUILD.replace("{options}", ""))

@@ -197,6 +197,7 @@ def test_a_script_without_a_mesh_is_compared_with_one_device_and_its_time_is_tol
     assert re.fullmatch(said, name), name
 
 
+@pytest.mark.slow
 def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
     scene: Callable[..., Scene],
 ) -> None:
@@ -286,6 +287,7 @@ def test_another_baseline_that_hangs_takes_nothing_from_what_is_known(
     assert {plan: one.verdict for plan, one in found.comparisons}[C] == "slower"
 
 
+@pytest.mark.slow
 def test_who_dies_and_has_no_time_for_another_try_has_died(scene: Callable[..., Scene]) -> None:
     here = scene({BASE: 0.1})
     here.pool.script = {(BASE, 0): CRASH}
@@ -307,6 +309,7 @@ def test_a_budget_too_small_for_anything_is_told_and_nothing_is_lost(
     assert found is not None and found.winner == A
 
 
+@pytest.mark.slow
 def test_challengers_are_raced_with_the_time_that_is_left(scene: Callable[..., Scene]) -> None:
     here = scene({BASE: 0.13, A: 0.12, B: 0.13, C: 0.1, D: 0.2}, spread=0.005)
     here.finalists = (BASE, A, B)
@@ -389,6 +392,7 @@ def test_an_interrupt_keeps_what_the_processes_have_said(scene: Callable[..., Sc
     assert found is not None and found.winner == A
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget_s", "least", "most"), [(105.0, 2, 4), (600.0, 8, 8)])
 def test_where_time_is_short_processes_are_shorter_and_enough(
     scene: Callable[..., Scene], budget_s: float, least: int, most: int

@@ -33,6 +33,7 @@ def test_the_winner_becomes_the_baseline(scene: Callable[..., Scene]) -> None:
     assert found is not None and found.winner == A
 
 
+@pytest.mark.slow
 def test_killed_behind_a_race_then_another_baseline(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_an_edit_of_the_rule_itself_stays_and_is_told(saving: Place) -> None:
     assert automesh.load(rules).select("cpu-8").mesh_shape.ici_mesh_shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_an_edit_that_breaks_the_file_stays_and_nothing_found_is_lost(saving: Place) -> None:
     rules = saving.folder / "mesh_rules.toml"
     (saving.folder / "to_save").write_text("axes = [")
@@ -128,6 +129,7 @@ def test_a_full_disk_at_each_step_of_a_search(
     assert result.best.mesh_shape.ici_mesh_shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_executables_are_not_kept_among_the_results(place: Place) -> None:
     script = place.folder / "train.py"
     seen = 'import os\nopen("seen", "a").write(os.environ["JAX_COMPILATION_CACHE_DIR"] + "\\n")\n'

@@ -144,6 +144,7 @@ def test_a_study_without_trials_has_nothing_to_say(storage: Storage) -> None:
     assert (found.source_hash, found.notices) == ("second", ())
 
 
+@pytest.mark.slow
 @kinds
 def test_notes_do_not_grow_without_end(storage: Storage) -> None:
     searched(storage, {plan(2): "f"})
@@ -212,6 +213,7 @@ def copy():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_a_script_reads_is_seen_and_nothing_else(tmp_path: Path, whole: bool) -> None:
     (tmp_path / "config.json").write_text("{}")

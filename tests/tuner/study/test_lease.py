@@ -64,6 +64,7 @@ KEYS = ("a/1", "a/10", "a_1", "b%/1")
 OWNERS = tuple(replace(ELSEWHERE, token=str(number)) for number in range(2))
 
 
+@pytest.mark.slow
 @KINDS
 @settings(max_examples=30, deadline=None)
 @given(

@@ -47,6 +47,7 @@ def close(first, second, tolerance=1e-5):
     assert all(abs(a - b) <= tolerance * max(abs(a), 1e-3) for a, b in zip(first, second))
 
 
+@pytest.mark.slow
 def test_adamw_with_synthetic_state(worker):
     adamw = worker("adamw")
     seen = adamw.inspect()
@@ -520,6 +521,7 @@ def test_what_build_raises_reaches_the_worker_as_it_is(written):
     assert raising.stages() == ["load", "start", "build"]
 
 
+@pytest.mark.slow
 def test_source_hash_follows_the_script_and_what_lies_beside_it(own_process, monkeypatch):
     def digest():
         before = set(sys.modules)

@@ -27,6 +27,7 @@ def mesh_of(pp: int, dp: int = 1) -> Mesh:
     return mesh_on((pp, dp), ("pp", "dp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "residuals"),
     [

@@ -71,6 +71,7 @@ def _nobody_was_refused_before(few: Running) -> None:
     object.__setattr__(few.service, "limiter", Limiter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [HALF, b"", BODY], ids=["heads", "nothing", "bodies"])
 def test_half_sent_requests_of_strangers_push_each_other_out(few: Running, data: bytes) -> None:
     data = data % few.port if b"%d" in data else data

@@ -218,6 +218,7 @@ def copies_of(pid: int) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_stopped_is_replaced(
     catalogue: Catalogue, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +250,7 @@ def ask_for_table(catalogue: Catalogue) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
+@pytest.mark.slow
 def test_a_question_that_was_asked_of_a_killed_reader_is_answered_late(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +456,7 @@ def start_server(results: Path, *, rest_s: float) -> tuple[subprocess.Popen[str]
     return process, int(pid), has_optuna
 
 
+@pytest.mark.slow
 def test_the_server_reads_nothing_itself_and_its_reader_dies_with_it(results: Path) -> None:
     process, pid, has_optuna = start_server(results, rest_s=WAIT_S)
     with process:
