@@ -11,6 +11,7 @@ xla/service/spmd/spmd_partitioner_util.cc; the tests have the shapes that jaxlib
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class _Segment:
     offset: int
 
 
+@lru_cache(maxsize=1 << 12)  # Layers that are alike ask the same.
 def permuted_rows(window: RowWindow, parts: int) -> tuple[int, ...] | None:
     """Rows that each collective permute sends from a device, one number for each permute.
 
@@ -123,7 +125,7 @@ def _by_segments(needs: list[tuple[int, int]], held: int, rows: int) -> tuple[in
         segments.sort(key=lambda segment: segment.offset)
     found: list[int] = []
     while any(waiting):
-        taken: list[_Segment] = []
+        targets: set[int] = set()
         start, limit = held, 0
         for segments in waiting:
             if not segments:
@@ -132,10 +134,9 @@ def _by_segments(needs: list[tuple[int, int]], held: int, rows: int) -> tuple[in
             is_other_end = (start > one.limit and limit == held and one.start == 0) or (
                 limit < one.start and start == 0 and one.limit == held
             )
-            is_target = any(other.target == one.target for other in taken)
-            if taken and (is_target or is_other_end):
+            if targets and (one.target in targets or is_other_end):
                 continue
-            taken.append(segments.pop(0))
+            targets.add(segments.pop(0).target)
             start, limit = min(start, one.start), max(limit, one.limit)
         found.append(limit - start)
     return tuple(found)
