@@ -18,8 +18,8 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
     """Slices along a split dimension whose rows lie on other devices, such as queries, keys and
     values that one product makes side by side; and the pads that their gradients are.
 
-    The bytes are what one device sends for all slices of one array. Halos, as of `x[1:]`, and
-    copies in the backward pass of the same line are counted in.
+    The bytes are what one device sends for all slices at one line, those of the backward pass
+    included. Halos, such as the one row that `x[1:]` needs, are left out.
     """
     moved: dict[tuple[str, str, tuple[str, ...], Sum], tuple[Value, list[Monomial]]] = {}
     for seen in program.operations():
