@@ -55,6 +55,9 @@ def run(
     mutants: Annotated[int, typer.Option(help="how many are drawn")] = 200,
     seed: Annotated[int, typer.Option(help="of the draw")] = 1,
     at_once: Annotated[int, typer.Option(help="mutants that are tried at the same time")] = 2,
+    most_s: Annotated[
+        float, typer.Option(help="seconds of tests that are asked, beside those of the module")
+    ] = 300.0,
     kept: Kept = _KEPT,
 ) -> None:
     """Draws mutants, and runs for each the tests that come by its line."""
@@ -69,7 +72,7 @@ def run(
             copy = copies.get()
             try:
                 return mutant, judge(
-                    mutant, tests.of(mutant.file, mutant.line), tests.seconds, copy
+                    mutant, tests.of(mutant.file, mutant.line), tests.seconds, copy, most_s
                 )
             finally:
                 copies.put(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,30 +24,47 @@ class Result:
     outcome: `caught` by a test that fails, or by one that no longer ends; `lives` if all pass;
         `not run` if no test of the ten-minute run comes by its line.
     tests: how many run the line.
+    asked: how many of these were run, if none of them failed before.
     by: the test that failed, or the last lines of the run where none is named.
     """
 
     outcome: Literal["caught", "lives", "not run"]
     tests: int
+    asked: int
     by: str
 
 
-def judge(mutant: Mutant, tests: list[str], seconds: dict[str, float], copy: Path) -> Result:
-    """Puts the mutant into a copy of the repository, runs the tests, and takes it out again."""
+def judge(
+    mutant: Mutant, tests: list[str], seconds: dict[str, float], copy: Path, most_s: float
+) -> Result:
+    """Puts the mutant into a copy of the repository, runs the tests, and takes it out again.
+
+    Args:
+      tests: that run the line, the fastest first.
+      seconds: what each of them takes.
+      most_s: tests beside the module are all asked; of the others, as many as take this long
+        together. So a mutant may be said to live that a slower test would have caught.
+    """
     if not tests:
-        return Result(outcome="not run", tests=0, by="")
+        return Result(outcome="not run", tests=0, asked=0, by="")
     path = copy / mutant.file
     original = path.read_text("utf-8")
     path.write_text(mutant.code, "utf-8")
     try:
-        near = [test for test in tests if _is_beside(test, mutant.file)][:_FIRST]
-        far = [test for test in tests if test not in set(near)]
-        for some in (near, far):
+        near = [test for test in tests if _is_beside(test, mutant.file)]
+        far = _within([test for test in tests if test not in set(near)], seconds, most_s)
+        for some in (near[:_FIRST], near[_FIRST:] + far):
             if some and (by := _failure(some, seconds, copy)) is not None:
-                return Result(outcome="caught", tests=len(tests), by=by)
+                return Result(outcome="caught", tests=len(tests), asked=len(near) + len(far), by=by)
     finally:
         path.write_text(original, "utf-8")
-    return Result(outcome="lives", tests=len(tests), by="")
+    return Result(outcome="lives", tests=len(tests), asked=len(near) + len(far), by="")
+
+
+def _within(tests: list[str], seconds: dict[str, float], most_s: float) -> list[str]:
+    """The first tests that take `most_s` together."""
+    ends = itertools.accumulate(seconds.get(test, 0.0) for test in tests)
+    return [test for test, end in zip(tests, ends, strict=True) if end <= most_s]
 
 
 def _is_beside(test: str, file: str) -> bool:

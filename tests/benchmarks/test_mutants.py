@@ -41,13 +41,13 @@ def test_a_mutant_is_caught_by_a_test_that_fails_or_never_ends(
     copy: Path, code: str, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.mutants.trial._START_S", 5.0)
-    found = judge(_mutant(code), ["test_it.py::test_larger"], {}, copy)
+    found = judge(_mutant(code), ["test_it.py::test_larger"], {}, copy, most_s=300.0)
     assert found.outcome == outcome
     assert (copy / "code_under_test.py").read_text() == CODE
 
 
 def test_a_line_that_no_test_runs_is_not_caught(copy: Path) -> None:
-    assert judge(_mutant(CODE), [], {}, copy).outcome == "not run"
+    assert judge(_mutant(CODE), [], {}, copy, most_s=300.0).outcome == "not run"
 
 
 def test_the_fastest_tests_of_a_line_come_first_and_an_import_has_those_of_its_file() -> None:
