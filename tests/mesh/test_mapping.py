@@ -168,6 +168,8 @@ def test_a_baseline_may_map_logical_axes():
         read("dp:8 tp:1", mapping=())
     with pytest.raises(UsageError, match="`pp`, which is no mesh axis"):
         read("dp:8 vocab:pp")
+    with pytest.raises(UsageError, match=r"`dpp`, which is no mesh axis \(did you mean `dp`\?\)"):
+        read("dp:8 vocab:dpp+tensors")
 
 
 def test_a_trial_keeps_the_mapping_as_choices_of_the_study():

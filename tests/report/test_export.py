@@ -113,6 +113,10 @@ def test_estimates_are_written_as_pandas_would(tmp_path: Path) -> None:
         table = pd.DataFrame(rows, columns=names)
         write_table(table.astype({"rank": "Int64", "memory_bytes": "Int64"}), tmp_path / "own.csv")
         assert path.read_text() == (tmp_path / "own.csv").read_text()
+        for row, one in zip(
+            rows, sorted(estimates.found.values(), key=lambda one: one.step_s), strict=False
+        ):
+            assert (row["estimated_s"], row["low_s"], row["high_s"]) == (one.step_s, *one.bracket_s)
 
 
 def test_csv_is_replaced_whole(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.space.conditions import SpaceRule
 from automesh.space.knob_types import as_type_of
-from automesh.space.legal import find_legal
+from automesh.space.legal import Rejection, _why_nothing, find_legal
 from automesh.space.settings import StepFacts, default_first
 from automesh.space.space import AxisRange, Constraint, Knob, Relation, SearchSpace
 
@@ -267,6 +267,18 @@ def test_nothing_legal_says_which_rules_did_it():
         "2 by `dp max 2` (dp is 8, at most 2 is allowed), "
         "2 by `tp max 2` (tp is 4, at most 2 is allowed)"
     )
+
+
+@pytest.mark.parametrize(("more", "said"), [(1, "another rule"), (2, "2 other rules")])
+def test_of_many_rules_that_leave_nothing_eight_are_named(more, said):
+    example = Plan(axes=parse_mesh("dp:8", NAMES))
+    rejections = [
+        Rejection(rule=f"r{one}", detail="d", count=10 + one, example=example)
+        for one in range(8 + more)
+    ]
+    why = _why_nothing(rejections, 8, 1)
+    assert why.startswith("of 1 mesh on 8 devices none is legal; ruled out: 10 by `r0` (d), ")
+    assert why.endswith(f"17 by `r7` (d), {sum(range(18, 18 + more))} by {said}")
 
 
 def test_a_step_that_shards_nothing_fits_one_device_only():

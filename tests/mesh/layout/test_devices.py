@@ -128,6 +128,7 @@ def test_hosts_of_one_tpu_slice_are_one_granule():
         ("dcn.dp:2,tp:4", None, "spans 2 granules, but the devices form 1"),
         ("tp:32", None, "mesh `tp:32` needs 32 devices, but there are 16"),
         ("fsdp:16", gpu_nodes(2), "mesh `fsdp:16` spans 1 granules, but the devices form 2"),
+        ("tp:8", gpu_nodes(2), "mesh `tp:8` spans 1 granules, but the devices form 2"),
         ("dcn.dp:2,tp:4", gpu_nodes(2), "needs 4 devices in each granule, but there are 8"),
         ("dp:2", gpu_nodes(2)[:3], "must have the same number of devices, got [1, 2]"),
         ("dp:2", [], "needs at least one device, got none"),

@@ -20,7 +20,8 @@ def test_a_slow_start_is_told_with_the_budget_that_a_rule_needs() -> None:
 
 def test_nothing_is_told_where_the_budget_suffices_or_starts_are_quick() -> None:
     assert short_budget_notice(ENTRY, start_s=18.0, left_s=rule_s(18.0), used_s=0.0) == ""
-    assert short_budget_notice(ENTRY, start_s=3.0, left_s=20.0, used_s=0.0) == ""
+    assert short_budget_notice(ENTRY, start_s=4.9, left_s=20.0, used_s=0.0) == ""
+    assert short_budget_notice(ENTRY, start_s=5.0, left_s=20.0, used_s=0.0)
 
 
 def test_a_carried_script_needs_one_more_start() -> None:
