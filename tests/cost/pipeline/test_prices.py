@@ -16,6 +16,7 @@ from automesh.cost.pipeline.step import (
     PipelineWork,
     Spent,
     StageMemory,
+    _held,
     price_pipeline,
     price_pipelines,
 )
@@ -34,7 +35,7 @@ from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.pipeline import StageCost, make_schedule, parse_schedule, simulate
-from automesh.pipeline.actions import ActionKind
+from automesh.pipeline.actions import ActionKind, parse_actions
 from automesh.pipeline.schedule import Schedule
 
 ABSENT = parse_target("gpu-h100-16", {}).absent
@@ -128,6 +129,13 @@ def test_what_follows_the_schedule_is_the_slowest_ranks() -> None:
     with_it = price_pipeline(schedule, work(schedule, UNITS, finish_s=1.0))
     assert with_it.step_s == pytest.approx(without.step_s + 2.0)
     assert dict(with_it.causes)["bubble"] == pytest.approx(dict(without.causes)["bubble"])
+
+
+def test_an_activation_is_held_until_its_backward_pass_has_ended() -> None:
+    """The one that goes lives beside the one that comes only while its own gradient is computed."""
+    assert _held(parse_actions("F0 B0 F1 B1", rank=0), 1).tolist() == [[1]]
+    assert _held(parse_actions("F0 F1 B0 B1", rank=0), 1).tolist() == [[1], [2]]
+    assert _held(parse_actions("F0 I0 F1 W0 B1", rank=0), 1).tolist() == [[1], [2]]
 
 
 def test_one_stage_waits_for_nothing() -> None:

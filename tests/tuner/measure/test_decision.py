@@ -251,6 +251,18 @@ def test_what_a_race_finds_faster_is_undecided_until_fresh_processes_say_so() ->
     assert decided(records).verification.most_faster == (pytest.approx(1 / 0.9 - 1),)
 
 
+def test_a_plan_that_a_race_has_beaten_is_no_faster_unless_one_of_the_race_has_failed() -> None:
+    """Whoever beat it may be who failed since."""
+    first = race({BASE: [1.0] * 9, A: [0.5] * 9, C: [0.95, 1.06] * 4 + [1.0]}, beaten=[C])
+
+    def verdict(*failed: tuple[Plan, Failed]) -> str:
+        records = Records(races=(first,), processes=rows(5, {BASE: 1.0}, 0.01), failed=failed)
+        return dict(raced_against(records.races, final_of(records), BASE, out=[A]))[C].verdict
+
+    assert verdict() == "no faster"
+    assert verdict((A, CRASH)) == "undecided"
+
+
 def test_one_round_bounds_nothing() -> None:
     records = Records(races=(race({BASE: [1.0], C: [1.1]}),), processes=rows(5, {BASE: 1.0}, 0.01))
     found = decided(records)
