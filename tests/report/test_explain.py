@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 from automesh.answers import Account
+from automesh.mesh.axes import Plan, parse_mesh
 from automesh.report.explain.nouns import Explanation
-from automesh.report.explain.words import verdict_sentence
+from automesh.report.explain.words import _replayed_sentence, verdict_sentence
 from tests.support.cases import explain_golden
 from tests.support.cases.explain_golden import CASES, FOLDER, SAMPLES
 from tests.support.samples.results_samples import measured
@@ -129,4 +132,30 @@ def test_a_mesh_against_itself_has_no_winner() -> None:
     same = replace(explanation, against=explanation.one)
     assert (
         verdict_sentence(same) == "By the estimate, both take the same time for the same reasons."
+    )
+
+
+def _side(plan: str, estimated_s: float, **causes: float) -> Any:
+    named = tuple((cause.replace("_", " "), seconds) for cause, seconds in causes.items())
+    return SimpleNamespace(
+        plan=Plan(axes=parse_mesh(plan, ("dp", "fsdp", "tp"))),
+        estimated=SimpleNamespace(step_s=estimated_s),
+        replay=SimpleNamespace(step_s=sum(causes.values()), causes=named),
+    )
+
+
+def test_what_replays_differ_by_most_is_named_with_both_figures() -> None:
+    fast = _side("dp:8", 1.0, compute=1.0, ici_dp=0.1)
+    slow = _side("tp:8", 2.0, compute=1.1, ici_dp=0.1, ici_tp=1.0)
+    for sides in ((fast, slow), (slow, fast)):
+        assert _replayed_sentence(sides) == (
+            "Replayed, dp:8 is 2.00x faster: tp:8 spends most of the difference on waiting for "
+            "collectives over tp inside a granule (1.00 s against 0.00 ns)."
+        )
+    other = _side("fsdp:8", 0.5, compute=1.104)
+    assert _replayed_sentence((fast, other)) == "Replayed, they take the same time."
+    wrong = _side("tp:8", 0.5, compute=1.5, ici_dp=0.7)
+    assert _replayed_sentence((fast, wrong)).endswith(
+        "spends most of the difference on waiting for collectives over dp inside a granule "
+        "(700 ms against 100 ms); the estimate has it the other way round and does not explain it."
     )

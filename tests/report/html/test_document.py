@@ -113,3 +113,18 @@ def test_a_notebook_shows_the_answer_without_scripts() -> None:
     said = summary_html(page.result, top=2)
     assert "dp:2,tp:4 remat=dots" in said and "(script)" in said
     assert "more plans behind these" in said
+    (best, *_) = (row for row in plan_rows(page.result) if row["rank"])
+    assert best["versus"] and f">{best['versus']}<" in said
+
+
+@pytest.mark.parametrize(("name", "evidence"), [("dense_lm", "estimated"), ("slice", "compiled")])
+def test_time_is_split_by_cause_for_the_best_plans_in_their_order(name: str, evidence: str) -> None:
+    page = PAGES[name]()
+    causes = document_of(page)["causes"]
+    ranked = [row["plan"] for row in plan_rows(page.result) if row["rank"]]
+    plans = list(dict.fromkeys(one["plan"] for one in causes))
+    of_ranked = [one for one in ranked if one in plans]
+    assert of_ranked and plans[: len(of_ranked)] == of_ranked
+    assert [one["order"] for one in causes] == sorted(one["order"] for one in causes)
+    assert causes[0]["evidence"] == evidence
+    assert all(one["seconds"] >= 0 for one in causes)

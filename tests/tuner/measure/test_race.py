@@ -275,8 +275,9 @@ def test_a_resumed_race_goes_on_as_if_never_stopped(
 def test_rounds_that_are_no_race_are_refused() -> None:
     with pytest.raises(ValueError, match="already has a value"):
         Race("ab", rules=RULES, seed=0, rounds={"a": [1.0, 1.0, 1.0], "b": [1.0]})
-    with pytest.raises(ValueError, match="positive time"):
-        Race("ab", rules=RULES, seed=0, rounds={"a": [math.nan]})
+    for no_time_s in (math.nan, math.inf, 0.0, -0.5):
+        with pytest.raises(ValueError, match="positive time"):
+            Race("ab", rules=RULES, seed=0, rounds={"a": [no_time_s]})
     with pytest.raises(ValueError, match="different"):
         Race("aa", rules=RULES, seed=0)
     with pytest.raises(ValueError, match="different"):

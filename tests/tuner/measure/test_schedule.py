@@ -440,6 +440,17 @@ def course_of(pool: FakePool, calibrations: dict[Plan, Calibration], **more: flo
     )
 
 
+def test_visits_that_end_exactly_at_the_deadline_have_time() -> None:
+    pool = FakePool(step_s={plan(1): 1.0, plan(2): 2.0})
+    calibrations = calibrated(pool, plan(1), plan(2))
+    both_s = sum(one.visit_s for one in calibrations.values())
+    course = course_of(pool, calibrations)
+    course.deadline_s = pool.clock() + both_s
+    assert course.has_time_for(list(calibrations))
+    course.start_s = 0.01
+    assert not course.has_time_for(list(calibrations))
+
+
 def test_plans_that_fit_together_are_sampled_in_short_turns() -> None:
     pool = FakePool(step_s={A: 0.001, B: 0.0011, C: 0.03})
     calibrations = calibrated(pool, A, B, C)
