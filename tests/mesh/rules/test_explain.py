@@ -6,13 +6,16 @@ import math
 import re
 from textwrap import dedent
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from automesh import HybridMeshShape, MeshConfig, MeshRule
 from automesh.errors import WrongType
+from automesh.mesh.axes import MeshAxis
 from automesh.mesh.mapping import LogicalMapping
+from automesh.mesh.rules.explain import _folded
 from automesh.mesh.settings import Settings
 from tests.support.fakes.mesh_devices import nodes, slices
 
@@ -168,6 +171,14 @@ def test_one_axis_is_folded():
         "  0        0,0,0  0,1,0  0,2,0  0,3,0  1,0,0  1,1,0  1,2,0  1,3,0",
         "  8        2,0,0  2,1,0  2,2,0  2,3,0  3,0,0  3,1,0  3,2,0  3,3,0",
     ]
+
+
+@pytest.mark.parametrize(("fitting", "each"), [(6, 6), (5, 3), (1, 1)])
+def test_a_folded_axis_has_the_longest_rows_that_fit_and_divide_it(fitting, each, monkeypatch):
+    monkeypatch.setattr("automesh.mesh.rules.explain._WIDTH", len("dp") + 8 + fitting * (1 + 2))
+    head, *rows = _folded(np.arange(6), [MeshAxis(name="dp", ici=6)], str)
+    assert head.split() == ["dp", "->", *(f"+{at}" for at in range(each))]
+    assert len(rows) == 6 // each
 
 
 def test_a_large_mesh_fits_a_terminal():

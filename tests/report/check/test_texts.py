@@ -15,7 +15,7 @@ from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rules
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.check.facts import compare
-from automesh.report.check.nouns import RuleCheck, RulesChecked
+from automesh.report.check.nouns import SAID, RuleCheck, RulesChecked
 from automesh.report.check.texts import as_junit, as_markdown
 
 THEN = ProgramFacts(
@@ -102,6 +102,10 @@ def test_all_texts_say_the_same() -> None:
     assert "appeared" in text and "gone" in text and "next: automesh explain" in text
     assert "\x1b" not in text + table and "<b>" not in table
     assert "cpu-\\|8" in table
+    marks = {row.split(" | ")[2]: row.split(" | ")[1] for row in table.splitlines()[4:]}
+    assert marks["memory"] == marks["all-to-all ep"] == SAID["regressed"]
+    assert marks["all-gather fsdp"] == "changed"
+    assert as_junit(checked).startswith("<?xml version=")
     suite = ElementTree.fromstring(as_junit(checked))
     assert suite.attrib["failures"] == "1" and suite.attrib["errors"] == "1"
     assert len(suite) == 3

@@ -73,6 +73,20 @@ def test_a_plan_is_no_winner_by_what_is_not_counted() -> None:
     assert wholly_counted(estimates) == {slow: estimates[slow]}
 
 
+def test_a_program_of_low_effort_is_ranked_by_its_estimate_or_not_at_all() -> None:
+    low, without, full = plan("dp:8"), plan("dp:4,tp:2"), plan("tp:8")
+    screened = {one: replace(compiled(1e-6), effort="low") for one in (low, without)}
+    rows = rank_ahead(
+        compiled={full: compiled(2e-4)},
+        screened=screened,
+        estimates={low: estimated(1e-4)},
+        baseline=(),
+    )
+    assert {row.plan for row in rows} == {low, full}
+    (of_low,) = (row for row in rows if row.plan == low)
+    assert of_low.outcome == estimated(1e-4) and of_low.compiled == screened[low]
+
+
 def test_what_every_plan_has_says_nothing_about_their_order() -> None:
     first, second = plan("dp:8"), plan("tp:8")
     both = {first: estimated(1.0, LOOP, SORT), second: estimated(2.0, LOOP)}

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from automesh.tuner.measure.leased_pool import wait_for_lease
+from automesh.program.nouns import Traced, VisitAnswer
+from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,22 @@ def test_the_lease_is_waited_for_until_the_time_is_over(
     assert sum(slept_s) <= until_s + 1.0
     assert calls.count("heartbeat") == calls.count("tick") == len(slept_s)
     assert set(shown) == ({"waiting for elsewhere (process 7) to measure"} if refusals else set())
+
+
+@pytest.mark.parametrize("kind", [VisitAnswer, Traced])
+def test_an_answer_of_the_wrong_kind_is_refused(kind: type[Any]) -> None:
+    answer = object.__new__(kind)
+    pool = SimpleNamespace(
+        submit=lambda *_, **__: 1,
+        wait=lambda _: [SimpleNamespace(ticket=1, result=answer, doubtful=False)],
+    )
+    live = LivePool(
+        pool=cast("Any", pool), study=cast("Any", None), progress=cast("Any", SimpleNamespace())
+    )
+    calls = {VisitAnswer: live.run, Traced: live.trace}
+    for answered, call in calls.items():
+        if answered is kind:
+            assert call(cast("Any", None), 1.0) is answer
+        else:
+            with pytest.raises(TypeError, match=f"answered with {kind.__name__}"):
+                call(cast("Any", None), 1.0)
