@@ -13,7 +13,7 @@ from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.space.conditions import SpaceRule
 from automesh.space.knob_types import as_type_of
-from automesh.space.legal import Rejection, _why_nothing, find_legal
+from automesh.space.legal import Rejection, _unused_notice, _why_nothing, find_legal
 from automesh.space.settings import StepFacts, default_first
 from automesh.space.space import AxisRange, Constraint, Knob, Relation, SearchSpace
 
@@ -254,6 +254,24 @@ def test_in_a_space_of_ones_own_the_same_is_an_error(parts, said):
     with pytest.raises(UsageError) as caught:
         legal(space_of(**parts), facts=(("num_heads", 8), ("zero", 0)), knobs=(("remat", "full"),))
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        (("dp", "tp"), ""),
+        (("dp",), "axis tp of size 1: it is in the space `mine.toml`, and the step never uses it"),
+        (
+            (),
+            "axes dp, tp of size 1: they are in the space `mine.toml`, "
+            "and the step never uses them",
+        ),
+    ],
+)
+def test_axes_of_a_shipped_space_that_the_step_does_not_use_are_told(used, said):
+    notices = _unused_notice(space_of(shipped=True), StepFacts(used_axes=used), ())
+    assert notices == ([f"the mesh that `build` gets also has the {said}"] if said else [])
+    assert _unused_notice(space_of(), StepFacts(used_axes=used), ()) == []
 
 
 def test_nothing_legal_says_which_rules_did_it():

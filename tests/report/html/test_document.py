@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from automesh.outcomes import Measured
 from automesh.report.files.rule import rule_of
 from automesh.report.html.document import COLUMNS, document_of, plan_rows
 from automesh.report.html.notebook import summary_html
@@ -115,6 +116,15 @@ def test_a_notebook_shows_the_answer_without_scripts() -> None:
     assert "more plans behind these" in said
     (best, *_) = (row for row in plan_rows(page.result) if row["rank"])
     assert best["versus"] and f">{best['versus']}<" in said
+
+
+def test_a_measured_row_has_its_interval() -> None:
+    page = pipelined()
+    known = {str(one.plan): one.outcome for one in page.result.candidates}
+    rows = [row for row in plan_rows(page.result) if isinstance(known[row["plan"]], Measured)]
+    assert rows
+    for row in rows:
+        assert 0.0 < row["low_s"] < row["step_s"] < row["high_s"]
 
 
 @pytest.mark.parametrize(("name", "evidence"), [("dense_lm", "estimated"), ("slice", "compiled")])

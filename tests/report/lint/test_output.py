@@ -167,6 +167,9 @@ def test_the_text_names_line_rule_cost_and_what_the_cure_saves() -> None:
         "dp:8, and 1 more of 3" in together and "2 findings; 3 smaller ones not shown" in together
     )
     assert "missing sp:8: it could not be lowered" in together
+    assert together.splitlines()[0].split(", ")[1].startswith("3 plans")
+    alone = Lint(found=replace(REPORT, plans=REPORT.plans[:1])).text(width=80)
+    assert f", mesh {REPORT.plans[0]}" in " ".join(alone.split())
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

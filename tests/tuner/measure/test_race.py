@@ -209,6 +209,16 @@ def test_who_fails_leaves_and_the_round_goes_on() -> None:
     assert len(standing.rounds_s) == 1
 
 
+@pytest.mark.parametrize(("rounds", "ending"), [(5, "few left"), (3, "")])
+def test_one_that_is_left_alone_runs_no_further_round_than_its_figure_needs(
+    rounds: int, ending: str
+) -> None:
+    race = Race("ab", rules=RULES, seed=1, rounds={"a": [1.0] * rounds, "b": [1.0] * rounds})
+    race.leave("a")
+    assert race.ending == ending
+    assert (race.next_visit() is None) is bool(ending)
+
+
 def test_nobody_left() -> None:
     race = Race("ab", rules=RULES, seed=1)
     race.leave("a")
