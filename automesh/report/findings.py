@@ -23,7 +23,7 @@ _MOST = 4
 
 
 def sentence(finding: Finding, sizes: Sizes) -> str:
-    """What a finding is on one mesh, and its cure.
+    """Says what a finding is on one mesh, and its cure.
 
     Args:
       sizes: of its axes.
@@ -39,7 +39,7 @@ _SHAPE = re.compile(r"[a-z0-9]+\[[\d,]*\]$")
 
 @dataclass(slots=True)
 class _Seen:
-    """One finding of some plans: how many, and the fastest of them."""
+    """A finding of several plans: how many have it, and the fastest of them."""
 
     plans: int
     step_s: float
@@ -54,13 +54,13 @@ def _named(finding: Finding) -> str:
 
 
 def _cost(finding: Finding, plan: Plan) -> float:
-    """Bytes of all executions in a step."""
+    """Returns the bytes of all executions in a step."""
     return value_of(finding.bytes, plan.sizes) * value_of(finding.count, plan.sizes)
 
 
 @dataclass(slots=True)
 class FindingsOfPlans:
-    """Findings of all plans of a search, by rule and line.
+    """The findings of all plans of a search, by rule and line.
 
     >>> FindingsOfPlans().notices(0)
     ()
@@ -69,7 +69,7 @@ class FindingsOfPlans:
     _seen: dict[tuple[str, str, str], _Seen] = field(default_factory=dict)
 
     def add(self, plan: Plan, step_s: float, terms: Terms) -> None:
-        """Takes in what was found for a plan; of several arrays at one line the costliest."""
+        """Adds the findings of a plan; of several arrays at one line the costliest."""
         largest: dict[tuple[str, str, str], Finding] = {}
         for finding in terms.findings:
             if finding.is_on(plan.sizes):
@@ -87,7 +87,7 @@ class FindingsOfPlans:
                 seen.step_s, seen.plan, seen.finding = step_s, plan, finding
 
     def notices(self, plans: int) -> tuple[str, ...]:
-        """One sentence each, those of the fastest plans first.
+        """Returns one sentence for each finding, those of the fastest plans first.
 
         Args:
           plans: all that have an estimate.
