@@ -56,32 +56,7 @@ FORBIDDEN = re.compile(
 # A docstring is no fragment that continues a name.
 FRAGMENT = re.compile(r"(?:Of|By which|With which|That|Those of|After which|For which) [a-z]")
 # Names that a plug-in has and another distribution too; this list may only become shorter.
-SHARED_NAMES = frozenset(
-    (
-        "Asked",
-        "Ended",
-        "Finished",
-        "Held",
-        "Lease",
-        "Order",
-        "Problem",
-        "Program",
-        "Ran",
-        "Runner",
-        "Seen",
-        "Server",
-        "Service",
-        "Settings",
-        "Split",
-        "StagedProgram",
-        "State",
-        "StudyPage",
-        "StudySummary",
-        "Value",
-        "_Kept",
-        "_Service",
-    )
-)
+SHARED_NAMES = frozenset(("Problem", "StagedProgram", "StudyPage", "StudySummary"))
 
 
 def _modules() -> Iterator[Path]:

@@ -134,7 +134,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class DisplayState:
     """All that a display shows; replaced as a whole, so no drawing thread sees half a change.
 
     Attributes:
@@ -162,7 +162,7 @@ def remaining_s(durations_s: Sequence[float], left: int, *, lanes: int) -> float
 
 
 def with_phase(
-    state: State,
+    state: DisplayState,
     name: str,
     *,
     total: int,
@@ -171,7 +171,7 @@ def with_phase(
     took_s: float,
     lanes: int,
     now_s: float,
-) -> State:
+) -> DisplayState:
     """Returns the state after a report on a phase."""
     known = next((phase for phase in state.phases if phase.name == name), None)
     if known is None:
@@ -208,7 +208,7 @@ def left_text(phase: Phase, now_s: float) -> str:
     return f"about {format_wait(left)} left" if left > 0 else "taking longer than expected"
 
 
-def phase_text(phase: Phase, state: State, now_s: float) -> str:
+def phase_text(phase: Phase, state: DisplayState, now_s: float) -> str:
     """Returns one line: `compile 31/120, 2 failed, about 2 min left, best dp:8 12.3 ms`."""
     parts = [f"{phase.name} {phase.done}/{phase.total}", phase.note, left_text(phase, now_s)]
     if state.best:
@@ -221,7 +221,7 @@ class _Display(Progress):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._state = State(started_s=clock())
+        self._state = DisplayState(started_s=clock())
 
     def phase(
         self,
@@ -336,7 +336,7 @@ class PlainProgress(_Display):
         self._stream.flush()
 
 
-def frame(state: State, *, now_s: float, width: int, height: int = 24) -> RenderableType:
+def frame(state: DisplayState, *, now_s: float, width: int, height: int = 24) -> RenderableType:
     """One picture of the display: a bar per phase, then the time, the current and the best plan, or
     the table of what is estimated so far, as many of its rows as the height allows."""
     bar_width = max(6, min(20, width - 56))

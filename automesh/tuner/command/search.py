@@ -31,7 +31,7 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
 from automesh.texts.storage_url import masked_word
-from automesh.tuner.command.order import Order
+from automesh.tuner.command.order import PlanOrder
 from automesh.tuner.command.results import (
     AGAIN,
     FIRST,
@@ -44,7 +44,7 @@ from automesh.tuner.command.results import (
     race_label,
     runs_of,
 )
-from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, recovered, run
+from automesh.tuner.command.run import FinishedRun, Manner, Place, RunResult, Unseen, recovered, run
 from automesh.tuner.command.step_times import SeenStep
 from automesh.tuner.measure.decision import (
     ProcessRecord,
@@ -108,14 +108,14 @@ class CommandStrategy(Strategy):
     progress: Progress
     started_s: float
     clock: Callable[[], float] = time.monotonic
-    _order: Order = field(init=False)
+    _order: PlanOrder = field(init=False)
     _runs: Runs = field(init=False, default_factory=Runs)
     _took_s: list[float] = field(init=False, default_factory=list[float])
     _failed_first: int = field(init=False, default=0)
     _notices: list[str] = field(init=False, default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._order = Order(self.plans, self.baseline)
+        self._order = PlanOrder(self.plans, self.baseline)
 
     @property
     def _deadline_s(self) -> float:
@@ -230,7 +230,7 @@ class CommandStrategy(Strategy):
 
     def _outcome(self, trial: Trial, result: RunResult) -> Outcome:
         match result:
-            case Ran(step=step):
+            case FinishedRun(step=step):
                 if step is not None:
                     self._look_at(trial.plan, step)
                 return outcome_of_run(result)

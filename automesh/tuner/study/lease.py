@@ -174,7 +174,7 @@ def release(leases: LeaseTable, key: str, owner: Owner) -> None:
             return
 
 
-class Lease:
+class StudyLease:
     """The right to enqueue and to measure in one study: at most one process has it.
 
     It ends `LEASE_S` after the last `renew`, or at once when its process is found dead.

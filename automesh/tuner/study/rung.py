@@ -19,7 +19,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
 from automesh.skipped import name_of_note
 from automesh.tuner.study.backend import Backend
-from automesh.tuner.study.lease import Lease, Owner, release, take
+from automesh.tuner.study.lease import Owner, StudyLease, release, take
 from automesh.tuner.study.optuna_records import (
     Choices,
     extended,
@@ -56,7 +56,7 @@ class Rung:
         name: RungName,
         *,
         owner: Owner,
-        lease: Lease,
+        lease: StudyLease,
         source_hash: str,
         versions: Versions,
         scope: Scope = EVERYTHING,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json
 from automesh.skipped import name_of_note
-from automesh.tuner.study.lease import Lease, Owner, this_owner
+from automesh.tuner.study.lease import Owner, StudyLease, this_owner
 from automesh.tuner.study.scope import EVERYTHING, Scope
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.trials import Round, RungName, Trial
@@ -76,7 +76,7 @@ def open_study(
 
     backend = backend or open_backend(storage, is_read_only=not create, in_place=in_place)
     owner = this_owner()
-    lease = Lease(backend.leases, f"{name}/lease", owner)
+    lease = StudyLease(backend.leases, f"{name}/lease", owner)
 
     def open_rung(rung: RungName) -> Rung:
         return Rung(
@@ -140,7 +140,7 @@ class Study:
         name: str,
         *,
         owner: Owner,
-        lease: Lease,
+        lease: StudyLease,
         scope: Scope,
         compiles: Rung,
         measures: Rung,
