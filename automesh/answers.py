@@ -57,7 +57,7 @@ class Result(Reportable):
         return self.require_best()
 
     def require_best(self) -> MeshConfig:
-        """As `best`, for callers to whom raising is the point."""
+        """Returns `best`, or raises if there is none."""
         from automesh.report.files.rule import config_of
 
         return config_of(self.found)

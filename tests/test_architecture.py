@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import grimp
 import pytest
 
+from automesh.ir.findings.registry import RULES
 from tests.support.paths import ROOT
 from tests.support.plugins import WITHOUT, is_installed
 
@@ -16,6 +17,8 @@ PACKAGES = [ROOT / "automesh", *(ROOT / "plugins" / name / f"automesh_{name}" fo
 _GENERATED = ("hlo_pb2.py",)
 _MOST_MODULES = 15
 _MOST_PARAMETERS = 12
+# Production files that a finding is in.
+_MOST_FILES = 3
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,33 @@ def test_no_function_takes_more_parameters_than_a_reader_can_follow() -> None:
         if count > _MOST_PARAMETERS
     }
     assert longest == {}
+
+
+def test_a_finding_is_one_module_with_its_rule_and_its_words() -> None:
+    """The pass that marks what a rule looks for is another one: `docs/contributing.md`."""
+    texts = {
+        str(path.relative_to(ROOT)): _literals(path.read_text(encoding="utf-8"))
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if path.name not in _GENERATED
+    }
+    places = {
+        rule.name: [path for path, literals in texts.items() if rule.name in literals]
+        for rule in RULES
+    }
+    assert len(places) == len(RULES) >= 22
+    # One more, if a cure has words of its own for the rule.
+    assert {rule: paths for rule, paths in places.items() if len(paths) > _MOST_FILES - 1} == {}
+    homes = [[path for path in paths if "/ir/findings/" in path] for paths in places.values()]
+    assert [paths for paths in homes if len(paths) != 1] == []
+
+
+def _literals(source: str) -> set[str]:
+    return {
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 def _signatures(source: str) -> Iterator[tuple[str, int]]:

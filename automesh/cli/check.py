@@ -43,7 +43,7 @@ Exit codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckGiven:
-    """What `automesh check` was given."""
+    """The arguments and options of `automesh check`."""
 
     script: Annotated[
         str,
@@ -134,7 +134,7 @@ def check(given: CheckGiven) -> None:
 
 
 def parse_share(text: str) -> float:
-    """A share in per cent.
+    """Reads a share in per cent.
 
     Raises:
       UsageError: it is none, or below zero.

@@ -51,7 +51,7 @@ Exit codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckScriptGiven:
-    """What `automesh check-script` was given."""
+    """The arguments and options of `automesh check-script`."""
 
     script: Script = None
     script_args: ScriptArgs = None

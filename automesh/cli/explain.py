@@ -18,7 +18,7 @@ MESH may be followed by knobs and logical axes: "dp:8 remat=full mlp:tp".
 Printed are seconds by cause, the ten most expensive collectives with their source lines, the
 memory peak, what could not be counted, and the reason in a sentence. Every figure says whether
 it is estimated, compiled or measured. Of devices that are not here, a study has replays of the
-compiled schedules as well: they stand beside the estimates, and --trace draws one.
+compiled schedules as well: they are shown next to the estimates, and --trace draws one.
 
 \b
 Examples:

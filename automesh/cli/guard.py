@@ -28,13 +28,13 @@ _ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: igno
 
 
 def prepare_streams() -> None:
-    """Lets output be written whatever the terminal can show, and whether or not it arrives."""
+    """Lets output be written whatever the terminal can show, and even if nobody reads it."""
     codecs.register_error(_ASCII_ERRORS, _ascii_for)
     open_streams(errors=_ASCII_ERRORS)
 
 
 def _ascii_for(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal that has only ASCII gets: one character for one, so that columns hold."""
+    """Returns an ASCII character for one that the terminal cannot show, so that columns hold."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     foreign = error.object[error.start : error.end]
@@ -57,7 +57,7 @@ def guarded(call: Callable[[], Any], commands: Sequence[str]) -> int:
 
 
 def _outcome(call: Callable[[], Any], commands: Sequence[str]) -> tuple[AutomeshError | None, int]:
-    """How the command line ended: what there is to complain of, and its exit code."""
+    """Returns the message with which the command line ended, and its exit code."""
     try:
         outcome = call()
         if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
@@ -76,7 +76,7 @@ def _outcome(call: Callable[[], Any], commands: Sequence[str]) -> tuple[Automesh
 
 
 def _not_printed(lost: OSError) -> UsageError:
-    """What was to be printed on stdout, and was not."""
+    """Returns the error of output on stdout that was not written."""
     if lost.errno == errno.EBADF:
         return UsageError(
             "stdout is closed: what was to be printed there is lost",
@@ -89,7 +89,7 @@ def _not_printed(lost: OSError) -> UsageError:
 
 
 def typed() -> list[str]:
-    """The command to go on with: what was typed, without what would begin anew."""
+    """Returns the command that goes on: what was typed, without what would begin anew."""
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
     anew = [f"--{option.word}" for option in SEARCH if not option.has_resume]
@@ -98,7 +98,7 @@ def typed() -> list[str]:
 
 
 def interrupted() -> Interrupted:
-    """What to say when the user has stopped the program: how to go on."""
+    """Says after an interruption how to go on."""
     command = shlex.join(typeable(typed()))
     return Interrupted(
         "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
@@ -126,6 +126,6 @@ def _complain(error: AutomeshError) -> None:
 
 
 def _indented(text: str) -> str:
-    """All but the first line further in: what a hint quotes cannot pass for an error of ours."""
+    """Indents all lines but the first: text that a hint quotes cannot pass for an error of ours."""
     first, *rest = text.split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])

@@ -25,8 +25,7 @@ _Given = TypeVar("_Given")
 
 
 def with_notice(storage: str) -> str:
-    """A storage as it was given; says so on stderr if everybody on this machine can read its
-    password."""
+    """Returns a storage; warns on stderr if everybody on this machine can read its password."""
     if has_secret(storage):
         sys.stderr.write(
             "note: other users of this machine can read the password in --storage, for example "
@@ -36,7 +35,7 @@ def with_notice(storage: str) -> str:
 
 
 def parameter(option: Option) -> Any:
-    """How Typer reads an option of the table."""
+    """Makes the parameter with which Typer reads an option of the table."""
     if option.is_argument:
         return typer.Argument(metavar=option.metavar, help=option.help)
     words = [f"--{option.word}", *([f"-{option.short}"] if option.short else [])]
@@ -148,7 +147,7 @@ StorageOfSearch = Annotated[
 def named(
     script: str | None, module: str, entry: str, args: list[str] | None
 ) -> tuple[str | None, list[str] | None]:
-    """What is to be run, in the words of `automesh.search`, and its own arguments.
+    """Returns the workload in the words of `automesh.search`, and its own arguments.
 
     Raises:
       UsageError: it was named twice.
@@ -166,7 +165,7 @@ def named(
 
 
 def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
-    """What an option says.
+    """Reads the value of an option.
 
     Raises:
       UsageError: as `read`, with the name of the option in front.
@@ -178,12 +177,12 @@ def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
 
 
 def spelled(option: str) -> str:
-    """How a user writes what Python calls so: `--step-time` for `step_time`."""
+    """Returns an option as a user types it: `--step-time` for `step_time`."""
     return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """Prints what a command has to tell on stdout, for people or as JSON."""
+    """Prints a report of a command on stdout, for people or as JSON."""
     from automesh.report.blocks.json import to_json
     from automesh.report.blocks.terminal import told
 

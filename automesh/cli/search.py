@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from automesh.tuner.request import SearchOptions, SearchRequest
 
     class SearchGiven(SearchOptions):
-        """All that the command was given: also what only the command line has."""
+        """The arguments and options of the command, also those that only the command line has."""
 
         module: str
         entry: str
@@ -49,7 +49,7 @@ data=dp,fsdp searches two axes in the place of its axis `data`, the second of wh
 the parameters, too.
 
 A script that makes no mesh (--infer) is run up to its step as well. Which dimensions of its
-arrays must be split alike is told from the step, and meshes are searched together with what
+arrays must be split alike is read from the step, and meshes are searched together with what
 is split over them: the batch, parameters and optimizer state, layers' widths. The rule has
 the shardings, and config.apply(step) in the script uses them (docs/infer.md).
 
@@ -236,7 +236,7 @@ def _check_jobset_options(given: SearchGiven) -> None:
 
 
 def _check_remote(script: str | None) -> None:
-    """Refuses what a search here can do, and one that a service runs cannot.
+    """Refuses options that only a search here has, and searches that a service cannot run.
 
     Raises:
       UsageError: names the option.

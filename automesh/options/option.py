@@ -33,8 +33,8 @@ class OptionKind:
       typed: its type on the command line.
       python: its type in `automesh.search`.
       default: if nobody gives the option.
-      read: from what the user gave to what the request holds; None where that is told by a module
-        that knows more, such as `automesh.tuner.request`.
+      read: from what the user gave to what the request holds; None if a module that
+        knows more reads it, such as `automesh.tuner.request`.
       is_named: an error of `read` gets the name of the option in front; else it has it already.
       is_list: it may be given again.
     """
@@ -88,7 +88,7 @@ ABSOLUTE_FILE = OptionKind(typed=str, python=str | Path, read=_absolute)
 SPACE = OptionKind(typed=str, python=str | Path)
 """A search space: its name or its file."""
 SPLITS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
-"""Axes of a script's mesh, and those in their place."""
+"""Axes of a script's mesh, each with the axes that replace it."""
 NEW_FILE = OptionKind(typed=Path | None, python=str | Path | None, default=None)
 """A file that is written."""
 FOLDER = OptionKind(typed=Path, python=str | Path, read=_absolute_path)

@@ -29,7 +29,7 @@ def load(group: str, name: str, kind: type | tuple[type, ...] = object, *, what:
     """What a plug-in adds under a name.
 
     Args:
-      kind: what it must be, where that can be told.
+      kind: the type that it must have, if a type can be checked.
       what: how a message begins if no plug-in has it: "`automesh serve`"; by default its name.
 
     Raises:

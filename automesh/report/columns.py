@@ -23,7 +23,7 @@ _DROPPED = ("tokens/s", "mfu", "bound by", "exposed", "memory", "bracket", "\u00
 def ranking_table(
     rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int
 ) -> Table:
-    """A row for each plan; a narrow terminal does without the least important columns."""
+    """Makes a row for each plan; a narrow terminal leaves out the least important columns."""
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
     plans = [" ".join([mesh_cell(row), *knob_cells(row, knobs)]) for row in rows]
     return Table(
@@ -34,7 +34,7 @@ def ranking_table(
 
 
 def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """Logical axes, knobs and options that tell candidates apart, in the order of the space."""
+    """Lists axes, knobs and options in which candidates differ, in the order of the space."""
     settings = [words.settings_shown(candidate) for candidate in candidates]
     names = dict.fromkeys(name for setting in settings for name in setting)
     return tuple(
@@ -43,7 +43,7 @@ def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
 
 
 def absent(row: Candidate) -> str:
-    """What a cell says of a setting that a plan does not have."""
+    """Returns the text of a cell for a setting that a plan does not have."""
     return "default" if row.is_scripts else NONE
 
 
@@ -98,13 +98,13 @@ def _columns(
 
 
 def mesh_cell(row: Candidate) -> str:
-    """The mesh, and whether it is the script's own."""
+    """Returns the mesh, marked if it is the script's own."""
     whose = "script" if row.is_scripts else "baseline"
     return row.plan.mesh + (f" ({whose})" if row.is_baseline else "")
 
 
 def knob_cells(row: Candidate, knobs: tuple[str, ...]) -> list[str]:
-    """`name=value`, or `name:axes`, for those of `knobs` that the plan sets."""
+    """Returns `name=value`, or `name:axes`, for those of `knobs` that the plan sets."""
     settings = words.settings_shown(row)
     return [format_setting(name, settings[name]) for name in knobs if name in settings]
 
@@ -116,7 +116,7 @@ def _figures(
     *,
     justify: Literal["left", "right"] = "right",
 ) -> Column:
-    """Marks with `*` what was predicted: the header where all of it was, else each such cell."""
+    """Marks predicted figures with `*`: the header if all of them are, else each such cell."""
     said = [mark for cell, mark in zip(cells, predicted, strict=True) if cell]
     if all(said):
         header = f"{name} *" if said else name

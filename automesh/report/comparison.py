@@ -76,12 +76,12 @@ class Verification:
 
     @property
     def speedup(self) -> float:
-        """Baseline time over the exported plan's; 1 if they are the same, or there is none."""
+        """Returns the baseline's time over the exported plan's; 1 if equal or unknown."""
         return self.gain.ratio if self.gain is not None else 1.0
 
     @property
     def speedup_interval(self) -> tuple[float, float]:
-        """95 % interval of `speedup`; (1, 1) likewise."""
+        """Returns the 95 % interval of `speedup`; (1, 1) in the same cases."""
         return self.gain.interval if self.gain is not None else (1.0, 1.0)
 
     @property

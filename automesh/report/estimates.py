@@ -22,7 +22,7 @@ NOT_YET = (NO_TIME, INTERRUPTED)  # what the same command makes up for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """Every plan with its estimate, or with why it has none.
+    """All plans, each with its estimate or with the reason why it has none.
 
     Attributes:
       found: plans that have an estimate.
@@ -33,7 +33,7 @@ class Estimates:
       notices: what the user should know, one sentence each.
       details: how the estimates were made, for those who ask.
       propagations: how many propagations the terms come from, those kept from earlier included.
-      fabric: how the devices are wired; None if that could not be told.
+      fabric: how the devices are wired; None if that is unknown.
       layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
       is_interrupted: True if somebody has stopped them: they are those that were made until then.
     """
@@ -51,19 +51,19 @@ class Estimates:
 
     @property
     def refusals(self) -> int:
-        """How many plans have no estimate because the step refuses them."""
+        """Counts the plans that have no estimate because the step refuses them."""
         return len(self.refused_by_step)
 
     @property
     def refused_by_step(self) -> frozenset[Plan]:
-        """Plans that have no estimate because the step refuses them."""
+        """Lists the plans that have no estimate because the step refuses them."""
         return frozenset(
             plan for plan, reason in self.missing.items() if reason.startswith(STEP_REFUSES)
         )
 
     @property
     def waiting(self) -> frozenset[Plan]:
-        """Plans that an estimate would be made of in another search, as of those that have one."""
+        """Lists plans without an estimate that another search could estimate."""
         if not self.found:
             return frozenset()
         return self._waiting
@@ -74,7 +74,7 @@ class Estimates:
 
     @property
     def missing_notice(self) -> str:
-        """How many plans have no estimate, and why most of them; empty if all have one."""
+        """Says how many plans have no estimate, and why most of them; empty if all have one."""
         if not self.missing:
             return ""
         reason, number = Counter(self.missing.values()).most_common(1)[0]
@@ -85,7 +85,7 @@ class Estimates:
 
     @property
     def _waiting_notice(self) -> str:
-        """What the plans that wait for an estimate have in common that no estimated one has."""
+        """Says what plans that wait for an estimate share, and no estimated plan has."""
         waiting = self._waiting
         known = frozenset(part for plan in self.found for part in _parts(plan))
         plans = count(len(waiting), "plan")
@@ -96,6 +96,6 @@ class Estimates:
 
 
 def _parts(plan: Plan) -> tuple[str, ...]:
-    """The axes that a plan uses, and its settings, in words."""
+    """Returns the axes that a plan uses, and its settings, in words."""
     axes = tuple(axis.name for axis in plan.axes if axis.size > 1)
     return (*axes, *(format_setting(*setting) for setting in plan.settings))

@@ -17,7 +17,7 @@ Versions = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What was searched: a step, or a command.
+    """The workload of a search: a step, or a command.
 
     Attributes:
       workload: name of the script or function.
@@ -54,7 +54,7 @@ class Devices:
       kind: what one device is, in jax's words.
       count: how many there are.
       are_absent: True if they are not here: nothing can be measured.
-      fabric: how they are wired; None if that could not be told.
+      fabric: how they are wired; None if that is unknown.
       memory_bytes: what a program could use of one device; 0 if unknown.
       reserve_bytes: of these, what plans leave free.
     """
@@ -71,7 +71,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """By what the figures were made, and where they are kept.
+    """How the figures were made, and where they are stored.
 
     Attributes:
       source_hash: what trials of the script as it was are known by.
@@ -92,7 +92,7 @@ class Provenance:
 
     @property
     def command(self) -> str:
-        """The command that goes on with the search, as text; empty where there is none."""
+        """The command that continues the search, as text; empty if there is none."""
         return text_of(self.again)
 
 

@@ -12,12 +12,12 @@ _MOST = 3
 
 
 def replay_of(outcome: Outcome) -> ReplayOutcome | None:
-    """The replay that a predicted time comes from; None where there is none."""
+    """Returns the replay that a predicted time comes from; None if there is none."""
     return outcome.replay if isinstance(outcome, Compiled) else None
 
 
 def exposed_s(replay: ReplayOutcome) -> float:
-    """Seconds of a step in which the cores wait for communication."""
+    """Returns the seconds of a step in which the cores wait for communication."""
     return sum(seconds for _, seconds in _exposed(replay))
 
 
@@ -54,7 +54,7 @@ def memory_sentence(result: SearchResult, best: Candidate) -> str:
 
 
 def predicted_lines(result: SearchResult, best: Candidate | None) -> list[tuple[str, str]]:
-    """What is predicted of the best plan beside its time: a label and a sentence each."""
+    """Lists predictions for the best plan other than its time: a label and a sentence each."""
     replay = replay_of(best.outcome) if best is not None else None
     if best is None or replay is None:
         return []
@@ -80,7 +80,7 @@ _MOST_STAGES = 8
 
 
 def stages_of(candidate: Candidate | None) -> PipelineOutcome | None:
-    """The compiled stages of a plan; None if it was not compiled, or is no pipeline."""
+    """Returns the compiled stages of a plan; None if it was not compiled, or is no pipeline."""
     if candidate is None:
         return None
     found = candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
@@ -88,7 +88,7 @@ def stages_of(candidate: Candidate | None) -> PipelineOutcome | None:
 
 
 def stage_bytes(candidate: Candidate) -> tuple[int, ...]:
-    """Of each stage what its devices need, with what other stages of the rank hold there."""
+    """Returns the peak bytes on the devices of each stage, other stages of the rank included."""
     pipeline = stages_of(candidate)
     return tuple(stage.peak_bytes for stage in pipeline.stages) if pipeline is not None else ()
 

@@ -31,9 +31,9 @@ _FEWEST_ROWS = 3  # of a table on a low terminal
 
 
 class Progress(Protocol):
-    """Where a search reports to; nothing that it is told may change the search.
+    """A display of how a search goes on; no call of it may change the search.
 
-    A display that inherits from it says nothing of what it does not override.
+    A display that inherits from it shows nothing for methods that it does not override.
     """
 
     def phase(
@@ -58,19 +58,19 @@ class Progress(Protocol):
         """
 
     def now(self, text: str) -> None:
-        """What is being worked on; empty for nothing."""
+        """Shows what is being worked on; empty for nothing."""
 
     def best(self, text: str) -> None:
-        """The best plan so far, with what its figure rests on."""
+        """Shows the best plan so far, with the evidence for its figure."""
 
     def ranking(self, so_far: SoFar) -> None:
-        """The table of what is estimated so far, after each set of active axes."""
+        """Shows the table of estimates so far, after each set of active axes."""
 
     def notice(self, text: str) -> None:
-        """What the user should know, one sentence."""
+        """Shows a sentence that the user should know."""
 
     def log(self, text: str) -> None:
-        """A line for the record, such as where a worker's log is."""
+        """Shows a line for the record, such as where a worker's log is."""
 
     def tick(self, doing: str = "") -> None:
         """Call it at least every second of waiting: a long wait then shows signs of life.
@@ -92,12 +92,12 @@ class Progress(Protocol):
 
 
 class Silent(Progress):
-    """Says nothing: for a search that is called from Python."""
+    """A display that shows nothing: for a search that is called from Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """How far one phase is.
+    """The progress of one phase.
 
     Attributes:
       first_done: `done` when this run took it up.
@@ -134,7 +134,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class DisplayState:
     """All that a display shows; replaced as a whole, so no drawing thread sees half a change.
 
     Attributes:
@@ -152,7 +152,7 @@ class State:
 
 
 def remaining_s(durations_s: Sequence[float], left: int, *, lanes: int) -> float:
-    """Seconds until `left` trials are done, by the median: one slow compile must not spoil it.
+    """Returns the seconds until `left` trials are done, by the median: one may be very slow.
 
     >>> remaining_s([2.0, 2.0, 60.0], left=5, lanes=2)
     6.0
@@ -162,7 +162,7 @@ def remaining_s(durations_s: Sequence[float], left: int, *, lanes: int) -> float
 
 
 def with_phase(
-    state: State,
+    state: DisplayState,
     name: str,
     *,
     total: int,
@@ -171,8 +171,8 @@ def with_phase(
     took_s: float,
     lanes: int,
     now_s: float,
-) -> State:
-    """The state after a report on a phase."""
+) -> DisplayState:
+    """Returns the state after a report on a phase."""
     known = next((phase for phase in state.phases if phase.name == name), None)
     if known is None:
         known = Phase(
@@ -201,15 +201,15 @@ def with_phase(
 
 
 def left_text(phase: Phase, now_s: float) -> str:
-    """`about 2 min left`; empty if nothing is known or left."""
+    """Returns `about 2 min left`; empty if nothing is known or left."""
     left = phase.left_s(now_s)
     if left is None:
         return ""
     return f"about {format_wait(left)} left" if left > 0 else "taking longer than expected"
 
 
-def phase_text(phase: Phase, state: State, now_s: float) -> str:
-    """One line on one phase: `compile 31/120, 2 failed, about 2 min left, best dp:8 12.3 ms`."""
+def phase_text(phase: Phase, state: DisplayState, now_s: float) -> str:
+    """Returns one line: `compile 31/120, 2 failed, about 2 min left, best dp:8 12.3 ms`."""
     parts = [f"{phase.name} {phase.done}/{phase.total}", phase.note, left_text(phase, now_s)]
     if state.best:
         parts.append(f"best {state.best}")
@@ -217,11 +217,11 @@ def phase_text(phase: Phase, state: State, now_s: float) -> str:
 
 
 class _Display(Progress):
-    """What every display keeps: how far the search is, as of the last report."""
+    """The part that all displays share: the progress of the search as of the last report."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._state = State(started_s=clock())
+        self._state = DisplayState(started_s=clock())
 
     def phase(
         self,
@@ -336,7 +336,7 @@ class PlainProgress(_Display):
         self._stream.flush()
 
 
-def frame(state: State, *, now_s: float, width: int, height: int = 24) -> RenderableType:
+def frame(state: DisplayState, *, now_s: float, width: int, height: int = 24) -> RenderableType:
     """One picture of the display: a bar per phase, then the time, the current and the best plan, or
     the table of what is estimated so far, as many of its rows as the height allows."""
     bar_width = max(6, min(20, width - 56))

@@ -15,7 +15,7 @@ NOT_ENDED = "the search has not ended yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One plan with the strongest evidence that there is for it.
+    """A plan with the strongest evidence that there is for it.
 
     Attributes:
       outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled, or
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """How many plans got how far. `ruled_out` counts by rule, most frequent first.
+    """How many plans reached which rung. `ruled_out` counts by rule, most frequent first.
 
     enumerated = sum(ruled_out) + legal;
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is
@@ -75,13 +75,13 @@ class Funnel:
 
     @property
     def not_reached(self) -> int:
-        """Plans of which nothing is known."""
+        """The number of plans of which nothing is known."""
         return self.waiting - self.screened - self.estimated - self.refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """How the last run of a search ended.
+    """The end of the last run of a search.
 
     Attributes:
       stop_reason: why, one or two sentences.
@@ -101,12 +101,12 @@ class Footer:
 
 
 STILL_OPEN = Footer(stop_reason=NOT_ENDED, rules_path="", interrupted=False)
-"""Of a search that has not ended."""
+"""The footer of a search that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """Everything that a search found out, ready to be shown.
+    """All results of a search, ready to be shown.
 
     Attributes:
       facts: what was searched, for which devices, by what.

@@ -42,7 +42,7 @@ class SearchCommand:
     args: tuple[str, ...] = ()
 
     def without(self, *names: str) -> SearchCommand:
-        """The command without some of its options."""
+        """Returns the command without some of its options."""
         return SearchCommand(
             script=self.script,
             options=tuple(option for option in self.options if option[0] not in names),
@@ -51,7 +51,7 @@ class SearchCommand:
 
     @property
     def words(self) -> list[str]:
-        """What stands behind `automesh search`."""
+        """Returns the words behind `automesh search`."""
         words = [self.script] if self.script else []
         for name, value in self.options:
             if name in FLAGS:
@@ -63,7 +63,7 @@ class SearchCommand:
 
 
 def read_words(words: Sequence[str]) -> SearchCommand | None:
-    """Reads what stands behind `automesh search`; what would begin anew is left out.
+    """Reads the words behind `automesh search`, without those that would begin a new search.
 
     Returns:
       None if there is an option that `automesh search` does not have. No part has a secret.
@@ -107,7 +107,7 @@ def read_text(text: str) -> SearchCommand | None:
 
 
 def text_of(command: SearchCommand | None) -> str:
-    """The command as one types it.
+    """Returns the command as one types it.
 
     Returns:
       Empty if there is none, or a part is not what automesh itself would have kept: an option that

@@ -24,7 +24,7 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoFar:
-    """The best plans by what is estimated until now.
+    """The best plans by the estimates so far.
 
     Attributes:
       rows: best first; behind them the script's own plan, if it is estimated.
@@ -59,7 +59,7 @@ class SoFar:
 
 
 def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
-    """The table under a line of its own, and what it does not have yet.
+    """Draws the table under a line of its own, and says what is missing in it.
 
     Args:
       width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
@@ -74,7 +74,7 @@ def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
 
 
 def what_is_missing(known: frozenset[str], waiting: Mapping[Parts, int], example: str) -> str:
-    """What plans without an estimate have in common, in words.
+    """Says what plans without an estimate have in common.
 
     Args:
       known: parts of plans that have an estimate.
@@ -92,7 +92,7 @@ def what_is_missing(known: frozenset[str], waiting: Mapping[Parts, int], example
 
 
 def common_parts(known: frozenset[str], waiting: Mapping[Parts, int]) -> tuple[str, ...]:
-    """Parts of which every plan that waits uses one, and no plan that has an estimate.
+    """Finds parts of which every plan that waits uses one, and no plan that has an estimate.
 
     Args:
       known, waiting: as of `what_is_missing`.

@@ -104,7 +104,7 @@ def _title(result: SearchResult) -> str:
 
 
 def _marks(rows: Sequence[Candidate], table: Table, *, made_up: Sequence[str]) -> Iterator[Note]:
-    """What the marks in the columns that are shown mean."""
+    """Explains the marks in the columns that are shown."""
     names = {column.name for column in table.columns}
     measured = [row.outcome for row in rows if isinstance(row.outcome, Measured)]
     if "\u00b1" in names:
@@ -131,7 +131,7 @@ def _marks(rows: Sequence[Candidate], table: Table, *, made_up: Sequence[str]) -
 
 
 def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[Note]:
-    """What `*` means, where one of the columns that have it is shown."""
+    """Explains `*`, if one of the columns that have it is shown."""
     kinds = {words.evidence(row) for row in rows}
     replayed = any(replay_of(row.outcome) for row in rows)
     if replayed:
@@ -147,7 +147,7 @@ def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[
 
 
 def _fallen(result: SearchResult, top: int) -> KeyValues:
-    """The plans that are not in the ranking, and why."""
+    """Lists the plans that are not in the ranking, and why."""
     fallen = [candidate for candidate in result.candidates if not words.is_ranked(candidate)]
     shown = _first(fallen, top)
     knobs = varying_knobs(result.candidates)
@@ -161,7 +161,7 @@ def _fallen(result: SearchResult, top: int) -> KeyValues:
 
 
 def _estimates_file(result: SearchResult) -> str:
-    """Where all estimates are, while there is nothing better."""
+    """Says where all estimates are, as long as there is nothing better."""
     funnel = result.funnel
     if (
         not result.facts.provenance.results_dir
@@ -175,7 +175,7 @@ def _estimates_file(result: SearchResult) -> str:
 
 
 def summary(result: SearchResult, *, verbose: bool = False) -> KeyValues:
-    """The answer in words: a label and a sentence each, empty ones left out."""
+    """Returns the answer in words: a label and a sentence each, without empty ones."""
     rule = (
         f"{result.footer.rules_path} (rule for {result.facts.devices.target})"
         if result.footer.rules_path

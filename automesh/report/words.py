@@ -51,7 +51,7 @@ UNKNOWN = "?"  # In the place of a figure that nobody knows.
 
 
 def evidence(candidate: Candidate) -> Evidence:
-    """What the candidate's step time rests on."""
+    """Names the evidence for the candidate's step time."""
     match candidate.outcome:
         case Measured():
             return "measured"
@@ -64,23 +64,23 @@ def evidence(candidate: Candidate) -> Evidence:
 
 
 def is_ranked(candidate: Candidate) -> bool:
-    """True for a plan with a place in the ranking: it has a time, and nothing speaks against it."""
+    """Whether a plan has a place in the ranking: it has a time, and nothing speaks against it."""
     has_time = isinstance(candidate.outcome, Measured | Compiled | Estimated)
     return has_time and candidate.standing.verdict not in ("excluded", "failed")
 
 
 def is_duplicate(candidate: Candidate) -> bool:
-    """True for a plan whose program is another plan's: it has no figures of its own."""
+    """Whether a plan's program is another plan's: it has no figures of its own."""
     return isinstance(candidate.outcome, Compiled) and bool(candidate.outcome.same_as)
 
 
 def compiled_of(candidate: Candidate) -> Compiled | None:
-    """What the compiler said, whichever field holds it."""
+    """Returns the compiler's outcome, whichever field has it."""
     return candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
 
 
 def peak_is_measured(candidate: Candidate) -> bool:
-    """True only if the peak is known to come from the device, not from the compiler."""
+    """Whether the peak is known to come from the device, not from the compiler."""
     compiled = compiled_of(candidate)
     return (
         isinstance(candidate.outcome, Measured)
@@ -90,7 +90,7 @@ def peak_is_measured(candidate: Candidate) -> bool:
 
 
 def step_s(candidate: Candidate) -> float | None:
-    """Seconds of one step, measured, predicted or estimated; None where there is none.
+    """Returns the seconds of one step, measured, predicted or estimated; None if there are none.
 
     Of a measured plan that was compared with the exported one: as that ratio says.
     """
@@ -101,7 +101,7 @@ def step_s(candidate: Candidate) -> float | None:
 
 
 def half_interval(candidate: Candidate) -> str:
-    """`±1.2 %`: the larger half of the 95 % interval; empty where none is known.
+    """Returns `±1.2 %`: the larger half of the 95 % interval; empty if none is known.
 
     Of a plan that was compared with the exported one it is that of the ratio.
     """
@@ -126,7 +126,7 @@ def _half(middle: float, low: float, high: float) -> str:
 
 
 def bracket(outcome: Outcome) -> str:
-    """`10.1 ms to 13.0 ms`: if all overlaps that can, and if nothing does; empty if not known."""
+    """Returns `10.1 ms to 13.0 ms`: with all possible overlap, and with none; empty if unknown."""
     match outcome:
         case Estimated(bracket_s=(low, high)):
             return f"{format_seconds(low)} to {format_seconds(high)}"
@@ -155,7 +155,7 @@ def versus_exported(candidate: Candidate) -> str:
 
 
 def reason(candidate: Candidate) -> str:
-    """Why a plan is not in the ranking, in one line; empty if it is."""
+    """Says in one line why a plan is not in the ranking; empty if it is."""
     match candidate.outcome:
         case OutOfMemory() | Failed() | TimedOut() as failure:
             return failure_reason(failure)
@@ -171,7 +171,7 @@ def reason(candidate: Candidate) -> str:
 
 
 def failure_reason(failure: Failure) -> str:
-    """Why something was not done, in one line; of a gang, on which host."""
+    """Says in one line why something was not done; of a gang, on which host."""
     reason = _reason(failure)
     return f"{clean(failure.where)}: {reason}" if failure.where else reason
 
@@ -206,7 +206,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def funnel_sentence(funnel: Funnel) -> str:
-    """How many plans got how far; outside the brackets the parts add up to the whole.
+    """Says how many plans reached which rung; numbers outside the brackets add up to the whole.
 
     For example `315 plans: 120 compiled (9 measured, 20 duplicates), 180 ruled out, 15 failed`.
     """
@@ -234,7 +234,7 @@ def funnel_sentence(funnel: Funnel) -> str:
 
 
 def partly_counted_notice(number: int) -> str:
-    """What is said of plans that are ranked behind others because of what was not counted."""
+    """Says how many plans are ranked behind others because some of their work is not counted."""
     if not number:
         return ""
     stands = "stands" if number == 1 else "stand"
@@ -245,7 +245,7 @@ def partly_counted_notice(number: int) -> str:
 
 
 def uncounted_notices(estimates: Sequence[Estimated], most: int = 3) -> list[str]:
-    """What the estimates leave out, one sentence each, the most frequent first; no source lines."""
+    """Says what the estimates leave out, one sentence each, the most frequent first."""
     counted = Counter(
         what
         for estimate in estimates
@@ -262,7 +262,7 @@ def uncounted_notices(estimates: Sequence[Estimated], most: int = 3) -> list[str
 
 
 def ruled_out_sentence(funnel: Funnel, most: int = 4) -> str:
-    """The rules that cost most plans, with their counts; empty if none did."""
+    """Names the rules that exclude most plans, with their counts; empty if none did."""
     shown = [f"{clean(rule)} ({number})" for rule, number in funnel.ruled_out[:most]]
     rest = funnel.ruled_out[most:]
     if rest:
@@ -272,7 +272,7 @@ def ruled_out_sentence(funnel: Funnel, most: int = 4) -> str:
 
 
 def numerics_sentence(result: SearchResult) -> str:
-    """Whose losses the others were compared with, and how many disagree; empty if nothing ran."""
+    """Says which losses are the reference, and how many plans disagree; empty if nothing ran."""
     ran = [
         candidate.outcome
         for candidate in result.candidates
@@ -301,7 +301,7 @@ def numerics_sentence(result: SearchResult) -> str:
 
 
 def title(result: SearchResult) -> str:
-    """What was searched, for what."""
+    """Says what was searched, and for which devices."""
     searched, devices = result.facts.searched, result.facts.devices
     shown = f"{devices.count} x {clean(devices.kind)}" if devices.kind else ""
     shown = shown or count(devices.count, "device")
@@ -309,7 +309,7 @@ def title(result: SearchResult) -> str:
 
 
 def best_of(result: SearchResult) -> Candidate | None:
-    """The exported candidate, or the best where nothing was exported yet."""
+    """Returns the exported candidate, or the best if nothing was exported yet."""
     winners = (
         candidate
         for candidate in result.candidates
@@ -319,18 +319,18 @@ def best_of(result: SearchResult) -> Candidate | None:
 
 
 def baseline_of(result: SearchResult) -> Candidate | None:
-    """The candidate that is the script's own mesh."""
+    """Returns the candidate that is the script's own mesh."""
     return next((candidate for candidate in result.candidates if candidate.is_baseline), None)
 
 
 def best_label(result: SearchResult) -> str:
-    """`keep` if the answer is the script's own mesh and that was measured, else `best`."""
+    """Returns `keep` if the answer is the script's own mesh and was measured, else `best`."""
     best = best_of(result)
     return "keep" if best is not None and best.standing.verdict == "kept" else "best"
 
 
 def best_sentence(result: SearchResult) -> str:
-    """The answer: the plan, its time and what that rests on, the gain over the script's mesh."""
+    """Says the answer: the plan, its time with the evidence, the gain over the script's mesh."""
     best = best_of(result)
     if best is None and not result.candidates:
         return ""  # Nothing was tried: a dry run, or a search that was stopped at once.
@@ -402,7 +402,7 @@ def _why_nothing_compares(result: SearchResult) -> str:
 
 
 def undecided_sentence(result: SearchResult) -> str:
-    """Which plans may still be faster, and what deciding it would take; empty if none may."""
+    """Says which plans may still be faster, and what would decide it; empty if none may."""
     waiting = [
         candidate for candidate in result.candidates if candidate.standing.verdict == "undecided"
     ]
@@ -447,7 +447,7 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
 
 
 def _own(best: Candidate) -> str:
-    """What the exported plan is where it is the baseline."""
+    """Describes the exported plan if it is the baseline."""
     return "the script's own mesh" if best.is_scripts else "the baseline"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from automesh.cost.terms import Cure, DivisibilityGuard, Footprint, Terms
 from automesh.ir.findings.nouns import PartitionedProgram, StepState
-from automesh.ir.findings.state import state_findings
+from automesh.ir.findings.registry import state_findings
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.passes.halos import axes_of_odd_moves
 from automesh.ir.terms.collect import collect

@@ -28,13 +28,12 @@ from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.nouns import Entry, Inspection, StepRef
 from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.racing import RaceReport, run_race
 from automesh.tuner.measure.schedule import (
     Calibration,
-    RaceReport,
     Subject,
     VisitRules,
     calibrate,
-    run_race,
 )
 from automesh.units import format_percent, format_seconds, format_wait
 from automesh.worker.messages import InspectJob, Surroundings

@@ -7,7 +7,7 @@ import pytest
 
 from automesh.mesh.axes import Plan
 from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.schedule import RaceReport
+from automesh.tuner.measure.racing import RaceReport
 from benchmarks.race_errors import command as race_errors
 from benchmarks.race_errors import finals
 from benchmarks.race_errors.command import EXTRA, FINALISTS, Tally, count, plan, summary

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from automesh.report import progress
 from automesh.report.progress import (
+    DisplayState,
     LiveProgress,
     PlainProgress,
     Silent,
-    State,
     frame,
     left_text,
     open_progress,
@@ -60,21 +60,21 @@ def test_remaining_time_is_between_the_extremes(
     assert remaining_s(durations, left, lanes=lanes) <= turns * max(durations)
 
 
-def report(state: State, done: int, *, now_s: float, took_s: float = 0.0) -> State:
+def report(state: DisplayState, done: int, *, now_s: float, took_s: float = 0.0) -> DisplayState:
     return with_phase(
         state, "compile", total=10, done=done, note="", took_s=took_s, lanes=1, now_s=now_s
     )
 
 
 def test_work_of_an_earlier_run_does_not_count_as_speed() -> None:
-    state = report(State(started_s=0.0), 6, now_s=0.0)
+    state = report(DisplayState(started_s=0.0), 6, now_s=0.0)
     assert state.phases[0].left_s(5.0) is None  # nothing done in this run: nothing is known
     state = report(state, 7, now_s=10.0)
     assert state.phases[0].left_s(10.0) == 30.0  # one in 10 s, three to go
 
 
 def test_remaining_time_runs_down_between_reports_and_admits_delay() -> None:
-    state = report(State(started_s=0.0), 0, now_s=0.0)
+    state = report(DisplayState(started_s=0.0), 0, now_s=0.0)
     state = report(state, 9, now_s=90.0, took_s=10.0)
     assert left_text(state.phases[0], 94.0) == "about 6 s left"
     assert left_text(state.phases[0], 120.0) == "taking longer than expected"
@@ -83,7 +83,7 @@ def test_remaining_time_runs_down_between_reports_and_admits_delay() -> None:
 
 
 def test_only_recent_durations_count() -> None:
-    state = State(started_s=0.0)
+    state = DisplayState(started_s=0.0)
     for done in range(40):
         took_s = 100.0 if done < 20 else 1.0
         state = with_phase(
@@ -144,7 +144,7 @@ def test_signs_of_life_get_rarer_and_never_cease() -> None:
 
 
 def test_the_display_shows_what_the_workers_do_beside_what_was_found_last() -> None:
-    state = State(started_s=0.0, now="dp:8, 12.3 ms", doing="running fsdp:8")
+    state = DisplayState(started_s=0.0, now="dp:8, 12.3 ms", doing="running fsdp:8")
     out = StringIO()
     Console(file=out, width=80, _environ={}).print(frame(state, now_s=0.0, width=80))
     lines = [line.split(maxsplit=1) for line in out.getvalue().splitlines() if line.strip()]
@@ -173,7 +173,14 @@ def test_a_frame_fits_every_width(width: int) -> None:
 
 def test_a_phase_with_nothing_to_do_is_drawn() -> None:
     state = with_phase(
-        State(started_s=0.0), "measure", total=0, done=0, note="", took_s=0, lanes=1, now_s=0.0
+        DisplayState(started_s=0.0),
+        "measure",
+        total=0,
+        done=0,
+        note="",
+        took_s=0,
+        lanes=1,
+        now_s=0.0,
     )
     out = StringIO()
     Console(file=out, width=80, _environ={}).print(frame(state, now_s=0.0, width=80))

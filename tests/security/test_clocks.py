@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from automesh.package import PACKAGE
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study import lease
-from automesh.tuner.study.lease import Lease, LeaseTable, take, this_owner
+from automesh.tuner.study.lease import LeaseTable, StudyLease, take, this_owner
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.study import Study, Trial, parse_storage
 from tests.support.samples.storage_cases import opened, plans
@@ -88,15 +88,15 @@ def test_a_clock_that_is_set_forward_ends_no_lease_of_who_is_well(
     """Before, what was renewed a second ago was free for an hour's jump of the storage's clock."""
     clocks, elsewhere = Clocks(), replace(this_owner(), machine="another", token="theirs")
     with shared(kind, clocks, monkeypatch) as (mine, theirs):
-        assert Lease(theirs, "lease", elsewhere).acquire()
-        own = Lease(mine, "lease", this_owner())
+        assert StudyLease(theirs, "lease", elsewhere).acquire()
+        own = StudyLease(mine, "lease", this_owner())
         assert not own.acquire()
         clocks.storage_s += HOUR_S
         for _ in range(30):
             assert not own.acquire()
             assert own.holder() == elsewhere
             clocks.run(2.0)
-            assert Lease(theirs, "lease", elsewhere).renew()
+            assert StudyLease(theirs, "lease", elsewhere).renew()
 
 
 @pytest.mark.parametrize("kind", ["file", "sql"])

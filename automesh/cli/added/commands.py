@@ -22,7 +22,7 @@ def offer_commands(app: typer.Typer) -> None:
 
 
 def _not_loaded() -> None:
-    """Stands for a command until it is called, when `Commands` loads it."""
+    """Represents a command until it is called, when `Commands` loads it."""
     raise NotImplementedError
 
 
@@ -30,19 +30,19 @@ class Commands(TyperGroup):
     """The commands of the core, and those that plug-ins add."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names in the order of the help; those of others' plug-ins are the last."""
+        """Lists all names in the order of the help; those of others' plug-ins are the last."""
         known = super().list_commands(ctx)
         return [*known, *sorted(installed(COMMANDS).keys() - set(known))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command as the help lists it: one of this repository's plug-ins is not loaded."""
+        """Returns a command for the help; those of this repository's plug-ins are not loaded."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in installed(COMMANDS):
             return load_command(cmd_name)
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called.
+        """Returns the command that is called.
 
         Raises:
           UsageError: it is in a plug-in that is not installed, or that cannot be loaded.
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """A command of a plug-in, ready to be called.
+    """Loads a command of a plug-in.
 
     Raises:
       UsageError: the plug-in is not installed, or cannot be loaded.

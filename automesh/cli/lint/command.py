@@ -59,7 +59,7 @@ Exit codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintGiven:
-    """What `automesh lint` was given."""
+    """The arguments and options of `automesh lint`."""
 
     script: Script = None
     mesh: Annotated[
@@ -123,7 +123,7 @@ def lint(given: LintGiven) -> None:
 
 
 def _named(given: LintGiven) -> tuple[str, str, list[str]]:
-    """What is to be looked at, on which mesh, and the script's own arguments.
+    """Returns the script or function, its mesh, and its own arguments.
 
     Raises:
       UsageError: no script was named, or two.
@@ -132,7 +132,7 @@ def _named(given: LintGiven) -> tuple[str, str, list[str]]:
     if "--" in sys.argv and mesh is not None and _is_behind_dashes(mesh, rest):
         mesh, rest = None, [mesh, *rest]
     if given.module or given.entry:
-        # There is no SCRIPT: what stands in its place is the mesh.
+        # There is no SCRIPT: the first word is the mesh.
         script, mesh, rest = None, script, [*([] if mesh is None else [mesh]), *rest]
     script, args = named(script, given.module, given.entry, rest)
     if script is None:
@@ -141,7 +141,7 @@ def _named(given: LintGiven) -> tuple[str, str, list[str]]:
 
 
 def _writable(text: str) -> Path:
-    """A file that can be written, found out before the step is looked at; its folder is made.
+    """Checks before the step is looked at that a file can be written; makes its folder.
 
     Raises:
       UsageError: it is no path, or cannot be written.
@@ -161,6 +161,6 @@ def _writable(text: str) -> Path:
 
 
 def _is_behind_dashes(mesh: str, rest: list[str]) -> bool:
-    """Whether what was read as the mesh is the first of the script's own arguments."""
+    """Whether the text that was read as the mesh is the first of the script's own arguments."""
     own = sys.argv[sys.argv.index("--") + 1 :]
     return own == [mesh, *rest]

@@ -11,9 +11,9 @@ from automesh.cli.options import print_report
 HELP = """List the rules for public models that come with automesh.
 
 They were found by `automesh search` for devices that were not there: every legal mesh was
-estimated, and where the target's compiler was at hand, the best were compiled. What each rule
-rests on, and the compiler's version, stand beside it: nothing here was measured. The batch and
-the length that it is for are the arguments that one preset is shown with.
+estimated, and where the target's compiler was at hand, the best were compiled. Each rule is shown
+with its evidence and the compiler's version: nothing here was measured. The batch and the length
+that it is for are the arguments that one preset is shown with.
 
 PATTERN is a name, or a part of names: maxtext/qwen3-1.7b, llama, 'maxtext/*8x*'.
 

@@ -10,6 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from automesh.cost.terms import Finding, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
+from automesh.ir.findings.rule import (
+    OperationCheck,
+    Rule,
+    Sizes,
+    advice,
+    array_of,
+    axes_of,
+    bytes_of,
+    times_of,
+)
 from automesh.ir.graph import Block, Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS
 from automesh.ir.terms.collectives import nearby_source
@@ -43,6 +53,15 @@ def host_callback(program: PartitionedProgram, seen: OperationSite) -> Iterator[
     )
 
 
+def _host_callback_words(finding: Finding, sizes: Sizes) -> str:
+    gathered = f", gathered over {axes_of(finding)} first" if finding.axes else ""
+    return (
+        f"the step calls Python on the host{times_of(finding, sizes)}: {bytes_of(finding, sizes)} "
+        f"go there and back each time, {array_of(finding)} and the like{gathered}, and the devices "
+        "wait"
+    )
+
+
 def calls_python(operation: Operation) -> bool:
     """Whether an operation calls Python on the host."""
     target = str(operation.attributes.get("target", ""))
@@ -69,6 +88,14 @@ def whole_random_bits(program: PartitionedProgram, seen: OperationSite) -> Itera
     )
 
 
+def _whole_random_bits_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"the random bits {array_of(finding)} are made whole on every device along "
+        f"{axes_of(finding)}, {bytes_of(finding, sizes)}{times_of(finding, sizes)}, and each keeps "
+        "its part"
+    )
+
+
 def uneven_work(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
     """Finds branches with products that only devices at some places of the mesh take."""
     operation = seen.operation
@@ -89,6 +116,14 @@ def uneven_work(program: PartitionedProgram, seen: OperationSite) -> Iterator[Fi
         axes=_axes_around(seen, result),
         count=seen.count,
         source=operation.source or nearby_source(operation),
+    )
+
+
+def _uneven_work_words(finding: Finding, sizes: Sizes) -> str:
+    over = f" along {axes_of(finding)}" if finding.axes else ""
+    return (
+        f"a branch with products depends on the device's place{over}: some devices do its work for "
+        f"{array_of(finding)}, and the others wait for them{times_of(finding, sizes)}"
     )
 
 
@@ -146,3 +181,42 @@ def _sources_of(made: Operation, value: Value) -> list[Value]:
         number = made.results.index(value)
         return [made.operands[number], made.bodies[0].returned[number]]
     return [one for one in made.operands if not one.is_constant]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=HOST_CALLBACK,
+        check=OperationCheck(host_callback),
+        title="host callback",
+        what=_host_callback_words,
+        why="`jax.pure_callback`, `jax.debug.print` and their like are calls of the program in the "
+        "middle of its work",
+        cure=advice("do it behind the step, on what the step returns, or not in every step"),
+        is_always_shown=True,
+    ),
+    Rule(
+        name=WHOLE_RANDOM_BITS,
+        check=OperationCheck(whole_random_bits),
+        title="whole random bits",
+        what=_whole_random_bits_words,
+        why="the partitioner does not split XLA's own generator, which keys of `rbg` and "
+        "`unsafe_rbg` use",
+        cure=advice(
+            "use keys of threefry, `jax.random.key(seed, impl='threefry2x32')`, or on TPU "
+            "`--xla xla_tpu_spmd_rng_bit_generator_unsafe=true`: bits then differ by mesh"
+        ),
+    ),
+    Rule(
+        name=UNEVEN_WORK,
+        check=OperationCheck(uneven_work),
+        title="uneven work",
+        what=_uneven_work_words,
+        why="all devices meet at the next collective, so that the busiest one decides how long it "
+        "takes: with a causal mask, the one with the last part of the sequence",
+        cure=advice(
+            "give each device an early and a late part of the sequence (zigzag), or every n-th row "
+            "(striped)"
+        ),
+        is_always_shown=True,
+    ),
+)

@@ -6,6 +6,16 @@ from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, Monomial, Sum
 from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, words
+from automesh.ir.findings.rule import (
+    Rule,
+    Sizes,
+    WholeProgramCheck,
+    advice,
+    array_of,
+    axes_of,
+    bytes_of,
+    times_of,
+)
 from automesh.ir.graph import Value, added
 from automesh.ir.passes.halos import ROWS_OF
 from automesh.ir.terms.collectives import nearby_source
@@ -44,3 +54,29 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
             count=count,
             source=source,
         )
+
+
+def _slice_across_parts_words(finding: Finding, sizes: Sizes) -> str:
+    cut = "split" if len(finding.axes) > 1 else "splits"
+    return (
+        f"{axes_of(finding)} {cut} {array_of(finding)} over the dimension that this line takes "
+        f"apart: each device sends {bytes_of(finding, sizes)} of it to "
+        f"others{times_of(finding, sizes)}"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=SLICE_ACROSS_PARTS,
+        check=WholeProgramCheck(slice_across_parts),
+        title="slice across parts",
+        what=_slice_across_parts_words,
+        why="a slice is split as the array was, so that most of its rows lie on other devices: "
+        "queries, keys and values, or gate and up, side by side in one dimension",
+        cure=advice(
+            "give what is packed a dimension of its own, which no axis splits, in the weight and "
+            "in what comes out of it: `reshape(..., 3, heads, size)` and index it, or several "
+            "weights"
+        ),
+    ),
+)

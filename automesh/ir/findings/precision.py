@@ -12,9 +12,20 @@ from automesh.ir.findings.nouns import (
     words,
     work_of,
 )
+from automesh.ir.findings.rule import (
+    Rule,
+    Sizes,
+    WholeProgramCheck,
+    advice,
+    array_of,
+    axes_of,
+    bytes_of,
+    times_of,
+)
 from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.terms.collectives import nearby_source
+from automesh.texts.terminal import clean
 
 WIDE_PRODUCT = "wide-product"
 WIDE_REDUCTION = "wide-reduction"
@@ -61,6 +72,14 @@ def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _wide_products_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{clean(finding.detail)} of the step's multiplications are in {_dtype(finding)} at this "
+        f"line, as of {array_of(finding)}{times_of(finding, sizes)}, where the others are "
+        f"narrower: {bytes_of(finding, sizes)} of operands on a device"
+    )
+
+
 def wide_reductions(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds reductions between devices in a wide type whose result becomes narrow."""
     reductions = [
@@ -85,6 +104,14 @@ def wide_reductions(program: PartitionedProgram) -> Iterator[Finding]:
             source=nearby_source(operation),
             detail=kept,
         )
+
+
+def _wide_reductions_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is reduced over {axes_of(finding)} in {_dtype(finding)}, "
+        f"{bytes_of(finding, sizes)}{times_of(finding, sizes)}, and turned into "
+        f"{clean(finding.detail)} right behind it"
+    )
 
 
 def _reduced_bytes(program: PartitionedProgram, seen: OperationSite) -> float:
@@ -123,3 +150,34 @@ def _narrowed_to(value: Value) -> str:
         return ""
     (kept,) = found
     return kept if kept.startswith(_NARROW) else ""
+
+
+def _dtype(finding: Finding) -> str:
+    return clean(finding.array.partition("[")[0])
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=WIDE_PRODUCT,
+        check=WholeProgramCheck(wide_products),
+        title="wide product",
+        what=_wide_products_words,
+        why="an operand was converted to the wide type before the product, or the gradient comes "
+        "back in it, and matrix units multiply narrow types several times as fast",
+        cure=advice(
+            "multiply in the narrow type and keep sums wide: `preferred_element_type=jnp.float32` "
+            "with narrow operands, and convert what comes behind it, not before"
+        ),
+    ),
+    Rule(
+        name=WIDE_REDUCTION,
+        check=WholeProgramCheck(wide_reductions),
+        title="wide reduction",
+        what=_wide_reductions_words,
+        why="devices send what they reduce in the type that it has at that place",
+        cure=advice(
+            "convert to the narrow type first, if its precision is enough for the sum: the product "
+            "in front with a narrow `preferred_element_type`, or `astype` in the loss"
+        ),
+    ),
+)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
-from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
+from automesh.ir.findings.devices import calls_python
 from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
-from automesh.ir.findings.packed import slice_across_parts
-from automesh.ir.findings.precision import wide_products, wide_reductions
-from automesh.ir.findings.state import parts
-from automesh.ir.findings.tiles import parts_below_tile
-from automesh.ir.findings.traced import baked_constant, unrolled_layers
+from automesh.ir.findings.rule import (
+    OperationCheck,
+    Rule,
+    Sizes,
+    WholeProgramCheck,
+    advice,
+    array_of,
+    axes_of,
+    bytes_of,
+    parts,
+    times_of,
+)
 from automesh.ir.graph import Operation, Value, added, element_bytes, multiplied, total_bytes
 from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
 from automesh.ir.terms.collectives import nearby_source
+from automesh.texts.terminal import clean
+from automesh.units import format_bytes
 
 FULL_REMATERIALIZATION = "full-rematerialization"
 LAYER_SPLIT_STACK = "layer-split-stack"
@@ -32,15 +41,6 @@ _ALONG = frozenset(
 _PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
 _LEAST_WASTE = 0.1
 _FARTHEST = 256
-
-
-def program_findings(program: PartitionedProgram) -> Iterator[Finding]:
-    """Applies all rules to a program after the rewrites of a platform's compiler."""
-    for seen in program.operations():
-        for rule in RULES:
-            yield from rule(program, seen)
-    for of_all in RULES_OF_ALL:
-        yield from of_all(program)
 
 
 def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
@@ -71,6 +71,13 @@ def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> 
         )
 
 
+def _full_rematerialization_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"to split {array_of(finding)} otherwise XLA gathers all of it over {axes_of(finding)}, "
+        f"{bytes_of(finding, sizes)} on every device{times_of(finding, sizes)}, and cuts it again"
+    )
+
+
 def layer_split_stack(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
     """Finds stacks that are split over the dimension along which a loop reads single elements."""
     operation = seen.operation
@@ -87,6 +94,14 @@ def layer_split_stack(program: PartitionedProgram, seen: OperationSite) -> Itera
         source=nearby_source(operation),
         detail="" if argument is None else program.state.name(argument),
         cure=None if argument is None else _other_dimension(program, argument),
+    )
+
+
+def _layer_split_stack_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is split over its layers by {axes_of(finding)}, and the loop over "
+        f"them gathers all of it, {bytes_of(finding, sizes)} on every "
+        f"device{times_of(finding, sizes)}"
     )
 
 
@@ -107,6 +122,14 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
         count=seen.count,
         source=reshape.source or nearby_source(operation),
         cure=Cure(kind="interleave", shape=reshape.operands[0].shape, source=reshape.source),
+    )
+
+
+def _microbatch_reshape_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"the reshape of {array_of(finding)} into microbatches lets {axes_of(finding)} split the "
+        f"microbatches and not the examples, so that the loop over them sends the batch around: "
+        f"{bytes_of(finding, sizes)} on a device{times_of(finding, sizes)}"
     )
 
 
@@ -150,6 +173,21 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
         )
 
 
+def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
+    operation, _, how = finding.detail.partition(", ")
+    if how == "moved":
+        return (
+            f"{clean(operation)} works along a dimension of {array_of(finding)} that "
+            f"{axes_of(finding)} split: {bytes_of(finding, sizes)} on a device are sent around for "
+            f"it{times_of(finding, sizes)}"
+        )
+    return (
+        f"{axes_of(finding)} {_divide(finding)} {clean(operation)}: {array_of(finding)} is "
+        f"gathered, {bytes_of(finding, sizes)} on every device{times_of(finding, sizes)}, and all "
+        "devices along them do the same work"
+    )
+
+
 def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
     """Finds gradients that are reduced in every iteration, although a loop only adds them up.
 
@@ -174,6 +212,13 @@ def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) ->
             count=seen.count,
             source=nearby_source(operation),
         )
+
+
+def _gradient_per_microbatch_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"the gradient {array_of(finding)} is reduced over {axes_of(finding)} in every microbatch: "
+        f"{bytes_of(finding, sizes)}{times_of(finding, sizes)}, where once would do"
+    )
 
 
 def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
@@ -220,6 +265,15 @@ def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Ite
         )
 
 
+def _replicated_gradient_words(finding: Finding, sizes: Sizes) -> str:
+    whole = value_of(finding.bytes, sizes)
+    return (
+        f"the loop adds up {array_of(finding)} for {clean(finding.detail)} whole along "
+        f"{axes_of(finding)}: {format_bytes(whole)} on every device, and "
+        f"{format_bytes(whole / parts(finding.axes, sizes))} if it were split like that"
+    )
+
+
 def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds the largest array of each dimension that axes do not divide evenly."""
     found: dict[tuple[int, tuple[str, ...]], tuple[float, Value, str]] = {}
@@ -250,26 +304,13 @@ def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[PartitionedProgram, OperationSite], Iterable[Finding]], ...] = (
-    full_rematerialization,
-    layer_split_stack,
-    microbatch_reshape,
-    undivided_operation,
-    gradient_per_microbatch,
-    replicated_gradient,
-    baked_constant,
-    host_callback,
-    whole_random_bits,
-    uneven_work,
-)
-RULES_OF_ALL: tuple[Callable[[PartitionedProgram], Iterable[Finding]], ...] = (
-    padding_waste,
-    parts_below_tile,
-    wide_products,
-    wide_reductions,
-    unrolled_layers,
-    slice_across_parts,
-)
+def _padding_waste_words(finding: Finding, sizes: Sizes) -> str:
+    size, _, padded = finding.detail.partition(" as ")
+    return (
+        f"{axes_of(finding)} {_divide(finding)} the {size} of {array_of(finding)}: the compiler "
+        f"pads it to {padded}, {bytes_of(finding, sizes)} of padding on a device in this array "
+        "alone"
+    )
 
 
 def _gathers(operation: Operation) -> bool:
@@ -462,3 +503,82 @@ def _said(operation: Operation) -> str:
     if operation.name == "custom_call":
         return f"custom call {operation.attributes.get('target', '')}".strip()
     return operation.name
+
+
+def _divide(finding: Finding) -> str:
+    return "do not divide" if len(finding.axes) > 1 else "does not divide"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=FULL_REMATERIALIZATION,
+        check=OperationCheck(full_rematerialization),
+        title="full rematerialization",
+        what=_full_rematerialization_words,
+        why="the partitioner knows no direct way between these two splits, so it gathers the whole "
+        "array and keeps a part",
+        cure=advice("constrain it in two steps that each move one dimension"),
+    ),
+    Rule(
+        name=LAYER_SPLIT_STACK,
+        check=OperationCheck(layer_split_stack),
+        title="layer-split stack",
+        what=_layer_split_stack_words,
+        why="a loop takes one layer at a time at a place that is known only when it runs, and that "
+        "layer lies on some of the devices alone",
+        cure=advice("split another dimension of it"),
+    ),
+    Rule(
+        name=MICROBATCH_RESHAPE,
+        check=OperationCheck(microbatch_reshape),
+        title="microbatch reshape",
+        what=_microbatch_reshape_words,
+        why="a reshape from (batch, ...) to (microbatches, examples, ...) keeps the devices in "
+        "order, so that each of them holds some microbatches and not a part of every one",
+        cure=advice(
+            "reshape to (examples, microbatches, ...) and swap the first two dimensions: each "
+            "device then cuts its own examples (other examples share a microbatch)"
+        ),
+    ),
+    Rule(
+        name=UNDIVIDED_OPERATION,
+        check=OperationCheck(undivided_operation),
+        title="undivided operation",
+        what=_undivided_operation_words,
+        why="the operation needs the dimension whole that the axes split, or no axis splits what "
+        "else it works on",
+        cure=advice(
+            "let these axes split another dimension of it, as by `with_sharding_constraint`, or "
+            "do it in `jax.shard_map` on each device's part"
+        ),
+    ),
+    Rule(
+        name=GRADIENT_PER_MICROBATCH,
+        check=OperationCheck(gradient_per_microbatch),
+        title="gradient per microbatch",
+        what=_gradient_per_microbatch_words,
+        why="each microbatch ends with a gradient that is the same on all devices, and the "
+        "compiler does not move the reduction behind the loop",
+        cure=advice(
+            "add up each device's own gradients in `jax.shard_map` and `psum` once behind the "
+            "loop, or use fewer microbatches"
+        ),
+    ),
+    Rule(
+        name=REPLICATED_GRADIENT,
+        check=OperationCheck(replicated_gradient),
+        title="replicated gradient",
+        what=_replicated_gradient_words,
+        why="what a loop carries keeps the split that it starts with, and nothing says that it is "
+        "that of the parameter",
+        cure=advice("constrain it in the loop like the parameter: `with_sharding_constraint`"),
+    ),
+    Rule(
+        name=PADDING_WASTE,
+        check=WholeProgramCheck(padding_waste),
+        title="padding waste",
+        what=_padding_waste_words,
+        why="all devices hold and compute parts of the same size, the last ones filled up",
+        cure=advice("choose a size that the axes divide, or let smaller axes split it"),
+    ),
+)

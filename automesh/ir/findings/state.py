@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from automesh.cost.terms import Cure, Finding, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, several
+from automesh.ir.findings.rule import (
+    Rule,
+    Sizes,
+    StateCheck,
+    advice,
+    array_of,
+    axes_of,
+    bytes_of,
+    parts,
+)
 from automesh.ir.graph import Value, total_bytes
+from automesh.texts.terminal import clean
+from automesh.units import format_bytes
 
 SECOND_COMPILE = "second-compile"
 STATE_CHANGES_TYPE = "state-changes-type"
@@ -17,12 +28,6 @@ REPLICATED_STATE = "replicated-state"
 STATE_ON_ONE_DEVICE = "state-on-one-device"
 # A whole array is reported if it takes at least this part of a device's bytes of the state.
 _SHARE = 0.1
-
-
-def state_findings(program: PartitionedProgram) -> Iterator[Finding]:
-    """Applies all rules to a program before the rewrites of a platform's compiler."""
-    for rule in RULES:
-        yield from rule(program)
 
 
 def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
@@ -47,6 +52,15 @@ def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _second_compile_words(finding: Finding, sizes: Sizes) -> str:
+    lost = bytes_of(finding, sizes)
+    donation = f", and its first call cannot reuse {lost} that are donated" if finding.bytes else ""
+    return (
+        f"{array_of(finding)} comes back split over {axes_of(finding)} otherwise than it went in, "
+        f"so that the second call compiles another program{donation}"
+    )
+
+
 def state_changes_type(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds donated state whose result has another type."""
     places = list(program.state.changed)
@@ -59,10 +73,25 @@ def state_changes_type(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _state_changes_type_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} comes back in another type than it went in: "
+        f"{bytes_of(finding, sizes)} on a device are donated and not reused, and the next call "
+        "compiles another program or fails"
+    )
+
+
 def lost_donation(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds donated arguments that no result replaces."""
     if program.state.lost:
         yield _finding(program, LOST_DONATION, list(program.state.lost))
+
+
+def _lost_donation_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is donated and no output replaces it: {bytes_of(finding, sizes)} on "
+        "a device are not reused, and it is made anew for every step"
+    )
 
 
 def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
@@ -82,6 +111,13 @@ def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
             ),
             cure=Cure(kind="donate", arguments=tuple(argument for argument, _ in pairs)),
         )
+
+
+def _undonated_state_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is replaced by what the step returns and not donated: old and new, "
+        f"{bytes_of(finding, sizes)} on a device, are kept at the same time"
+    )
 
 
 def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
@@ -118,6 +154,17 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _replicated_state_words(finding: Finding, sizes: Sizes) -> str:
+    share = parts(finding.axes, sizes)
+    whole = value_of(finding.bytes, sizes)
+    like = f", as they split {clean(finding.detail)}" if finding.detail else ""
+    return (
+        f"{array_of(finding)} is the same on all devices along {axes_of(finding)}: "
+        f"{format_bytes(whole)} on each, and {format_bytes(whole / share)} if these axes split it"
+        f"{like}"
+    )
+
+
 def state_on_one_device(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds state that was made on one device, although the mesh has several."""
     carried = {argument for argument, _ in program.state.pairs}
@@ -139,14 +186,13 @@ def state_on_one_device(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[PartitionedProgram], Iterable[Finding]], ...] = (
-    second_compile,
-    state_changes_type,
-    lost_donation,
-    undonated_state,
-    replicated_state,
-    state_on_one_device,
-)
+def _state_on_one_device_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} was made on one device, which holds all {bytes_of(finding, sizes)} "
+        "of it when the first step starts, though the mesh has several"
+    )
+
+
 Split = tuple[tuple[str, ...], ...]
 _Found = tuple[tuple[str, ...], Split, str]
 
@@ -245,6 +291,68 @@ def _every(axes: Iterable[tuple[str, ...]]) -> frozenset[str]:
     return frozenset(axis for one in axes for axis in one)
 
 
-def parts(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
-    """Counts the parts into which the axes split."""
-    return math.prod(sizes.get(axis, 1) for axis in axes)
+def _like_equal_array(finding: Finding) -> str:
+    like = f" like {clean(finding.detail)}" if finding.detail else f" over {axes_of(finding)}"
+    return (
+        f"split it{like}: give its `jax.ShapeDtypeStruct`, its `jax.device_put` or the "
+        "`out_shardings` of what makes it that NamedSharding"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=SECOND_COMPILE,
+        check=StateCheck(second_compile),
+        title="second compile",
+        what=_second_compile_words,
+        why="jax compiles a step once for each way in which its arguments are split, and what a "
+        "step returns is split as the compiler likes unless `out_shardings` says it",
+        cure=advice("state `out_shardings` for it, or split the argument like the result"),
+        is_always_shown=True,
+    ),
+    Rule(
+        name=STATE_CHANGES_TYPE,
+        check=StateCheck(state_changes_type),
+        title="the state changes its type",
+        what=_state_changes_type_words,
+        why="a buffer is reused only by an output of the same shape and type",
+        cure=advice("convert it back before the step returns it"),
+        is_broken=True,
+        is_always_shown=True,
+    ),
+    Rule(
+        name=LOST_DONATION,
+        check=StateCheck(lost_donation),
+        title="lost donation",
+        what=_lost_donation_words,
+        why="a donated buffer is reused by an output of the same shape and type, and there is none",
+        cure=advice("return what replaces it, or do not donate it"),
+        is_broken=True,
+        is_always_shown=True,
+    ),
+    Rule(
+        name=UNDONATED_STATE,
+        check=StateCheck(undonated_state),
+        title="undonated state",
+        what=_undonated_state_words,
+        why="jax may not write over an argument that the caller could still use",
+        cure=advice("name its argument in `donate_argnums` of `jax.jit`"),
+    ),
+    Rule(
+        name=REPLICATED_STATE,
+        check=StateCheck(replicated_state),
+        title="replicated state",
+        what=_replicated_state_words,
+        why="an array without a sharding, or with a PartitionSpec that leaves these axes out, is "
+        "kept whole on every device along them",
+        cure=_like_equal_array,
+    ),
+    Rule(
+        name=STATE_ON_ONE_DEVICE,
+        check=StateCheck(state_on_one_device),
+        title="state on one device",
+        what=_state_on_one_device_words,
+        why="an array that is made or loaded without a sharding lies on the first device",
+        cure=advice("make it under `jax.jit` with `out_shardings`, or load it with its shardings"),
+    ),
+)

@@ -7,6 +7,15 @@ from collections.abc import Iterator
 
 from automesh.cost.terms import Finding, Monomial
 from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, words, work_of
+from automesh.ir.findings.rule import (
+    Rule,
+    Sizes,
+    WholeProgramCheck,
+    advice,
+    array_of,
+    axes_of,
+    parts,
+)
 from automesh.ir.graph import Operation, Value, added, times
 from automesh.ir.terms.collectives import nearby_source
 
@@ -53,6 +62,16 @@ def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
             )
 
 
+def _parts_below_tile_words(finding: Finding, sizes: Sizes) -> str:
+    size, cut = int(finding.detail), "cut" if len(finding.axes) > 1 else "cuts"
+    part = -(-size // parts(finding.axes, sizes))
+    return (
+        f"{axes_of(finding)} {cut} the {size} of {array_of(finding)} into parts of {part}, and a "
+        f"TPU multiplies 128 at a time: {1 - part / 128:.0%} of its matrix unit has nothing to do "
+        "in this product"
+    )
+
+
 def _sides(product: Operation) -> Iterator[tuple[Value, tuple[int, ...]]]:
     """Lists operands with their row, column and summed dimensions."""
     of, (left, right) = product.attributes, product.operands[:2]
@@ -75,3 +94,16 @@ def _padding_bytes(value: Value, dims: tuple[int, ...]) -> tuple[Monomial, Monom
         powers = tuple((axis, -power) for axis, power in one.powers)
         whole = times(whole, Monomial(coefficient=1 / one.coefficient, powers=powers))
     return whole, Monomial(coefficient=-part.coefficient, powers=part.powers)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=PARTS_BELOW_TILE,
+        check=WholeProgramCheck(parts_below_tile),
+        title="parts below a tile",
+        what=_parts_below_tile_words,
+        why="a matrix unit has 128 rows and 128 columns (256 on v6e), and what a device's part "
+        "does not fill stays idle",
+        cure=advice("let these axes split a larger dimension, or fewer devices this one"),
+    ),
+)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from automesh.cost.terms import Finding, Monomial
+from automesh.cost.terms import Finding, Monomial, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
+from automesh.ir.findings.rule import (
+    OperationCheck,
+    Rule,
+    Sizes,
+    WholeProgramCheck,
+    advice,
+    array_of,
+    bytes_of,
+)
 from automesh.ir.graph import Block, Operation
 from automesh.ir.op_kinds import PRODUCTS
 from automesh.ir.terms.collectives import nearby_source
@@ -35,6 +44,14 @@ def baked_constant(program: PartitionedProgram, seen: OperationSite) -> Iterator
     )
 
 
+def _baked_constant_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is written into the program as a constant: "
+        f"{bytes_of(finding, sizes)} on every device, which every compile and every cache entry "
+        "carries along"
+    )
+
+
 def unrolled_layers(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds the product that a Python loop has put into the program most often."""
     copies: dict[_Kind, list[Operation]] = {}
@@ -57,6 +74,14 @@ def unrolled_layers(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _unrolled_layers_words(finding: Finding, sizes: Sizes) -> str:
+    times = round(value_of(finding.count, sizes))
+    return (
+        f"a Python loop has put the product at this line, {array_of(finding)}, into the program "
+        f"{times} times, and the compiler optimizes each copy by itself"
+    )
+
+
 def _kind(operation: Operation) -> _Kind:
     contracted = str(
         [operation.attributes.get(name) for name in ("lhs_contracting", "rhs_contracting")]
@@ -69,3 +94,26 @@ def _blocks(block: Block) -> Iterator[Block]:
     for operation in block.operations:
         for body in operation.bodies:
             yield from _blocks(body)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name=BAKED_CONSTANT,
+        check=OperationCheck(baked_constant),
+        title="baked constant",
+        what=_baked_constant_words,
+        why="an array that the step takes from around it, and not from its arguments, is traced as "
+        "a constant, which no mesh splits",
+        cure=advice("hand it to the step as an argument, with a sharding"),
+    ),
+    Rule(
+        name=UNROLLED_LAYERS,
+        check=WholeProgramCheck(unrolled_layers),
+        title="unrolled layers",
+        what=_unrolled_layers_words,
+        why="jax traces a Python loop into as many copies as it has turns, and the time and the "
+        "memory of a compile grow with them",
+        cure=advice("stack the parameters and loop with `jax.lax.scan`"),
+        is_always_shown=True,
+    ),
+)

@@ -20,7 +20,7 @@ from automesh.cost.terms import (
 )
 from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
 from automesh.ir.findings.nouns import PartitionedProgram, StepState
-from automesh.ir.findings.program import program_findings
+from automesh.ir.findings.registry import program_findings
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved

@@ -36,12 +36,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Terminal cells that it takes unbroken."""
+        """The terminal cells that the unbroken text takes."""
         lines = (line for text in (self.header, *self.cells) for line in text.split("\n"))
         return max(map(cell_len, lines))
 
     def folded(self, cell: str, width: int) -> str:
-        """A cell with line ends where it does not fit."""
+        """Returns the text of a cell with line ends where it does not fit."""
         if not self.floor:
             return cell
         return wrapped(_by_keys(cell, width) if self.of_keys else cell, width)
@@ -68,7 +68,7 @@ def figures_column(
 
 
 def least_width(columns: Sequence[Column]) -> int:
-    """Terminal cells of columns side by side whose text is folded as far as it can be."""
+    """Returns the cells of columns side by side whose text is folded as far as possible."""
     return sum((column.floor or column.width) + GAP for column in columns) - GAP
 
 
@@ -83,7 +83,7 @@ def fitting(columns: Sequence[Column], width: int, dropped: Sequence[str]) -> li
 
 
 def widths(columns: Sequence[Column], width: int) -> list[int]:
-    """Cells for each column: figures take what they need, text shares the rest from the left."""
+    """Returns the cells of each column: figures get what they need, text the rest from the left."""
     sizes = [column.floor or column.width for column in columns]
     spare = max(width - sum(sizes) - GAP * (len(columns) - 1), 0)
     for place, column in enumerate(columns):
@@ -94,7 +94,7 @@ def widths(columns: Sequence[Column], width: int) -> list[int]:
 
 
 def _by_keys(name: str, width: int) -> str:
-    """A name too long for its column, broken before a key."""
+    """Breaks a name too long for its column before a key."""
     lines = [""]
     for part in KEY.split(name):
         if lines[-1] and len(lines[-1]) + len(part) > width:

@@ -10,7 +10,7 @@ from automesh.report.blocks.nouns import Block, KeyValues, Report, Sentence, Tab
 
 
 def to_html(report: Report) -> str:
-    """The title and every block, one element each; no text is ever read as HTML."""
+    """Writes the title and every block as one element each; no text is ever read as HTML."""
     title = f"<h4>{_text(report.title)}</h4>" if report.title else ""
     return title + "".join(
         (f"<h5>{_text(section.title)}</h5>" if section.title else "")
@@ -32,7 +32,7 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    """All columns: a browser has the room."""
+    """Writes all columns of a table: a browser has room for them."""
     if not table.columns or not table.columns[0].cells:
         return ""
     head = _row("th", (column.header for column in table.columns)) if table.has_header else ""

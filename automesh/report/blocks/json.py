@@ -9,12 +9,12 @@ from automesh.report.blocks.nouns import Report
 
 
 def to_json(report: Report) -> Any:
-    """Plain values that `json.dumps(..., allow_nan=False)` takes; what `--json` prints."""
+    """Returns plain values that `json.dumps(..., allow_nan=False)` takes; `--json` prints them."""
     return finite(report.facts())
 
 
 def finite(value: Any) -> Any:
-    """Strict JSON has no NaN and no infinities: a loss that is one becomes null."""
+    """Replaces NaN and infinities, such as a loss may be, by null: strict JSON has none."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

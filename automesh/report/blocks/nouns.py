@@ -33,7 +33,7 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValues:
-    """A label and a sentence a line; a line without a label goes on with the one before.
+    """Lines with a label and a sentence; a line without a label continues the one before.
 
     Attributes:
       width: characters of the labels, where `labels` are words.
@@ -84,7 +84,7 @@ class Table:
     indent: int = 0
 
     def notes_beside(self, shown: Collection[str]) -> tuple[Line, ...]:
-        """The notes to a table of which these columns are shown."""
+        """Returns the notes that a table needs if these columns are shown."""
         return tuple(
             (note.mark, note.text)
             for note in self.notes
@@ -98,7 +98,7 @@ Block = Sentence | KeyValues | Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Blocks that belong together, an empty line before and after them.
+    """Blocks that belong together, with an empty line before and after them.
 
     Attributes:
       blocks: in their order; one that is empty is not shown.
@@ -111,7 +111,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a command has to tell.
+    """All that a command shows: sections for people, facts for programs.
 
     Attributes:
       sections: for people.
@@ -128,5 +128,5 @@ class Report:
 
 
 def lines_of(*lines: Line, labels: Labels = "words") -> KeyValues:
-    """Lines of which those without a sentence are left out."""
+    """Makes lines of those entries that have a sentence."""
     return KeyValues(lines=tuple(line for line in lines if line[1]), labels=labels)

@@ -10,16 +10,16 @@ from automesh.report.blocks.terminal import told
 
 
 class Reportable:
-    """What can be told as a report: a subclass says which."""
+    """Base of results that can be shown as a report, which a subclass makes."""
 
     __slots__ = ()
 
     def to_report(self) -> Report:
-        """The answer as sections of blocks for people, and as facts for programs."""
+        """Makes the answer: sections of blocks for people, and facts for programs."""
         raise NotImplementedError
 
     def text(self, *, width: int | None = None, colour: bool | None = None) -> str:
-        """Tables and sentences for a terminal.
+        """Returns tables and sentences for a terminal.
 
         Args:
           width: columns of the terminal; by default those of this one.
@@ -28,9 +28,9 @@ class Reportable:
         return told(self.to_report(), width=width, colour=colour)
 
     def table(self, *, width: int | None = None, colour: bool | None = None) -> str:
-        """As `text`."""
+        """Returns the same as `text`."""
         return self.text(width=width, colour=colour)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain JSON values; what `--json` prints."""
+        """Returns the answer as plain JSON values; `--json` prints it."""
         return to_json(self.to_report())

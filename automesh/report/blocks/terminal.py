@@ -47,7 +47,7 @@ def render(report: Report, *, width: int, colour: bool) -> str:
 
 
 def told(report: Report, *, width: int | None = None, colour: bool | None = None) -> str:
-    """A report for the terminal of this process, but for what is given; see `render`."""
+    """Draws a report for the terminal of this process, or for a given one; see `render`."""
     return render(
         report,
         width=width or shutil.get_terminal_size().columns,
@@ -56,7 +56,7 @@ def told(report: Report, *, width: int | None = None, colour: bool | None = None
 
 
 def is_colourful() -> bool:
-    """True if stdout is a terminal that shows colours, and nobody forbids them."""
+    """Whether stdout is a terminal that shows colours, and nobody forbids them."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not is_plain
 
@@ -160,7 +160,7 @@ def _table(table: Table, width: int) -> list[RenderableType]:
 
 
 def _shown(table: Table, width: int) -> list[Column]:
-    """The columns that there is room for."""
+    """Returns the columns that there is room for."""
     kept = fitting(table.columns, width - table.indent, table.dropped)
     if not table.narrow or least_width(kept) <= width:
         return kept

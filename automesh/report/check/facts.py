@@ -55,7 +55,7 @@ class Change:
 
 
 def facts_of(compiled: Compiled) -> ProgramFacts:
-    """The figures of a compiled step."""
+    """Collects the figures of a compiled step."""
     sums: dict[str, tuple[int, int]] = {}
     for one in compiled.counts.collectives:
         name = f"{one.kind} {'+'.join(one.axes) or 'other groups'}"
@@ -76,7 +76,7 @@ def facts_of(compiled: Compiled) -> ProgramFacts:
 
 
 def compare(then: ProgramFacts, now: ProgramFacts, bounds: Bounds = BOUNDS) -> tuple[Change, ...]:
-    """Every figure then and now; more of it beyond its bound is a regression.
+    """Compares every figure then and now; more of it beyond its bound is a regression.
 
     FLOPs count in both directions: a step that does less of them is another step, with another
     batch or another model, for which the rule was not found.
@@ -100,7 +100,7 @@ def _figure(what: str, then: float, now: float, bound: float, form: _Form) -> Ch
 
 
 def _donation(then: ProgramFacts, now: ProgramFacts) -> Iterator[Change]:
-    """Outputs that replace no argument; nothing where one of the two does not know them."""
+    """Counts outputs that replace no argument; nothing if one of the two steps does not say it."""
     old, new = then.undonated_bytes, now.undonated_bytes
     if min(old, new) < 0:
         return

@@ -47,12 +47,12 @@ class RuleCheck:
 
     @property
     def name(self) -> str:
-        """What it is for, and its plan."""
+        """The target and the plan of the rule."""
         return f"{self.match}: {self.plan}" if self.plan else self.match
 
     @property
     def told(self) -> tuple[Change, ...]:
-        """The figures that are not the same."""
+        """The figures that have changed."""
         return tuple(change for change in self.changes if change.verdict != "same")
 
 
@@ -76,7 +76,7 @@ class RulesChecked(Reportable):
         return 1 if "regressed" in statuses else 2 if "unknown" in statuses or not statuses else 0
 
     def to_report(self) -> Report:
-        """A paragraph for each rule, with the figures that differ."""
+        """Makes a paragraph for each rule, with the figures that differ."""
         return Report(
             title=clean(f"{self.script} against {self.against}"),
             sections=(
@@ -94,7 +94,7 @@ class RulesChecked(Reportable):
 
     @property
     def summary(self) -> str:
-        """How many rules hold, in a phrase.
+        """Says in a phrase how many rules hold.
 
         >>> RulesChecked(script="train.py", against="mesh_rules.toml", rules=()).summary
         'no rules'

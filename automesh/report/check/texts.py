@@ -9,7 +9,7 @@ from automesh.texts.terminal import clean
 
 
 def as_markdown(checked: RulesChecked) -> str:
-    """A table for a pull request: a row for each figure that differs, one for a rule that holds."""
+    """Writes a table for a pull request: a row for each figure that differs, or rule that holds."""
     lines = [f"### automesh check: {checked.summary}", ""]
     lines += ["| rule | | figure | then | now | change |", "|---|---|---|---|---|---|"]
     for rule in checked.rules:
@@ -24,7 +24,7 @@ def as_markdown(checked: RulesChecked) -> str:
 
 
 def as_junit(checked: RulesChecked) -> str:
-    """A suite with a case for each rule, as continuous integration reads it."""
+    """Writes a suite with a case for each rule, as continuous integration reads it."""
     statuses = [rule.status for rule in checked.rules]
     suite = ElementTree.Element(
         "testsuite",

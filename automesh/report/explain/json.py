@@ -41,7 +41,7 @@ SCHEMA = 1
 
 
 def facts_of(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as plain values; see the module."""
+    """Returns the explanation as plain values; see the module."""
     one, against = explanation.one, explanation.against
     return {
         "schema": SCHEMA,
@@ -60,7 +60,7 @@ def facts_of(explanation: Explanation) -> dict[str, Any]:
 
 
 def facts_of_one(one: Explained) -> dict[str, Any]:
-    """One side of an explanation; see the module."""
+    """Returns one side of an explanation as plain values; see the module."""
     total = one.estimated.step_s
     return {
         "plan": str(one.plan),

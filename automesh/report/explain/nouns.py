@@ -31,13 +31,13 @@ class Explained:
 
     @property
     def replay(self) -> ReplayOutcome | None:
-        """What the schedule of the compiled program takes on the links of the target."""
+        """The replay of the compiled program's schedule on the links of the target."""
         return self.compiled.replay if self.compiled else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What `explain` prints.
+    """The content of what `explain` prints.
 
     Attributes:
       speeds: where the speeds behind the estimates come from, in words.

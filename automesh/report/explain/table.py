@@ -32,7 +32,7 @@ _CAUSES = {"memory": "device memory"}
 
 
 def report_of(explanation: Explanation) -> Report:
-    """Where the time of a mesh goes, or why one of two is faster."""
+    """Reports where the time of a mesh goes, or why one of two is faster."""
     one, against = explanation.one, explanation.against
     return Report(
         title=_title(explanation),
@@ -83,14 +83,14 @@ def _two_meshes(one: Explained, against: Explained) -> Iterator[Section]:
 
 
 def _table(columns: Sequence[Column], notes: Sequence[Note], *dropped: str) -> Section:
-    """A table whose words are folded further where it would not fit."""
+    """Makes a table whose words are folded further where it would not fit."""
     narrow = (replace(one, floor=min(one.floor, _FOLDED)) for one in columns if one.floor)
     table = Table(columns=tuple(columns), dropped=dropped, narrow=tuple(narrow), notes=tuple(notes))
     return Section(blocks=(table,))
 
 
 def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
-    """The plan and its step time by every kind of evidence, the strongest first."""
+    """Lists the plan and its step time by every kind of evidence, the strongest first."""
     estimated = one.estimated
     low, high = estimated.bracket_s
     times: list[str] = []
@@ -120,7 +120,7 @@ def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
 
 
 def _memory(one: Explained) -> str:
-    """The peak by every kind of evidence, and what the estimate of it is made of."""
+    """Lists the peak by every kind of evidence, and the parts of the estimate."""
     cost = one.cost
     said: list[str] = []
     if one.measured is not None and one.measured.peak_bytes:
@@ -147,7 +147,7 @@ def _memory(one: Explained) -> str:
 
 
 def _interval(one: Explained) -> str:
-    """Where the compiler's figure is expected to lie."""
+    """Returns the range in which the compiler's figure is expected."""
     if not one.estimated.memory_interval:
         return ""
     least, most = one.estimated.memory_interval
@@ -189,7 +189,7 @@ def _cause(cause: str) -> str:
 
 
 def _amount(cause: str, cost: MeshCost) -> str:
-    """What a cause has to do in one step on one device."""
+    """Says how much work a cause has in one step on one device."""
     kind, _, axes = cause.partition(" ")
     match kind:
         case "compute":
@@ -231,7 +231,7 @@ def _name(row: CollectiveCost) -> str:
 
 
 def _places(rows: Sequence[CollectiveCost]) -> Column:
-    """Where they are, `step.py:123` in one piece unless there is no room; see `_table`."""
+    """Lists source lines, `step.py:123` in one piece unless there is no room; see `_table`."""
     cells = [_where(row) for row in rows]
     longest = max((len(word) for cell in cells for word in cell.split()), default=0)
     return text_column("where", cells, most=max(longest, 16))
@@ -268,7 +268,7 @@ def _cause_changes(one: Explained, against: Explained) -> list[Column]:
 
 
 def _replay_changes(one: ReplayOutcome, against: ReplayOutcome) -> list[Column]:
-    """The causes of two replays, and what waits for communication in all."""
+    """Lists the causes in which two replays differ, and their whole waits for communication."""
     first, second = dict(one.causes), dict(against.causes)
     least_s = _LEAST * max(one.step_s, against.step_s)
     names = list(dict.fromkeys([*first, *second]))
@@ -329,7 +329,7 @@ def _summary(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def _findings(explanation: Explanation) -> list[tuple[str, str]]:
-    """What each mesh has that was not asked for; what both have alike is said once."""
+    """Lists the findings of each mesh; those of both meshes are listed once."""
     sides = [side for side in (explanation.one, explanation.against) if side is not None]
     said = [
         {sentence(finding, dict(side.cost.sizes)): None for finding in side.cost.findings}

@@ -37,7 +37,7 @@ _OPERATIONS = {"dot_general": "multiplication", "fusion": "elementwise work"}
 
 
 def why_sentence(one: Explained) -> str:
-    """Where most of the step goes: the cause, its axes and its source line."""
+    """Says where most of the step goes: the cause, its axes and its source line."""
     shares = shares_of(one.cost, one.estimated)
     if not shares or one.estimated.step_s <= 0:
         return "nothing in this step has a price"
@@ -47,7 +47,7 @@ def why_sentence(one: Explained) -> str:
 
 
 def verdict_sentence(explanation: Explanation) -> str:
-    """Which of two meshes is faster by the best evidence for both, and what makes it so."""
+    """Says which of two meshes is faster by the best evidence for both, and why."""
     one, against = explanation.one, explanation.against
     if against is None:
         return ""
@@ -72,7 +72,7 @@ def window_sentence(explanation: Explanation) -> str:
 
 
 def _windowed(one: Explained) -> str:
-    """What a mesh's rings are, what they cost, and which option decides."""
+    """Says what the rings of a mesh cost, and which option decides."""
     option = _window_option(one)
     under = f" under {option}" if option else ""
     rings = _rings(one)
@@ -88,13 +88,11 @@ def _windowed(one: Explained) -> str:
 
 
 def _way_out(one: Explained) -> str:
-    """The option that makes whole collectives of rings, unless the plan sets it already."""
+    """Names the option that turns rings into whole collectives, unless the plan sets it already."""
     option = next((own for name, own in THRESHOLDS.items() if name == one.cost.platform), "")
     if not option or _window_option(one):
         return ""
-    return (
-        f"; `--xla {option}=default,{_NO_WINDOWS_MIB}` also tries whole collectives in their place"
-    )
+    return f"; `--xla {option}=default,{_NO_WINDOWS_MIB}` also tries whole collectives instead"
 
 
 def _rings(one: Explained) -> list[CollectiveCost]:
@@ -119,7 +117,7 @@ def _measured_pair(one: Explained, other: Explained) -> tuple[Measured, Measured
 
 
 def _measured_sentence(sides: Sequence[Explained], measured: tuple[Measured, Measured]) -> str:
-    """The measured comparison, with a warning if the estimate contradicts it."""
+    """Says how the meshes compare as measured, with a warning if the estimate contradicts it."""
     order = 0 if measured[0].step_s <= measured[1].step_s else 1
     fast, slow = measured[order], measured[1 - order]
     if fast.interval_s[1] >= slow.interval_s[0]:
@@ -132,7 +130,7 @@ def _measured_sentence(sides: Sequence[Explained], measured: tuple[Measured, Mea
 
 
 def _replayed_sentence(sides: Sequence[Explained]) -> str:
-    """What the replays of both compiled programs say, and what makes the difference there."""
+    """Says what the replays of both compiled programs differ in."""
     replays = [side.replay for side in sides]
     first, second = replays
     if first is None or second is None:
@@ -156,7 +154,7 @@ def _replayed_sentence(sides: Sequence[Explained]) -> str:
 
 
 def _cause(cause: str) -> str:
-    """A cause of `Replayed.causes` in a sentence."""
+    """Describes a cause of `Replayed.causes` in a sentence."""
     kind, _, axes = cause.partition(" ")
     match kind:
         case "ici":
@@ -172,7 +170,7 @@ def _cause(cause: str) -> str:
 
 
 def _because(sides: Sequence[Explained], verdict: WhyFaster, has_better: bool) -> str:
-    """What the estimates say; `has_better` if stronger evidence has spoken before."""
+    """Says what the estimates show; `has_better` if stronger evidence was named before."""
     names = _names(sides)
     winner, loser = names[verdict.winner], names[1 - verdict.winner]
     if verdict.main_s <= 0:
@@ -196,7 +194,7 @@ def _because(sides: Sequence[Explained], verdict: WhyFaster, has_better: bool) -
 
 
 def _names(sides: Sequence[Explained]) -> tuple[str, str]:
-    """What to call two plans: their meshes, with the settings where these differ."""
+    """Returns names of two plans: their meshes, with the settings in which these differ."""
     plans = [side.plan for side in sides]
     if plans[0].mesh == plans[1].mesh:
         return clean(str(plans[0])), clean(str(plans[1]))
@@ -234,14 +232,14 @@ def _reason(share: Share, one: Explained) -> str:
 
 
 def _part(share: Share) -> str:
-    """How much of it the piece is that is named next."""
+    """Returns `most of it`, or per cent: the share of the piece that is named next."""
     if 2 * share.piece_s >= share.seconds:
         return "most of it"
     return f"{format_percent(share.piece_s / share.seconds)} of that"
 
 
 def _subject(share: Share) -> str:
-    """What seconds are spent on, as a noun."""
+    """Returns a noun for what the seconds are spent on."""
     axes = "+".join(share.axes)
     if axes == PIPELINE:
         wires = "ICI" if share.reason == "ici" else "DCN"

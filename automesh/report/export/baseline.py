@@ -13,7 +13,7 @@ from automesh.texts.user_text import user_path
 
 
 def read_baseline(text: str, *, target: str = "") -> str:
-    """A baseline as it is, or the mesh of the file if it is `FRAMEWORK:FILE`.
+    """Returns a baseline as it is, or the mesh of the file if it is `FRAMEWORK:FILE`.
 
     The mesh alone: what the framework says of remat or the batch is none of a script's knobs.
 
@@ -41,6 +41,6 @@ def read_baseline(text: str, *, target: str = "") -> str:
 
 
 def _is_mesh(name: str, rest: str) -> bool:
-    """Whether a text is sizes of axes, as `fsdp:8 remat=full`: no plug-in is looked for then."""
+    """Whether a text is sizes of axes, as `fsdp:8 remat=full`, so that no plug-in is looked for."""
     size = rest.lstrip("-").split(",")[0]
     return size.isdigit() or (name not in offered(EXPORTS) and size.partition(" ")[0].isdigit())

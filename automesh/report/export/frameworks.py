@@ -61,7 +61,7 @@ def export_rules(
     words: ExportWords = NO_WORDS,
     granules: Granules | None = None,
 ) -> str:
-    """The text that tells a framework what the rules say.
+    """Writes rules as the text that a framework reads.
 
     Args:
       name: one of `names()`.
@@ -92,7 +92,7 @@ def import_rules(
     granules: Granules | None = None,
     source: Path = Path("file"),
 ) -> Imported:
-    """The rules that a framework's file holds, in automesh's words.
+    """Reads the rules of a framework's file, in automesh's words.
 
     Args:
       match: for a file that names no target, the pattern of the rule; by default the name of
@@ -137,7 +137,7 @@ def _json_tree(text: str, source: Path) -> Mapping[str, Any]:
 
 
 def granules_of(target: str) -> Granules | None:
-    """The devices that the name of a target means; None for a name that means none in particular.
+    """Returns the devices that a target's name means; None if it means no particular ones.
 
     >>> granules_of("cpu:8")
     Granules(selector='cpu-8', num_devices=8, num_granules=1)
@@ -160,14 +160,14 @@ def granules_of(target: str) -> Granules | None:
 
 
 def _in_file(rule: MeshRule, first: MeshRule) -> MeshRule:
-    """Without what the file says already."""
+    """Leaves out what the file has already."""
     is_same = rule.axes == first.axes
     batch = None if is_same and rule.batch_axes == first.batch_axes else rule.batch_axes
     return replace(rule, axes=() if is_same else rule.axes, batch_axes=batch)
 
 
 def format_called(name: str) -> ExportFormat:
-    """A framework's words for a mesh.
+    """Returns the export format of a framework.
 
     Raises:
       UsageError: it is unknown, or its plug-in is not installed or cannot be loaded.
@@ -203,7 +203,7 @@ def _chosen(rules: Rules, select: str, *, is_many: bool) -> tuple[MeshRule, ...]
 
 
 def _selected(settings: Sequence[Setting], granules: Granules) -> Setting:
-    """The setting for a target: the first whose pattern matches, one without a pattern last."""
+    """Selects the setting for a target: the first whose pattern matches; no pattern comes last."""
     rules = [MeshRule(match=setting.match or ".*", mesh_shape=None) for setting in settings]
     index = first_match(rules, granules.selector)
     if index == len(rules):

@@ -1,4 +1,4 @@
-"""What a framework is told of a rule, and what it says of itself: `Setting` and `Framework`."""
+"""A rule in the terms that frameworks need (`Setting`), and what a framework supports."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Setting:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole mesh; 0 while a size is open."""
+        """The devices of the whole mesh; 0 while a size is open."""
         sizes = [size for axis in self.axes for size in (axis.ici, axis.dcn)]
         return 0 if -1 in sizes else math.prod(sizes)
 
@@ -80,7 +80,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportWords:
-    """How the words of a rule are turned into those of a framework, by the user's choice.
+    """The user's choices for turning the words of a rule into those of a framework.
 
     Attributes:
       axes: automesh's axis -> the framework's, for axes that are called otherwise.
@@ -102,7 +102,7 @@ NO_WORDS = ExportWords()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFormat:
-    """What a framework calls a mesh, and how that is written and read.
+    """The names that a framework has for a mesh, and how these are written and read.
 
     Attributes:
       name: as it is named on the command line.
@@ -145,7 +145,7 @@ class ExportFormat:
 
 
 def microbatch_rows(setting: Setting, title: str) -> int:
-    """The rows of one microbatch, for a framework that multiplies them by the accumulation.
+    """Returns the rows of one microbatch, for a framework that multiplies them by the accumulation.
 
     Raises:
       UsageError: the batch cannot be split so.
@@ -162,7 +162,7 @@ def microbatch_rows(setting: Setting, title: str) -> int:
 
 
 def multiplied_batch(title: str, steps: int) -> UsageError:
-    """What is raised where a framework multiplies the batch, and the rule does not say it."""
+    """Makes the error for a rule that lacks the batch of a framework that multiplies it."""
     return refuse(
         title,
         f"its {steps} microbatches multiply the batch there, and the rule does not say the batch",
@@ -171,5 +171,5 @@ def multiplied_batch(title: str, steps: int) -> UsageError:
 
 
 def refuse(title: str, reason: str, *, hint: str) -> UsageError:
-    """What is raised where a framework cannot say a rule."""
+    """Makes the error for a rule that a framework cannot express."""
     return UsageError(f"{title} cannot say this rule: {reason}", hint=hint)

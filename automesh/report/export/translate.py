@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 def setting_of(
     rules: Rules, rule: MeshRule, framework: ExportFormat, words: ExportWords
 ) -> Setting:
-    """What a framework is told of one of the rules.
+    """Translates one of the rules for a framework.
 
     Raises:
       UsageError: the framework cannot say it; names the axis or knob, and what to do.
@@ -89,7 +89,7 @@ def setting_of(
 
 
 def rule_of(setting: Setting, framework: ExportFormat, words: ExportWords) -> MeshRule:
-    """The rule, in automesh's words, of what a framework's file says.
+    """Makes a rule in automesh's words of what a framework's file says.
 
     Of a flat mesh the first axis that is used spans the granules, as the frameworks do it.
 
@@ -126,13 +126,13 @@ def rule_of(setting: Setting, framework: ExportFormat, words: ExportWords) -> Me
 
 
 def _kept(setting: Setting, framework: ExportFormat) -> tuple[AxisSize, ...]:
-    """Without axes of the framework alone that are not used."""
+    """Leaves out axes that only the framework has and that are not used."""
     theirs = {name for _, name in framework.names} or {axis.name for axis in setting.axes}
     return tuple(axis for axis in setting.axes if axis.is_used or axis.name in theirs)
 
 
 def mesh_text(rule: MeshRule, axes: Sequence[str]) -> str:
-    """The mesh of a rule as `--baseline` takes it, open sizes as -1.
+    """Returns the mesh of a rule as `--baseline` takes it, with -1 for open sizes.
 
     >>> rule = MeshRule(match="x", mesh_shape=HybridMeshShape((1, 4), (2, 1)))
     >>> mesh_text(rule, ("dp", "fsdp"))
@@ -165,7 +165,7 @@ def _shape(setting: Setting) -> HybridMeshShape:
 
 
 def _names_of(names: Sequence[str], framework: ExportFormat, words: ExportWords) -> dict[str, str]:
-    """The framework's name of every axis of the rule that it has one for."""
+    """Returns the framework's name of every axis of the rule that it has a name for."""
     table = dict(framework.names)
     called: dict[str, str] = {}
     for ours, theirs in words.axes.items():

@@ -84,7 +84,7 @@ _TYPES: Mapping[str, str] = {
 
 
 def dataframe(result: SearchResult) -> pd.DataFrame:
-    """One row per candidate with the columns of `trials.csv`; `rank` is empty for failures."""
+    """Makes a row per candidate with the columns of `trials.csv`; `rank` is empty for failures."""
     import pandas as pd
 
     rows: list[dict[str, Cell]] = []
@@ -171,7 +171,7 @@ def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cel
 
 
 def plan_cells(plan: Plan) -> dict[str, Cell]:
-    """The columns that say which plan it is."""
+    """Returns the columns that say which plan it is."""
     cells: dict[str, Cell] = {"mesh": plan.mesh}
     cells |= {f"axis.{axis.name}": axis.size for axis in plan.axes}
     cells |= {f"dcn.{axis.name}": axis.dcn for axis in plan.axes}
@@ -279,7 +279,7 @@ def _as_text(name: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def estimates_rows(estimates: Estimates) -> tuple[list[str], list[dict[str, Cell]]]:
-    """The columns of `estimates.csv`, and a row per plan, which may lack some of them."""
+    """Returns the columns of `estimates.csv`, and a row per plan, which may lack some of them."""
     ranked = sorted(estimates.found.items(), key=lambda item: item[1].step_s)
     rows = [
         {"rank": rank, **plan_cells(plan), **_cells(one)}

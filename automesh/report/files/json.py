@@ -52,7 +52,7 @@ SCHEMA = 1
 
 
 def facts_of(result: SearchResult) -> dict[str, Any]:
-    """The result as plain values; see the module."""
+    """Returns the result as plain values; see the module."""
     baseline = words.baseline_of(result)
     return {
         "schema": SCHEMA,
@@ -159,7 +159,7 @@ def _verification(one: Verification) -> dict[str, Any]:
 
 
 def _findings(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-    """By rule, those of the best plans first."""
+    """Lists findings by rule, those of the best plans first."""
     plans: dict[str, list[Plan]] = {}
     for candidate in candidates:
         for rule in candidate.estimated.findings if candidate.estimated else ():

@@ -36,7 +36,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def rule_of(result: SearchResult) -> MeshRule:
-    """The rule that a search has earned.
+    """Makes the rule of the best plan of a search.
 
     Raises:
       NoFeasibleMesh: nothing was measured, agreed with the reference and was confirmed; or, for
@@ -113,7 +113,7 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
 
 
 def rule_text(result: SearchResult) -> str:
-    """The rule as the text of a new rule file.
+    """Returns the rule as the text of a new rule file.
 
     Raises:
       NoFeasibleMesh: as `rule_of`.
@@ -122,13 +122,13 @@ def rule_text(result: SearchResult) -> str:
 
 
 def has_rule(result: SearchResult) -> bool:
-    """Whether a search has earned a rule; see `rule_of`."""
+    """Whether a search has found enough for a rule; see `rule_of`."""
     best = best_of(result)
     return best is not None and _evidence(result, best) is not None
 
 
 def config_of(result: SearchResult) -> MeshConfig:
-    """The winner as a `MeshConfig`.
+    """Returns the winner as a `MeshConfig`.
 
     Raises:
       NoFeasibleMesh: as `rule_of`.
@@ -156,7 +156,7 @@ def save_rule(
 
 
 def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
-    """What the best plan rests on; None if that does not suffice for a rule."""
+    """Returns the evidence for the best plan; None if it does not suffice for a rule."""
     versions, variables = _versions(result)
     funnel = result.funnel
     tried = {"enumerated": funnel.enumerated, "ruled_out": funnel.enumerated - funnel.legal}
@@ -209,7 +209,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
 
 
 def _uncounted(said: Sequence[str]) -> tuple[str, ...]:
-    """What may take any time, as a rule says it."""
+    """Lists, as a rule has it, operations whose time is unknown."""
     return tuple(clean(text) for text in sorted(open_ended(said)))
 
 
@@ -220,7 +220,7 @@ def _program(best: Candidate) -> ProgramFacts:
 
 
 def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
-    """Versions of what made the program, and the environment that it was made in.
+    """Returns the versions of what made the program, and the environment of that run.
 
     Of the environment, what `Rules.select` compares: jax's settings are the script's own business,
     and the seed of hashes is that of the search's workers.
@@ -244,7 +244,7 @@ def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
 
 
 def _mfu(result: SearchResult, best: Candidate, step_s: float) -> float:
-    """FLOPs of the compiled step over the chip's peak; 0 where the peak is a stand-in."""
+    """Returns the FLOPs of the compiled step over the chip's peak; 0 if the peak is not its own."""
     chip = chip_for(result.facts.devices.kind, result.facts.devices.platform)
     if chip.rough or best.compiled is None:
         return 0.0
@@ -291,7 +291,7 @@ def _why_none(result: SearchResult) -> str:
 
 
 def _unsteady(result: SearchResult) -> str:
-    """That the processes of the best plan disagree too much for a rule; empty if they do not."""
+    """Says that the processes of the best plan disagree too much for a rule; empty if not."""
     best = best_of(result)
     outcome = best.outcome if best is not None else None
     if best is None or not isinstance(outcome, Measured):
@@ -306,7 +306,7 @@ def _unsteady(result: SearchResult) -> str:
 
 
 def _least(result: SearchResult) -> str:
-    """What the smallest of the plans needs that are too large."""
+    """Says what the smallest of the plans needs that are too large."""
     outcomes = [candidate.outcome for candidate in result.candidates]
     refused = [
         outcome

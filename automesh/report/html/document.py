@@ -53,9 +53,9 @@ SCHEMA = 1
 MOST_STACKED = 24
 """Plans whose causes are shown stacked: more bars than that are not read."""
 MOST_COLLECTIVES = 80
-"""Of one plan; those left out are counted and summed."""
+"""Most collectives of one plan that are listed; the others are counted and summed."""
 MOST_SLICES = 3000
-"""Of one timeline: beyond that a browser draws it slowly, and the shortest are left out."""
+"""Most slices of one timeline: more are slow to draw, so the shortest are left out."""
 
 COLUMNS = (
     *("plan", "mesh", "settings", "rank", "evidence", "verdict", "is_baseline"),
@@ -66,7 +66,7 @@ COLUMNS = (
 
 
 def document_of(page: StudyPage) -> dict[str, Any]:
-    """The document of a study; see the module."""
+    """Makes the document of a study; see the module."""
     result = page.result
     rows = plan_rows(result, page.estimated)
     data: dict[str, Any] = {
@@ -113,7 +113,7 @@ def document_of(page: StudyPage) -> dict[str, Any]:
 def plan_rows(
     result: SearchResult, estimated: Sequence[EstimatedPlan] = ()
 ) -> list[dict[str, Any]]:
-    """A row of `COLUMNS` for every plan, best first: those with a trial, then mere estimates.
+    """Makes a row of `COLUMNS` for every plan: the best trials first, then mere estimates.
 
     `half` is the longer side of the 95 % interval as text, `versus` what the terminal shows against
     the exported plan, `settings` the knobs, logical axes and options as text.
@@ -186,7 +186,7 @@ def _candidate_row(candidate: Candidate) -> dict[str, Any]:
 
 
 def _what_fell(candidate: Candidate) -> str:
-    """What became of a plan that is not in the ranking, in a word or two."""
+    """Says in a word or two why a plan is not in the ranking."""
     kind = candidate.outcome.kind
     if isinstance(candidate.outcome, Measured):
         return f"numerics {candidate.outcome.numerics}"
@@ -199,7 +199,7 @@ def _needed(candidate: Candidate) -> int | None:
 
 
 def _interval(candidate: Candidate) -> tuple[float | None, float | None]:
-    """Of a measured time the 95 % interval, of a prediction the bracket."""
+    """Returns the 95 % interval of a measured time, or the bracket of a prediction."""
     outcome, standing = candidate.outcome, candidate.standing
     replay = replay_of(outcome)
     if standing.step_s and standing.interval[0] > 0.0:
@@ -295,7 +295,7 @@ def _rule(result: SearchResult) -> dict[str, Any]:
 
 
 def _causes(result: SearchResult, estimated: Sequence[EstimatedPlan]) -> Iterable[dict[str, Any]]:
-    """Seconds by cause of the first plans that have any: of a replay, else of the estimate."""
+    """Returns seconds by cause of the first plans that have any: of a replay or an estimate."""
     shown = [one for one in result.candidates if words.is_ranked(one)]
     shown = [one for one in shown if not words.is_duplicate(one)]
     chosen = shown[:MOST_STACKED]
@@ -366,7 +366,7 @@ def _funnel(result: SearchResult) -> dict[str, Any]:
 
 
 def _predictions(result: SearchResult) -> dict[str, Any] | None:
-    """Predicted against measured times; of devices that are not here, estimated against replayed.
+    """Pairs predicted with measured times; for absent devices, estimated with replayed ones.
 
     The line is `known = factor * predicted`, `factor` the geometric mean; a residual is the share
     by which a plan is off that line.
@@ -416,7 +416,7 @@ def _predictions(result: SearchResult) -> dict[str, Any] | None:
 
 
 def _with_most_collectives(side: dict[str, Any]) -> dict[str, Any]:
-    """One side of an explanation with its most expensive collectives, and how many are left out."""
+    """Keeps the most expensive collectives of a side; counts those that are left out."""
     shown, rest = side["collectives"][:MOST_COLLECTIVES], side["collectives"][MOST_COLLECTIVES:]
     left_out = {"count": len(rest), "seconds": sum(one["seconds"] for one in rest)}
     return {**side, "collectives": shown, "collectives_left_out": left_out}
@@ -456,7 +456,7 @@ def _placement(one: Placed) -> dict[str, Any]:
 
 
 def _cleaned(value: Any) -> Any:
-    """Every text without control characters; line feeds stay."""
+    """Removes control characters from every text; line feeds stay."""
     if isinstance(value, str):
         return clean_lines(value)
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ _HEADS = ("rank", "plan", "evidence", "step time", "vs exported", "memory", "bou
 
 
 def summary_html(result: SearchResult, *, top: int) -> str:
-    """Title, answer, the best plans and the rule.
+    """Writes the title, the answer, the best plans and the rule.
 
     Args:
       top: rows of the table.

@@ -16,7 +16,7 @@ Section = Literal["explained", "rounds", "timelines", "placements", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedPlan:
-    """A plan of `estimates.csv` that never got a trial: what its row says.
+    """A row of `estimates.csv` for a plan that never got a trial.
 
     Attributes:
       mesh: as text, `dp:2,tp:4`.
@@ -54,7 +54,7 @@ class MeasuredRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldActivations:
-    """Bytes of activations that a rank of a pipeline holds from a moment on."""
+    """The bytes of activations that a rank of a pipeline holds from a moment on."""
 
     rank: int
     at_s: float
@@ -79,7 +79,7 @@ class DrawnTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where the devices of one plan are.
+    """The positions of one plan's devices.
 
     Attributes:
       axes: (name, size) in the order of the mesh; device i is element i of the flat mesh.
@@ -97,7 +97,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """How the devices of the target are linked.
+    """The links between the devices of the target.
 
     Attributes:
       kind: `torus`, `switch` or `shared`.
@@ -117,7 +117,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """Bytes on one device at a point of the program that may be its peak, as estimated."""
+    """The estimated bytes on a device at a point of the program that may be its peak."""
 
     source: str
     bytes: int
@@ -125,7 +125,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPage:
-    """Everything that the page of a study shows.
+    """The content of the page of a study.
 
     Attributes:
       estimated: plans that have an estimate and no trial, or that could not be estimated.

@@ -30,7 +30,7 @@ _CODE = ("format.js", "dom.js", "charts.js", "table.js", "sections.js", "page.js
 
 
 def page_text(document: Mapping[str, Any]) -> str:
-    """The HTML of a page that shows a document of `automesh.report.html.document`."""
+    """Writes the HTML of a page that shows a document of `automesh.report.html.document`."""
     # The page's own code first: it shows the answer before the charts' libraries are read. Where
     # the sources of these are is of no use in a page that may load nothing.
     scripts = ["\n".join(["'use strict';", *(_read(name) for name in _CODE)])]
@@ -59,7 +59,7 @@ def page_text(document: Mapping[str, Any]) -> str:
 
 
 def plain_text(document: Mapping[str, Any]) -> str:
-    """The answer as plain text, for readers without scripts."""
+    """Returns the answer as plain text, for readers without scripts."""
     lines = [str(document["title"]), ""]
     lines += [f"{label}: {said}" if label else f"  {said}" for label, said in document["summary"]]
     rule = document["rule"]
@@ -69,13 +69,13 @@ def plain_text(document: Mapping[str, Any]) -> str:
 
 @cache
 def charts() -> Mapping[str, Any]:
-    """The Vega-Lite specifications of the page by name; their data is named, not in them."""
+    """Reads the Vega-Lite specifications of the page by name; their data is named, not in them."""
     files = sorted((_STATIC / "charts").glob("*.json"))
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def _embedded(value: Any) -> str:
-    """JSON that is safe inside a script element: it cannot end it, nor begin a comment."""
+    """Returns JSON that is safe inside a script element: it can neither end nor comment it."""
     text = dumps(value, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

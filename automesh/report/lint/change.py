@@ -13,7 +13,7 @@ Split = tuple[tuple[str, ...], ...]
 
 
 def change_of(finding: Finding, cure: Cure) -> str:
-    """What was changed."""
+    """Says what was changed."""
     return _CHANGES[cure.kind](finding, cure)
 
 

@@ -25,7 +25,7 @@ SCHEMA = 1
 
 
 def facts_of(report: LintReport) -> dict[str, Any]:
-    """The report as plain JSON values; see the module."""
+    """Returns the report as plain JSON values; see the module."""
     return {
         "schema": SCHEMA,
         "script": report.script,

@@ -14,7 +14,7 @@ _MOST_MISSING = 3
 
 
 def report_of(report: LintReport) -> Report:
-    """The report as a section for each finding, and what is said of all."""
+    """Returns the report: a section for each finding, and one about all of them."""
     on = f"{clean(report.target)} ({report.device_count} x {clean(report.device)})"
     where = f"mesh {clean(report.plans[0])}" if len(report.plans) == 1 else ""
     where = where or count(len(report.plans), "plan")

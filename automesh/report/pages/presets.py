@@ -23,7 +23,7 @@ _NONE = "no presets are here: `python -m benchmarks.presets` in a checkout makes
 
 
 def report_of(found: Sequence[Preset]) -> Report:
-    """A table for each preset, a line for each target."""
+    """Makes a table for each preset, with a line for each target."""
     if not found:
         sections = [Section(blocks=(Sentence(text=_NONE),))]
     else:
@@ -35,7 +35,7 @@ def report_of(found: Sequence[Preset]) -> Report:
 
 
 def _preset(preset: Preset, *, whole: bool) -> Section:
-    """One preset: `whole` with all that is known of it."""
+    """Reports one preset; `whole` adds all that is known of it."""
     lines = list(_missing(preset))
     if whole:
         lines += [(target, clean(made.arguments)) for target, made in preset.records.items()]
@@ -64,7 +64,7 @@ def _columns(preset: Preset) -> list[Column]:
 
 
 def _mesh(preset: Preset, rule: MeshRule) -> str:
-    """The mesh as text, without knobs."""
+    """Returns the mesh as text, without knobs."""
     return mesh_text(rule, preset.rules.axes_of(rule)).partition(" ")[0]
 
 
@@ -73,7 +73,7 @@ def _knobs(rule: MeshRule) -> str:
 
 
 def _missing(preset: Preset) -> Iterator[tuple[str, str]]:
-    """The targets without a rule, each with the reason."""
+    """Lists the targets without a rule, each with the reason."""
     for target, made in preset.records.items():
         if target not in preset.targets:
             yield target, f"no rule: {clean(made.reason)}"
@@ -93,7 +93,7 @@ def _guide(found: Sequence[Preset]) -> list[tuple[str, str]]:
 
 
 def _versions(found: Sequence[Preset]) -> list[tuple[str, str]]:
-    """What made the presets, with how many rules each."""
+    """Lists the versions that made the presets, with how many rules each has made."""
     made = [
         ", ".join(f"{name} {one.versions[name]}" for name in _TOLD if name in one.versions)
         for preset in found
@@ -108,7 +108,7 @@ def _versions(found: Sequence[Preset]) -> list[tuple[str, str]]:
 
 
 def _facts(preset: Preset) -> dict[str, Any]:
-    """A preset with its rules and how they were made, as plain JSON values."""
+    """Returns a preset with its rules and how they were made, as plain JSON values."""
     return {
         "name": preset.name,
         "rules": [tree_of_rule(rule, preset.rules.axes_of(rule)) for rule in preset.rules.rules],

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """What became of one target.
+    """The result for one target.
 
     Attributes:
       target: as it was written.
@@ -45,12 +45,12 @@ class Several:
 
     @property
     def not_found(self) -> tuple[Sought, ...]:
-        """Targets without an answer."""
+        """The targets without an answer."""
         return tuple(search for search in self.searches if search.reason)
 
 
 def report_of(several: Several) -> Report:
-    """A line for each target, then what was not found and why.
+    """Makes a line for each target, then says what was not found and why.
 
     Facts:
       `schema`, `searches` (each as for one target), `not_found` ({target, reason, hint}),

@@ -16,7 +16,7 @@ from automesh.units import format_bytes, format_wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFor:
-    """What is kept for one target.
+    """The files that are kept for one target.
 
     Attributes:
       programs: outcomes of compiles.
@@ -34,7 +34,7 @@ class KeptFor:
 
 
 def by_target(entries: Sequence[StoreEntry]) -> tuple[KeptFor, ...]:
-    """What is kept for each target, what was used last first."""
+    """Lists what is kept for each target, the last used first."""
     groups: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.stored.target, []).append(entry)
@@ -43,7 +43,7 @@ def by_target(entries: Sequence[StoreEntry]) -> tuple[KeptFor, ...]:
 
 
 def report_of(store: ModuleStore, removed: int | None = None) -> Report:
-    """The store: its folder, its size, and a row for each target.
+    """Reports the store: its folder, its size, and a row for each target.
 
     Args:
       removed: programs that were removed from it just now; None where nobody asked for that.

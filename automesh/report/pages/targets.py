@@ -23,7 +23,7 @@ _ALONE = "by estimate alone: no compiler knows these devices"
 
 
 def report_of(found: Sequence[Listed], *, pattern: str, compilers: Sequence[Compiler]) -> Report:
-    """The targets that a pattern means; all of them without one, a line per kind.
+    """Reports the targets that a pattern means; without one, all of them, a line per kind.
 
     Args:
       compilers: for the platforms that there are, installed or not.
@@ -45,12 +45,12 @@ def report_of(found: Sequence[Listed], *, pattern: str, compilers: Sequence[Comp
 
 
 def torus_words(absent: Absent) -> str:
-    """`4x4x8`; empty for GPUs."""
+    """Returns `4x4x8`; empty for GPUs."""
     return "x".join(map(str, absent.fabric.torus))
 
 
 def wraps_words(absent: Absent) -> str:
-    """`all`, `none`, or which dimensions have their ends linked: `2nd`."""
+    """Returns `all`, `none`, or which dimensions have their ends linked: `2nd`."""
     wraps = absent.fabric.wraps
     if not any(wraps):
         return "none" if wraps else ""
@@ -61,14 +61,14 @@ def wraps_words(absent: Absent) -> str:
 
 
 def links_words(absent: Absent) -> str:
-    """`6 x 90 GB/s` for the links of a chip, `450 GB/s` for those of a GPU to its switch."""
+    """Returns `6 x 90 GB/s` for a chip's links, `450 GB/s` for those of a GPU to its switch."""
     fabric = absent.fabric
     speed = _rate(fabric.chip.link_bytes_per_s * fabric.devices_per_chip)
     return f"{2 * len(fabric.torus)} x {speed}" if fabric.torus else speed
 
 
 def compile_words(absent: Absent, compilers: Sequence[Compiler]) -> str:
-    """Whether devices can be compiled for here, and what to do if not."""
+    """Says whether a program for the devices can be compiled here, and what to do if not."""
     if not has_compiler(absent):
         return _ALONE
     compiler = next(one for one in compilers if one.platform == absent.platform)
@@ -86,7 +86,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _overview(found: Sequence[Listed]) -> Table:
-    """A line per kind."""
+    """Makes a line per kind."""
     kinds = [list(group) for _, group in groupby(found, key=lambda one: one.kind)]
     firsts = [group[0].absent for group in kinds]
     names = [group[0].kind + (" *" * (not has_compiler(group[0].absent))) for group in kinds]
@@ -117,7 +117,7 @@ def _sizes(group: Sequence[Listed]) -> str:
 
 
 def _table(columns: Sequence[Column], notes: tuple[Note, ...] = ()) -> Table:
-    """The columns that have something to say."""
+    """Makes a table of the columns that have something to say."""
     telling = tuple(column for column in columns if any(column.cells))
     return Table(columns=telling, dropped=_DROPPED, notes=notes)
 
@@ -141,7 +141,7 @@ def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple
 
 
 def _single(one: Listed, compilers: Sequence[Compiler]) -> tuple[Section, ...]:
-    """All that is known of one target."""
+    """Reports all that is known of one target."""
     absent = one.absent
     lines = [*_extent(absent), *_chip_lines(one), ("compile", compile_words(absent, compilers))]
     if absent.num_devices > 1:
@@ -175,7 +175,7 @@ def _wraps_sentence(absent: Absent) -> str:
 
 
 def _chip_lines(one: Listed) -> list[tuple[str, str]]:
-    """Figures of one device, in words."""
+    """Describes the figures of one device."""
     absent, fabric = one.absent, one.absent.fabric
     chip = fabric.chip
     peaks = [f"{format_count(speed)}FLOP/s {kind}" for kind, speed in chip.peak_flops_per_s]
@@ -193,7 +193,7 @@ def _chip_lines(one: Listed) -> list[tuple[str, str]]:
 
 
 def _several(found: Sequence[Listed], compilers: Sequence[Compiler]) -> tuple[Section, ...]:
-    """The names of a kind of slices; of several kinds, or of GPUs, a line per kind first."""
+    """Makes a line for a kind of slices; for several kinds, or GPUs, a line per kind first."""
     kinds = {one.kind for one in found}
     slices = [one for one in found if one.absent.fabric.torus]
     platforms = {one.absent.platform for one in found}
@@ -214,7 +214,7 @@ def _several(found: Sequence[Listed], compilers: Sequence[Compiler]) -> tuple[Se
 
 
 def _names(rows: Sequence[Listed]) -> Table:
-    """A line per slice."""
+    """Makes a line per slice."""
     absents = [row.absent for row in rows]
 
     def right(name: str, value: Callable[[Absent], object]) -> Column:
@@ -232,7 +232,7 @@ def _names(rows: Sequence[Listed]) -> Table:
 
 
 def _with_sources(lines: Sequence[Line], rows: Sequence[Listed]) -> tuple[Section, ...]:
-    """Lines, then where the figures come from and what the names of the sources stand for."""
+    """Adds to lines where the figures come from, and what the names of the sources mean."""
     said: dict[str, None] = {}
     for row in rows:
         for what, source in row.sources:
@@ -256,7 +256,7 @@ def _with_sources(lines: Sequence[Line], rows: Sequence[Listed]) -> tuple[Sectio
 
 
 def _facts(found: Sequence[Listed], compilers: Sequence[Compiler]) -> dict[str, Any]:
-    """Targets with their facts as plain JSON values: bytes, bytes and operations per second."""
+    """Returns targets as plain JSON values: bytes, bytes and operations per second."""
     installed = {compiler.platform: compiler.version for compiler in compilers}
     return {
         "compilers": [

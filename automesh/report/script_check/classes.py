@@ -16,7 +16,7 @@ Lines = list[tuple[str, str]]
 
 
 def class_lines(classes: StepClasses, *, show_all: bool) -> Lines:
-    """Each class with its arrays, why it stays whole, each array with its role, and what to know.
+    """Lists each class with its arrays and their roles, why it stays whole, and notices.
 
     Args:
       show_all: all classes and arrays; else the first ones, of which most numbers are.
@@ -59,12 +59,12 @@ def _of_class(one: DimensionClass, classes: StepClasses, show_all: bool) -> str:
 
 
 def _owners(classes: StepClasses) -> list[ArrayClasses]:
-    """All arrays but moments and copies, which are as their parameters."""
+    """Returns all arrays but moments and copies, which are as their parameters."""
     return [one for one in (*classes.arguments, *classes.held) if one.of is None]
 
 
 def _listed(members: Iterable[tuple[str, int | None]], show_all: bool) -> str:
-    """Names of arrays, or of their dimensions, those that differ in numbers of layers as one."""
+    """Lists names of arrays or dimensions, those that differ in numbers of layers as one."""
     groups: dict[tuple[str, str, int | None], list[str]] = {}
     for name, place in members:
         start = argument_end(name)
@@ -91,7 +91,7 @@ def _of_roles(classes: StepClasses, show_all: bool) -> list[str]:
 
 
 def _of_inner(classes: StepClasses) -> list[str]:
-    """Arrays inside the step that need a constraint, each kind once."""
+    """Lists arrays inside the step that need a constraint, each kind once."""
     found: dict[str, None] = {}
     for one in classes.inner:
         names = ", ".join(name or str(size) for name, size in zip(one.dims, one.shape, strict=True))

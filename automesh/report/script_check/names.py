@@ -20,14 +20,14 @@ def argument_end(name: str) -> int:
 
 
 def shorter(names: Sequence[str]) -> list[str]:
-    """Names without jax's `<flat index N>`: dropped if all nodes have one leaf, else `[N]`."""
+    """Returns names with `[N]`, or nothing if all nodes have one leaf, for `<flat index N>`."""
     numbers = {found for name in names for found in UNNAMED.findall(name)}
     short = "" if numbers == {"0"} else r"[\1]"
     return [UNNAMED.sub(short, name) for name in names]
 
 
 def common_name(names: Sequence[str]) -> str:
-    """`args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
+    """Returns `args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
     if len(names) == 1:
         return names[0]
     numbers = [list(dict.fromkeys(one)) for one in zip(*map(NUMBER.findall, names), strict=True)]

@@ -15,7 +15,7 @@ seed do, since the order of a set decides."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What keeps a search from working, a sentence, and what to do about it."""
+    """A reason why a search would not work, in a sentence, and what to do about it."""
 
     what: str
     hint: str

@@ -31,7 +31,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """Arrays that share a line.
+    """A line of the table, with the arrays that share it.
 
     Attributes:
       like: the part of the arguments whose arrays these are like, all together; empty for arrays
@@ -47,7 +47,7 @@ class _Row:
 
     @property
     def array(self) -> str:
-        """`f32[48,256]`, as jax writes it."""
+        """Returns `f32[48,256]`, as jax writes it."""
         one = self.members[0]
         if self.like:
             return f"as {self.like}"
@@ -60,7 +60,7 @@ class _Row:
 
     @property
     def split(self) -> str:
-        """`P(None, tp)`: the quotes of names are left out."""
+        """Returns `P(None, tp)`, without the quotes of names."""
         return "" if self.like else self.members[0].spec.replace("'", "") or "not said"
 
     @property
@@ -77,7 +77,7 @@ class _Row:
 
 
 def report_of(found: CheckedScript, *, show_all: bool = False) -> Report:
-    """What was found.
+    """Reports what was found.
 
     Args:
       show_all: a line for each array; else arrays that are alike share one, and only the largest
@@ -166,7 +166,7 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """A name as that of the argument and the keys in it."""
+    """Splits a name into that of the argument and the keys in it."""
     end = argument_end(name)
     return (name[:end], *filter(None, KEY.split(name[end:])))
 
@@ -205,7 +205,7 @@ def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def _largest(rows: Sequence[_Row]) -> list[_Row]:
-    """The rows with the most bytes, in their order."""
+    """Returns the rows with the most bytes, in their order."""
     by_size = sorted(range(len(rows)), key=lambda k: -rows[k].total(lambda one: one.total_bytes))
     kept = set(by_size[:_MOST_ROWS])
     return [row for place, row in enumerate(rows) if place in kept]

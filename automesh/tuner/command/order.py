@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from automesh.mesh.axes import Plan
 
 
-class Order:
+class PlanOrder:
     """The next plan to try.
 
     Args:

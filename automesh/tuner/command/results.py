@@ -32,7 +32,7 @@ from automesh.outcomes import (
 from automesh.report.result import Funnel, SearchResult
 from automesh.report.words import best_of, count
 from automesh.tuner.choose.ranking import rank
-from automesh.tuner.command.run import Ran
+from automesh.tuner.command.run import FinishedRun
 from automesh.tuner.command.template import parse_template
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.measure.numerics import compare_losses
@@ -110,7 +110,7 @@ def runs_of(notebook: Notebook) -> Runs:
     return runs
 
 
-def outcome_of_run(ran: Ran) -> Measured:
+def outcome_of_run(ran: FinishedRun) -> Measured:
     """A run as it is stored; whether its losses agree is not known before others have run."""
     step_s = statistics.median(ran.samples_s)
     span = median_interval(ran.samples_s)

@@ -131,7 +131,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class FinishedRun:
     """A run whose steps were timed.
 
     Attributes:
@@ -159,7 +159,7 @@ class Unseen:
     log: Path
 
 
-RunResult = Ran | Unseen | Failure
+RunResult = FinishedRun | Unseen | Failure
 
 
 def run(
@@ -340,7 +340,7 @@ def _result(
     if ended_badly and not was_stopped:
         return _failure(manner, place, ending)
     if steps.samples_s:
-        return Ran(
+        return FinishedRun(
             samples_s=steps.samples_s,
             losses=steps.losses,
             loss_dtype=steps.loss_dtype,

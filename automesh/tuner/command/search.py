@@ -31,7 +31,7 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
 from automesh.texts.storage_url import masked_word
-from automesh.tuner.command.order import Order
+from automesh.tuner.command.order import PlanOrder
 from automesh.tuner.command.results import (
     AGAIN,
     FIRST,
@@ -44,20 +44,20 @@ from automesh.tuner.command.results import (
     race_label,
     runs_of,
 )
-from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, recovered, run
+from automesh.tuner.command.run import FinishedRun, Manner, Place, RunResult, Unseen, recovered, run
 from automesh.tuner.command.step_times import SeenStep
 from automesh.tuner.measure.decision import (
     ProcessRecord,
-    RaceRecord,
     Records,
     decide,
     raced_against,
     record_of,
 )
-from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
-from automesh.tuner.measure.fresh_processes import figures_of
+from automesh.tuner.measure.final import FEWEST, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of, run_side_by_side, show_rows
 from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
-from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.race import NextVisit, Race, RaceRules
+from automesh.tuner.measure.racing import run_rounds, show_round
 from automesh.tuner.paths import as_seen
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.strategies.search_run import Strategy
@@ -108,14 +108,14 @@ class CommandStrategy(Strategy):
     progress: Progress
     started_s: float
     clock: Callable[[], float] = time.monotonic
-    _order: Order = field(init=False)
+    _order: PlanOrder = field(init=False)
     _runs: Runs = field(init=False, default_factory=Runs)
     _took_s: list[float] = field(init=False, default_factory=list[float])
     _failed_first: int = field(init=False, default=0)
     _notices: list[str] = field(init=False, default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._order = Order(self.plans, self.baseline)
+        self._order = PlanOrder(self.plans, self.baseline)
 
     @property
     def _deadline_s(self) -> float:
@@ -230,7 +230,7 @@ class CommandStrategy(Strategy):
 
     def _outcome(self, trial: Trial, result: RunResult) -> Outcome:
         match result:
-            case Ran(step=step):
+            case FinishedRun(step=step):
                 if step is not None:
                     self._look_at(trial.plan, step)
                 return outcome_of_run(result)
@@ -400,37 +400,43 @@ class CommandStrategy(Strategy):
 
     def _race(self, race: OpenRace) -> None:
         """Runs rounds of all finalists until so few are left as one process has room for."""
+        contest = self._contest(race)
+        if len(contest.survivors) <= RULES.keep:
+            return
+        reserve = FEWEST * min(RULES.keep, len(race.finalists))
+
+        def has_time(_: NextVisit[Plan], begins_round: bool) -> bool:
+            return not begins_round or self._fits(len(contest.survivors) + reserve)
+
+        def make(visit: NextVisit[Plan]) -> dict[Plan, float | Failure]:
+            plan = visit.finalist
+            outcome = self._run(plan, race_label(race.key, visit.round_index))
+            if isinstance(outcome, Measured):
+                return {plan: outcome.step_s}
+            return {plan: outcome} if isinstance(outcome, Failure) else {}
+
+        def show(plan: Plan, number: int, value_s: float) -> None:
+            self.progress.now(f"{plan}, {format_seconds(value_s)}")
+            show_round(
+                self.progress, "race", contest, number=number + 1, done=contest.rounds_completed
+            )
+
+        run_rounds(
+            contest,
+            has_time=has_time,
+            make=make,
+            on_round=show,
+            on_failure=lambda *_: None,
+        )
+
+    def _contest(self, race: OpenRace) -> Race[Plan]:
+        """A race as its runs in the study have left it."""
         values = {
             plan: self._rounds(plan, lambda number: race_label(race.key, number))
             for plan in race.finalists
         }
         failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
-        contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
-        if len(contest.survivors) <= RULES.keep:
-            return
-        begun = -1
-        while (upcoming := contest.next_visit()) is not None:
-            plan, number = upcoming.finalist, upcoming.round_index
-            reserve = FEWEST * min(RULES.keep, len(race.finalists))
-            if number > begun and not self._fits(len(contest.survivors) + reserve):
-                break
-            begun = number
-            outcome = self._run(plan, race_label(race.key, number))
-            if isinstance(outcome, Measured):
-                contest.record(plan, outcome.step_s)
-                self.progress.now(f"{plan}, {format_seconds(outcome.step_s)}")
-            else:
-                contest.leave(plan)
-            left = len(contest.survivors)
-            self.progress.phase(
-                "race",
-                total=RULES.max_rounds,
-                done=contest.rounds_completed,
-                note=f"round {number + 1}, {left} left",
-            )
-            if contest.leader is not None:
-                middle_s = statistics.median(contest.values_of(contest.leader))
-                self.progress.best(f"{contest.leader}, {format_seconds(middle_s)} measured")
+        return Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
 
     def _rounds(self, plan: Plan, label: Callable[[int], str]) -> list[float]:
         """Seconds per step of the runs with consecutive labels."""
@@ -442,23 +448,17 @@ class CommandStrategy(Strategy):
     def _records(self) -> Records:
         """All races and fresh runs side by side, as the trials have them."""
         machine = self.study.owner.machine
-        races: list[RaceRecord] = []
-        for race in self._races():
-            values = {
-                plan: self._rounds(plan, lambda number, key=race.key: race_label(key, number))
-                for plan in race.finalists
-            }
-            if not any(values.values()):
-                continue
-            failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
-            contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
-            races.append(record_of(contest.standings(), machine=machine, sentence=""))
+        raced = (
+            record_of(self._contest(race).standings(), machine=machine, sentence="")
+            for race in self._races()
+        )
+        races = tuple(one for one in raced if any(values for _, values in one.rounds))
         processes: list[ProcessRecord] = []
         while row := self._row(len(processes)):
             processes.append(ProcessRecord(machine=machine, seconds=row, took_s=0.0))
         failures = ((plan, self._runs.failure(plan)) for plan in self._runs.found)
         return Records(
-            races=tuple(races),
+            races=races,
             processes=tuple(processes),
             failed=tuple((plan, one) for plan, one in failures if one is not None),
         )
@@ -494,27 +494,25 @@ class CommandStrategy(Strategy):
 
     def _run_afresh(self, race: OpenRace) -> bool:
         """Runs the best and the baseline in turn; whether nothing is left to decide."""
-        while True:
-            final = self._final()
-            entrants = final.entrants(self._contenders(race, final))
-            count = final.count(*entrants) if entrants else LOOKS[-1]
-            if not entrants or count >= LOOKS[-1]:
-                return True
-            number = len(final.rows)
-            label = fresh_label(number)
-            # A row that was begun is completed: half of it compares with nothing.
-            missing = [plan for plan in entrants if self._runs.of(plan, label) is None]
-            if not self._fits(len(missing)):
-                return False
-            self.progress.phase(
-                "confirm",
-                total=next((look for look in LOOKS if look > count), LOOKS[-1]),
-                done=count,
-                note=f"{len(entrants)} meshes side by side",
-            )
-            random.Random(label).shuffle(missing)
-            for plan in missing:
-                self._run(plan, label)
+        ended = run_side_by_side(
+            final=self._final,
+            contenders=lambda final: self._contenders(race, final),
+            run_row=self._run_row,
+        )
+        return ended != "no time"
+
+    def _run_row(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        """Runs each entrant once; False if there is no time for all of them."""
+        label = fresh_label(len(final.rows))
+        # A row that was begun is completed: half of it compares with nothing.
+        missing = [plan for plan in entrants if self._runs.of(plan, label) is None]
+        if not self._fits(len(missing)):
+            return False
+        show_rows(self.progress, final.count(*entrants), f"{len(entrants)} meshes side by side")
+        random.Random(label).shuffle(missing)
+        for plan in missing:
+            self._run(plan, label)
+        return True
 
     def _note_decision(self, ending: str) -> str:
         final = self._final()

@@ -34,7 +34,7 @@ from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
 from automesh.texts.storage_url import masked_word
 from automesh.tuner.choose.baseline import check_baseline, parse_plan
-from automesh.tuner.command.order import Order
+from automesh.tuner.command.order import PlanOrder
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
@@ -275,7 +275,7 @@ def _baseline(
 
 def _dry_run(ready: PreparedCommand, legal: LegalPlans) -> SearchResult:
     """What would be run, in the order in which it would be as long as all take the same time."""
-    template, order = ready.request.command.template, Order(legal.plans, legal.baseline)
+    template, order = ready.request.command.template, PlanOrder(legal.plans, legal.baseline)
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
         seconds[plan] = 1.0

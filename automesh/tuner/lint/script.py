@@ -38,7 +38,7 @@ from automesh.worker.temporary import temporary_folder
 _SHARE = 0.01
 # Always shown: a loop with these findings is not the loop that its author intended.
 # Findings that cost only time, or a compile, have no bytes to be weighed by.
-ALWAYS = BROKEN | {"second-compile", "unrolled-layers", "host-callback", "uneven-work"}
+ALWAYS = frozenset(name for name, rule in RULES.items() if rule.is_always_shown)
 _MOST_TRIED = 12
 # A cure is shown if it saves this part of the memory or of the time.
 _GAIN = 1e-3

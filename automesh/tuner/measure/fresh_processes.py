@@ -6,12 +6,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
-from automesh.tuner.measure.final import FEWEST, Final
+from automesh.report.progress import Progress
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final
 from automesh.tuner.measure.schedule import Calibration, Course, Subject, VisitPool, VisitRules
 from automesh.tuner.measure.statistics import median_interval
 
@@ -160,6 +162,39 @@ def turns(order: Sequence[Calibration], passes: int) -> list[Calibration]:
     return [
         one for number in range(passes) for one in (backwards if number % 4 in (1, 2) else order)
     ]
+
+
+def run_side_by_side(
+    *,
+    final: Callable[[], Final],
+    contenders: Callable[[Final], Sequence[Plan]],
+    run_row: Callable[[Final, Sequence[Plan]], bool],
+    most: int = LOOKS[-1],
+) -> Literal["decided", "enough", "no time"]:
+    """Times the best and the baseline side by side, row by row, until they are told apart.
+
+    Args:
+      final: all rows so far.
+      contenders: plans that may be the fastest and are in no row yet, the likeliest first.
+      run_row: times the entrants side by side, in a fresh worker or by runs of a command, and
+        stores it; False if there is no time for that.
+      most: rows in which all entrants run at most; then it ends with `enough`.
+    """
+    while True:
+        rows = final()
+        entrants = rows.entrants(contenders(rows))
+        if not entrants:
+            return "decided"
+        if rows.count(*entrants) >= most:
+            return "enough"
+        if not run_row(rows, entrants):
+            return "no time"
+
+
+def show_rows(progress: Progress, count: int, note: str) -> None:
+    """Shows how many rows the exported plan has, of those after which the next look is due."""
+    total = next((look for look in LOOKS if look > count), LOOKS[-1])
+    progress.phase("confirm", total=total, done=count, note=note)
 
 
 def figures_of(final: Final) -> dict[Plan, Figure]:

@@ -14,7 +14,7 @@ from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import Records, decide
 from automesh.tuner.measure.final import FEWEST, LOOKS, Final
 from automesh.tuner.measure.first_visits import FirstVisits
-from automesh.tuner.measure.fresh_processes import run_process
+from automesh.tuner.measure.fresh_processes import run_process, run_side_by_side, show_rows
 from automesh.tuner.measure.known import Known
 from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
 from automesh.tuner.measure.likeliest import by_first_visit, contenders
@@ -224,43 +224,40 @@ class MeasureRung:
         Returns:
           Whether all that was raced is decided.
         """
+        self.visits.ensure_reference(self.known.baseline)
+        if self.known.reference is None:
+            return False
+        ended = run_side_by_side(
+            final=self.known.final,
+            contenders=lambda final: contenders(self.known, final),
+            run_row=self._run_row,
+            most=most,
+        )
+        return ended == "decided"
+
+    def _run_row(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        """Runs a fresh process; stores instead that entrants fail, if they do so before it."""
         known = self.known
-        self.visits.ensure_reference(known.baseline)
-        while known.reference is not None:
-            final = known.final()
-            entrants = final.entrants(contenders(known, final))
-            if not entrants:
-                return True
-            if final.count(*entrants) >= most:
-                return False
-            entrants = self.time_left.fewer_for_process(final, entrants)
-            for plan in entrants:
-                if plan not in known.calibrations:
-                    self.visits.visit(plan)
-                    known.note_visits()
-            unknown = [plan for plan in entrants if plan not in known.calibrations]
-            if any(may_be_exported(known.done.get(plan)) for plan in unknown) or not all(
-                plan in known.done for plan in unknown
-            ):
-                return False  # time was used up in a first visit, of which it is not to blame
-            if unknown:
-                known.add_failures(unknown)
-                continue
-            has_time = self.time_left.has_time_for(final, entrants)
-            if not has_time or not self._run_process(final, entrants):
-                return False
-        return False
+        entrants = self.time_left.fewer_for_process(final, entrants)
+        for plan in entrants:
+            if plan not in known.calibrations:
+                self.visits.visit(plan)
+                known.note_visits()
+        unknown = [plan for plan in entrants if plan not in known.calibrations]
+        if any(may_be_exported(known.done.get(plan)) for plan in unknown) or not all(
+            plan in known.done for plan in unknown
+        ):
+            return False  # The time was used up in a first visit: that says nothing of the plan.
+        if unknown:
+            known.add_failures(unknown)
+            return True
+        return self.time_left.has_time_for(final, entrants) and self._run_process(final, entrants)
 
     def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
         """Runs one process; False if the time was over before it had a figure."""
         progress = self.search.progress
         count = final.count(entrants[0])
-        progress.phase(
-            "confirm",
-            total=next((look for look in LOOKS if look > count), LOOKS[-1]),
-            done=count,
-            note=f"fresh processes of {words.count(len(entrants), 'plan', 'plans')}",
-        )
+        show_rows(progress, count, f"fresh processes of {words.count(len(entrants), 'plan')}")
         passes = self.time_left.passes(final, entrants)
         ran = run_process(
             self.pool,

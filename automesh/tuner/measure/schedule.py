@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.nouns import StepRef, VisitAnswer
 from automesh.program.script.sources import Sources
-from automesh.tuner.measure.race import Ending, Race, Standing
 from automesh.tuner.measure.statistics import middle_mean
 from automesh.tuner.study.retrace import other_program
 from automesh.worker.messages import VisitJob
@@ -406,107 +405,3 @@ def _run(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Fail
     seconds = ", ".join(f"{sample_s:g}" for sample_s in answer.samples_s)
     reason = f"{job.samples} step times were asked for, and {seconds or 'none'} came back"
     return Failed(stage="run", reason=reason)
-
-
-# The measure rung: a race over finalists, run by visits through a pool of workers.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaceReport:
-    """How a race ended.
-
-    Attributes:
-      ended: why, `deadline` if time ran out before the race was decided.
-      standings: of all finalists, in their order.
-      failures: what befell those that left on the way.
-      took_s: the last visit of each that had one.
-    """
-
-    ended: Ending | Literal["deadline"]
-    standings: tuple[Standing[Plan], ...]
-    failures: tuple[tuple[Plan, Failure], ...]
-    took_s: tuple[tuple[Plan, float], ...] = ()
-
-    @property
-    def winner(self) -> Standing[Plan] | None:
-        """The fastest; None if everybody left or not a single round was completed."""
-        return next((standing for standing in self.standings if standing.state == "winner"), None)
-
-    @property
-    def sentence(self) -> str:
-        """Why the race ended, in words."""
-        return _ENDINGS[self.ended]
-
-
-_ENDINGS: dict[str, str] = {
-    "few left": "all others were shown to be slower",
-    "equivalent": "all that were left are equally fast",
-    "all rounds": "all rounds were run; those left could not be told apart",
-    "none left": "every finalist failed",
-    "deadline": "the time was used up before the race was decided",
-}
-
-
-def run_race(
-    pool: VisitPool,
-    subject: Subject,
-    race: Race[Plan],
-    calibrations: Mapping[Plan, Calibration],
-    *,
-    rules: VisitRules,
-    deadline_s: float,
-    first_round_s: float,
-    clock: Callable[[], float],
-    on_round: Callable[[Plan, int, float], None],
-    on_failure: Callable[[Plan, Failure], None],
-) -> RaceReport:
-    """Runs a race to its end, or until `deadline_s`.
-
-    A round begins only if there is time for all of it. A finalist whose visit fails leaves.
-    Without a round that all have run there is no winner, and all that was measured is for nothing:
-    the first may take longer, for a worker that dies in it takes seconds to start again.
-
-    Args:
-      race: new, or built from stored rounds.
-      calibrations: of all survivors of `race`.
-      deadline_s: when to stop, on `clock`.
-      first_round_s: when to stop as long as no round is complete.
-      clock: monotonic seconds.
-      on_round: called with plan, round index and seconds per step after each visit, to be stored.
-      on_failure: called when a finalist leaves.
-    """
-    course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
-    course.visit_s.update({plan: one.whole_s for plan, one in calibrations.items()})
-    failures: list[tuple[Plan, Failure]] = []
-    seen: dict[Plan, None] = {}
-    round_begun = -1
-    values_s: dict[Plan, float | Failure] = {}
-    while (upcoming := race.next_visit()) is not None:
-        plan = upcoming.finalist
-        course.deadline_s = deadline_s if race.rounds_completed else max(first_round_s, deadline_s)
-        begins = upcoming.round_index > round_begun
-        if not course.has_time_for(race.survivors if begins else (plan,)):
-            break
-        round_begun = upcoming.round_index
-        if plan not in values_s:
-            rest = race.rest_of_round()
-            # One after the other they are also stored one by one.
-            together = rest if course.fits(rest) else (plan,)
-            values_s = course.round_of([calibrations[one] for one in together])
-        value_s = values_s.pop(plan, None)
-        if value_s is None:
-            break
-        if isinstance(value_s, Failure):
-            race.leave(plan)
-            failures.append((plan, value_s))
-            on_failure(plan, value_s)
-        else:
-            race.record(plan, value_s)
-            seen[plan] = None
-            on_round(plan, upcoming.round_index, value_s)
-    return RaceReport(
-        ended=race.ending or "deadline",
-        standings=race.standings(),
-        failures=tuple(failures),
-        took_s=tuple((plan, course.visit_s[plan]) for plan in seen),
-    )

@@ -31,7 +31,7 @@ from automesh.tuner.study.study import Study, Trial
 
 
 def assemble(study: Study, header: Header) -> SearchResult:
-    """Reads everything that a study knows for the script and versions of its header."""
+    """Reads all that a study has on the script and versions of its header, as a result."""
     if header.facts.searched.template:
         return assemble_command(study, header)
     notebook = notebook_of(study, header)
@@ -76,7 +76,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
 
 
 def _notices_of_stale(notebook: Notebook) -> tuple[str, ...]:
-    """What is said of trials that are kept for searches other than this."""
+    """Returns sentences about trials that are kept for other searches than this one."""
     mine = (notebook.source_hash, notebook.versions)
     counts = Counter(
         _other(trial, notebook) if not trial.matches(*mine) else "other search spaces"
@@ -98,7 +98,7 @@ def _other(trial: Trial, notebook: Notebook) -> str:
 
 
 def outcomes_of(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
-    """What became of the plans of a rung, for the script and the versions as they are now."""
+    """Returns how the plans of a rung ended, for the script and the versions as they are now."""
     return {
         trial.plan: trial.outcome
         for trial in rung.trials()
@@ -120,7 +120,7 @@ def _funnel(
     compiled: Mapping[Plan, Outcome],
     measured: Mapping[Plan, Outcome],
 ) -> Funnel:
-    """Counts the plans; `compiled` at any effort."""
+    """Counts the plans; `compiled` has those of any compile effort."""
     screened = [one for one in compiled.values() if _is_low(one)]
     compiled = {plan: one for plan, one in compiled.items() if not _is_low(one)}
     kinds = Counter(type(outcome) for outcome in compiled.values())

@@ -61,7 +61,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An open storage: Optuna's studies and the leases beside them.
+    """An open storage: Optuna's studies, and automesh's leases.
 
     Attributes:
       skipped: records that were found damaged.
@@ -79,8 +79,10 @@ class Backend:
     is_lent: bool = False
 
     def lent(self) -> Backend | None:
-        """The same connections for one study, which names what is damaged in it; None if each
-        study of this storage has to be opened by itself."""
+        """Returns a storage on these connections for one study, which names what is damaged in it.
+
+        None if each study of this storage has to be opened by itself.
+        """
         if not isinstance(self.optuna, TolerantDatabase) or not isinstance(self.leases, SqlLeases):
             return None
         skipped = Skipped()
@@ -99,14 +101,16 @@ class Backend:
         return any(one.rpartition("/")[0] == name for one in self.study_names())
 
     def study_names(self) -> list[str]:
-        """Of all of Optuna's studies in it."""
+        """Lists the names of all of Optuna's studies in the storage."""
         if isinstance(self.optuna, TolerantDatabase):  # The notes of all studies are not read.
             return self.optuna.study_names()
         return [str(study.study_name) for study in self.optuna.get_all_studies()]
 
     def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
-        """Of every search in it something that changes with its studies, and when it changed last,
-        in seconds since 1970."""
+        """Returns for every search a value that differs after each change of its studies.
+
+        With it comes the time of the last change, in seconds since 1970.
+        """
         if isinstance(self.optuna, TolerantDatabase):
             by_study = self.optuna.changes()
         else:  # A journal is one file for all.
@@ -122,8 +126,9 @@ class Backend:
         return found
 
     def publish(self, *, lasting: bool = False) -> None:
-        """Lets others see what is in a file of SQLite by now: they are shown the file alone. Waits
-        for nobody who reads.
+        """Writes what SQLite has into the database file, which is all that others can read.
+
+        It does not wait for readers.
 
         Args:
           lasting: at the end of a search.
@@ -222,12 +227,12 @@ def _failure(storage: Storage, error: BaseException) -> UsageError:
 
 
 def _one_line(storage: Storage, error: object) -> str:
-    """What a database says, without what is secret."""
+    """Returns the message of a database without secrets."""
     return " ".join(storage.masked(str(error)).split())
 
 
 def _shown_cause(storage: Storage, error: BaseException) -> BaseException | None:
-    """What a traceback of the Python API may show as the cause: nothing that has a secret."""
+    """Returns the cause that a traceback of the Python API may show: none that has a secret."""
     causes, one = list[BaseException](), error
     while one not in causes:
         causes.append(one)
@@ -244,7 +249,7 @@ def _in_use(storage: Storage, waited_s: float) -> UsageError:
 
 
 def check_storage(storage: Storage) -> None:
-    """Refuses, before a search has started any worker, a storage that it could not open at its end.
+    """Refuses, before a search has started any worker, a storage that cannot be opened.
 
     Raises:
       UsageError: as `open_backend`, but makes no study and waits for no lock for long.
@@ -283,7 +288,7 @@ def _open_sqlite(storage: Storage) -> Backend:
 
 
 def _open_working_copy(path: Path, storage: Storage) -> Backend:
-    """Opens a study that others may put something beside: in a place where nobody else can."""
+    """Opens a study in a folder that others cannot write to."""
     working = open_working_copy(path)
     try:
         with working.lock():
@@ -296,7 +301,7 @@ def _open_working_copy(path: Path, storage: Storage) -> Backend:
 
 
 def _read_sqlite(storage: Storage, *, in_place: bool) -> Backend:
-    """Opens a file of others, or any unless `in_place`, as a private copy, which stays as it is."""
+    """Opens a private copy of a file of others, or of any file unless `in_place`."""
     path = Path(storage.location)
     if in_place and is_read_in_place(path):
         return _open_sqlite(storage)
@@ -357,7 +362,7 @@ def _open_server(storage: Storage) -> Backend:
 
 
 def _server(storage: Storage) -> tuple[sa.URL, dict[str, Any]]:
-    """The URL of a server without its secrets, and how it is connected to."""
+    """Returns the URL of a server without its secrets, and how to connect to it."""
     address = _address(storage)
     url = sa.make_url(address.bare)
     # Beside the URL, which SQLAlchemy and Optuna keep and quote.
@@ -426,7 +431,7 @@ def _open_rdb(
 
 
 def _new_rdb(url: str, options: dict[str, Any]) -> TolerantDatabase:
-    """As the constructor; but one that raises has opened connections that nobody could close."""
+    """Constructs a storage; if that raises, the connections that it opened are closed."""
     rdb = TolerantDatabase.__new__(TolerantDatabase)
     rdb.skipped = Skipped()
     try:
@@ -486,7 +491,7 @@ def cut_torn_tail(path: Path) -> None:
 
 
 def _tail(file: BinaryIO) -> bytes:
-    """What follows the last line end."""
+    """Returns the bytes after the last line end."""
     end = file.seek(0, os.SEEK_END)
     tail = b""
     while len(tail) < end and b"\n" not in tail:
@@ -507,7 +512,7 @@ def _open_journal(storage: Storage) -> Backend:
 
 
 def _check_journal(path: Path, storage: Storage) -> None:
-    """Refuses what is not a journal: its last line would be taken for torn and cut off."""
+    """Refuses a file that is no journal, whose last line would otherwise be cut off as torn."""
     if not path.exists():
         return
     with open_regular(path) as file:

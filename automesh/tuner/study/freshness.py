@@ -49,7 +49,7 @@ _MEANING: dict[Sameness, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What figures of a script rest on.
+    """What the figures of a script depend on: its sources, versions and environment.
 
     Attributes:
       source_hash: what its trials are known by; the same for grounds whose programs are the same.
@@ -67,7 +67,7 @@ class Grounds:
 
     @property
     def identity(self) -> str:
-        """A hash of all of it but where the files are."""
+        """Returns a hash of everything but the places of the files."""
         named = sorted((Path(path).name, inside) for path, inside in self.files)
         text = json.dumps([self.program, named, self.variables, self.packages])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -75,14 +75,14 @@ class Grounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Under which hash a search counts trials, and what is to be said of it."""
+    """The hash under which a search counts trials, and what the user should know of it."""
 
     source_hash: str
     notices: tuple[str, ...] = ()
 
 
 def grounds_of(inspection: Inspection) -> Grounds:
-    """The grounds of a script as it is now, to be known by their own identity."""
+    """Returns the grounds of a script as it is now; their hash is their own."""
     reads = inspection.reads
     found = Grounds(
         source_hash="",
@@ -128,7 +128,7 @@ def settle(study: Study, now: Grounds, versions: Versions, lower: Lower | None) 
 
 
 def changes(before: Grounds, now: Grounds) -> tuple[str, ...]:
-    """What is not as it was, each in a few words."""
+    """Lists what has changed, each in a few words."""
     return (
         *_changed_files(before.files, now.files),
         *(f"the variable {name}" for name in _changed(before.variables, now.variables)),
@@ -140,7 +140,7 @@ def changes(before: Grounds, now: Grounds) -> tuple[str, ...]:
 
 
 def changed_versions(before: Versions, now: Versions) -> tuple[str, ...]:
-    """Versions and variables of the environment that are not as they were."""
+    """Lists versions and variables of the environment that have changed."""
     old, new = dict(before), dict(now)
     return tuple(
         f"{name} was {old.get(name) or 'not there'}, is {new.get(name) or 'not there'}"
@@ -163,7 +163,7 @@ def _compare(
 
 
 def _programs(study: Study, source_hash: str, versions: Versions) -> list[tuple[Plan, str]]:
-    """Plans whose programs are known, one for each choice of knobs, measured ones first."""
+    """Returns plans whose programs are known, one for each choice of knobs, measured ones first."""
     known = {
         trial.plan: trial.fingerprint
         for trial in study.compile.trials()
@@ -178,7 +178,7 @@ def _programs(study: Study, source_hash: str, versions: Versions) -> list[tuple[
 
 
 def _noted(study: Study) -> list[Grounds]:
-    """The grounds of former searches; those that are damaged are left out."""
+    """Reads the grounds of former searches, without those that are damaged."""
     rows: list[Any] = study.read_note(NOTE, study.noted(NOTE), list[Any]) or []
     found = [study.read_note(NOTE, row, Grounds) for row in rows]
     return [one for one in found if one is not None]
@@ -243,8 +243,7 @@ def settled(
     clock: Callable[[], float],
     start_worker: StartWorker = Process,
 ) -> tuple[Preparation, LegalPlans]:
-    """The preparation with the hash of the trials that count for it; the plans, with what the user
-    should know of that.
+    """Returns the preparation with the hash of the trials that count, the plans, and notices.
 
     The study counts by the hash, too, from then on.
     """

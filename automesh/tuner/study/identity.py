@@ -24,7 +24,7 @@ _SAY_NOTHING = ("build", "main", "run", "step", "launch", "mesh")
 
 
 def workload_name(entry: Entry) -> str:
-    """A short name for people: the script's stem, the module's last part, or the function's.
+    """Returns a short name for people: the script's stem, the last part of a module, or a function.
 
     A stem that says nothing, such as that of `lm1b/build.py`, has its folder's name before it.
     """
@@ -41,8 +41,10 @@ def workload_name(entry: Entry) -> str:
 
 
 def submission_in(name: str) -> str:
-    """The number of the submission in the name of a study; empty for a study of no submission, or
-    of one that a former version has searched."""
+    """Returns the number of the submission in the name of a study.
+
+    It is empty for a study of no submission, or of one that a former version has searched.
+    """
     match = _OF_SUBMISSION.fullmatch(name)
     return match[1] if match else ""
 
@@ -90,7 +92,7 @@ def study_name(
 
 
 def _in_bundle(location: str, bundle: str) -> str:
-    """A location in the folder of a bundle as the same text on every host; any other as it is."""
+    """Returns a location in the folder of a bundle as the same text on every host."""
     word, _, folder = bundle.partition(":")
     if not word or not folder:
         return location
@@ -99,6 +101,6 @@ def _in_bundle(location: str, bundle: str) -> str:
 
 
 def _former(results: Path, ending: str) -> str:
-    """The name of a study of the same inputs that another version has named otherwise."""
+    """Returns the name that another version has given to a study of the same inputs."""
     folders = sorted(one.name for one in results.glob(f"*{glob.escape(ending)}") if one.is_dir())
     return folders[0] if folders else ""

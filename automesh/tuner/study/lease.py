@@ -41,7 +41,7 @@ class Owner:
 
 
 def this_owner() -> Owner:
-    """A new owner for this process."""
+    """Makes a new owner for this process."""
     pid = os.getpid()
     return Owner(
         host=socket.gethostname(),
@@ -53,7 +53,7 @@ def this_owner() -> Owner:
 
 
 def is_dead(owner: Owner) -> bool:
-    """True only if certain: it lived on this machine, and its process has ended or is a zombie."""
+    """Whether an owner has surely ended: its process ran here, and is gone or a zombie."""
     return owner.machine == _machine() and _process_start(owner.pid) != owner.start
 
 
@@ -69,7 +69,7 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """When the process started, empty if there is no such process or it is a zombie."""
+    """Returns when a process started; empty if there is no such process or it is a zombie."""
     try:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -87,7 +87,7 @@ def _process_start(pid: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRow:
-    """One row: `owner` has `key` since it last said so at `renewed_s` (the storage's clock).
+    """A row of the table: `owner` has `key`, and last said so at `renewed_s` of the shared clock.
 
     `version` grows with every change and is what a compare-and-set compares.
     """
@@ -103,17 +103,17 @@ class LeaseTable(Protocol):
 
     @property
     def seen(self) -> Sightings:
-        """What this process has seen in it."""
+        """The leases that this process has seen in the table."""
         ...
 
     def now(self) -> float:
-        """Seconds by the clock that all who share the storage see: clocks of hosts may differ."""
+        """Returns the seconds of a clock that all hosts share: that of the storage."""
         ...
 
     def get(self, key: str) -> LeaseRow | None: ...
 
     def under(self, prefix: str) -> dict[str, LeaseRow]:
-        """All leases whose key starts with `prefix`."""
+        """Lists the leases whose key starts with `prefix`."""
         ...
 
     def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
@@ -128,7 +128,7 @@ class LeaseTable(Protocol):
 
 
 class Sightings:
-    """What this process has seen of holds, and since when they have not changed.
+    """The leases that this process has seen, and since when they have not changed.
 
     No clock but this process's own is trusted to end a hold, and of that only how fast it runs:
     the storage's may be set forward, or back, while its owner is well. What the storage's clock
@@ -159,7 +159,7 @@ class Sightings:
 
 
 def take(leases: LeaseTable, key: str, owner: Owner) -> bool:
-    """Takes `key` if nobody has it or its owner is gone; True also if `owner` has it already."""
+    """Takes `key` if nobody has it or its owner is gone; returns whether `owner` has it now."""
     row = leases.get(key)
     if row is not None and row.owner != owner and not leases.seen.expired(row, leases.now()):
         return False
@@ -174,7 +174,7 @@ def release(leases: LeaseTable, key: str, owner: Owner) -> None:
             return
 
 
-class Lease:
+class StudyLease:
     """The right to enqueue and to measure in one study: at most one process has it.
 
     It ends `LEASE_S` after the last `renew`, or at once when its process is found dead.
@@ -186,11 +186,11 @@ class Lease:
         self._owner = owner
 
     def acquire(self) -> bool:
-        """Takes the lease if it is free or expired; True if this process has it now."""
+        """Takes the lease if it is free or expired; returns whether this process has it now."""
         return take(self._leases, self._key, self._owner)
 
     def held(self) -> bool:
-        """Whether this process has the lease, asked of the storage."""
+        """Whether this process has the lease, by the storage."""
         row = self._leases.get(self._key)
         return row is not None and row.owner == self._owner
 
@@ -204,7 +204,7 @@ class Lease:
         return self.held()
 
     def holder(self) -> Owner | None:
-        """Who has it, None if nobody or somebody who is gone."""
+        """Returns who has the lease; None if nobody has it, or an owner that is gone."""
         row = self._leases.get(self._key)
         return None if row is None or self._is_over(row) else row.owner
 

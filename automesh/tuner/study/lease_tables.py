@@ -76,7 +76,7 @@ class SqlLeases:
         return {row.key: row for row in found if row is not None}
 
     def _read(self, row: sa.Row[Any]) -> LeaseRow | None:
-        """The lease of a row; None if it is damaged: nobody, then, can renew it."""
+        """Reads the lease of a row; None if it is damaged, so that nobody can renew it."""
         try:
             return _from_row(row)
         except AutomeshError as error:
@@ -103,7 +103,7 @@ class SqlLeases:
         return True
 
     def _replace(self, key: str, owner: Owner) -> bool:
-        """Takes a key whose row is damaged, and is still as it was when that was seen."""
+        """Takes a key whose row is damaged, unless the row has changed since it was read."""
         rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
         if not rows or self._read(rows[0]) is not None:
             return False
@@ -200,7 +200,7 @@ class FileLeases:
         return {row.key: row for row in found if row is not None}
 
     def _lease(self, number: int, row: Any) -> LeaseRow | None:
-        """A lease of the file; None if it is damaged: it is gone with the next change."""
+        """Reads a lease of the file; None if it is damaged: the next change removes it."""
         try:
             return _sound(from_json(row, LeaseRow))
         except AutomeshError as error:

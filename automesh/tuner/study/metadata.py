@@ -34,7 +34,7 @@ NO_ESTIMATES = Estimates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a search knew when it started; with the trials it is all that `show` needs.
+    """The facts of a search when it started; `show` needs only these and the trials.
 
     Attributes:
       facts: what is searched, for which devices, by what.
@@ -59,14 +59,14 @@ class Header:
 
     @property
     def device_memory(self) -> DeviceMemory:
-        """What a plan may use of a device's memory."""
+        """Returns what a plan may use of a device's memory."""
         devices = self.facts.devices
         return DeviceMemory(limit_bytes=devices.memory_bytes, reserve_bytes=devices.reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notebook:
-    """Typed notes of one study; those of an older script or other versions are not read.
+    """The typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
       outside: plans, as text, that are not told of, beside those out of the study's scope.
@@ -78,8 +78,10 @@ class Notebook:
     outside: frozenset[str] = frozenset()
 
     def is_current(self, trial: Trial) -> bool:
-        """Whether a trial counts: of the script and the versions as they are now, of a plan that is
-        searched, and not for want of time or memory that there is now."""
+        """Whether a trial counts: it is of this script, these versions and a plan that is searched.
+
+        A trial that failed for lack of time or memory counts only if there is no more of it now.
+        """
         mine = trial.matches(self.source_hash, self.versions) and self.tells_of(trial.plan)
         return mine and not self.study.scope.overcomes(trial.outcome)
 
@@ -106,7 +108,7 @@ class Notebook:
         self.note("decision", {"schema": SCHEMA, **to_json(decision, Decision)})
 
     def decision(self) -> Decision | None:
-        """What was decided; None if nothing was, or for a plan that is not searched any more."""
+        """Reads the decision; None if there is none, or if its plan is not searched any more."""
         found = upgraded_decision(self.noted("decision"))
         decision: Decision | None = self.study.read_note("decision", found, Decision)
         if decision is None or not self.tells_of(decision.winner):
@@ -118,7 +120,7 @@ class Notebook:
         )
 
     def note(self, key: str, value: Any) -> None:
-        """Keeps a JSON value for the script and the versions as they are now."""
+        """Stores a JSON value for the script and the versions as they are now."""
         mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}
         self.study.note(self._name(key), mine)
 
@@ -127,7 +129,7 @@ class Notebook:
         return f"{key}.{self.source_hash}"
 
     def noted(self, key: str) -> Any:
-        """What `note` has kept under a key; None if nothing."""
+        """Returns the value that `note` has stored under a key; None if there is none."""
         found = self.study.noted(self._name(key))
         if found is None:
             return None
@@ -139,12 +141,12 @@ class Notebook:
         return found.get("value") if said == mine else None
 
     def read(self, key: str, kind: Any) -> Any:
-        """What `note` has kept under a key, as a value of `kind`; None if nothing, or damaged."""
+        """Reads what `note` has stored, as a value of `kind`; None if it is missing or damaged."""
         return self.study.read_note(key, self.noted(key), kind)
 
 
 def notebook_of(study: Study, header: Header) -> Notebook:
-    """The notes of a study for the script and the versions of a header."""
+    """Returns the notes of a study for the script and the versions of a header."""
     provenance = header.facts.provenance
     return Notebook(
         study=study,
@@ -155,15 +157,14 @@ def notebook_of(study: Study, header: Header) -> Notebook:
 
 
 def read_header(study: Study) -> Header | None:
-    """The header that the last search left in a study; None if none got that far, or it is
-    damaged."""
+    """Reads the header that the last search left; None if there is none, or it is damaged."""
     found = upgraded_header(study.noted("header"))
     header = study.read_note("header", found, Header)
     return None if header is None else _without_secrets(header)
 
 
 def _without_secrets(header: Header) -> Header:
-    """The header as it may be shown: former versions have masked only simple passwords."""
+    """Masks passwords in a header; former versions have masked only simple ones."""
     facts = header.facts
     provenance = replace(facts.provenance, location=masked_url(facts.provenance.location))
     searched = replace(facts.searched, template=masked_template(facts.searched.template))
@@ -176,7 +177,7 @@ def _without_secrets(header: Header) -> Header:
 
 
 class Prepared(Protocol):
-    """What the facts of a study are made of: a prepared step, or a prepared command."""
+    """A prepared step or a prepared command, from which the facts of a study are made."""
 
     @property
     def searched(self) -> Searched: ...
@@ -203,7 +204,7 @@ def facts_of(
     estimates: Estimates = NO_ESTIMATES,
     is_ahead: bool = False,
 ) -> StudyFacts:
-    """What a study is about, known before anything is compiled or run.
+    """Makes the facts of a study, which are known before anything is compiled or run.
 
     Args:
       study: None for a dry run that leaves none.
@@ -245,7 +246,7 @@ def header_of(
     estimates: Estimates = NO_ESTIMATES,
     is_ahead: bool = False,
 ) -> Header:
-    """The header of a study: its facts, and how many plans there are.
+    """Makes the header of a study: its facts, and how many plans there are.
 
     Arguments as of `facts_of`.
     """
@@ -266,7 +267,7 @@ def header_of(
 def _outside(
     prepared: Prepared, plans: Collection[Plan], study: Study, *, is_ahead: bool
 ) -> tuple[str, ...]:
-    """Plans that were searched here before, for this script, and are not legal now."""
+    """Lists plans that were searched here before for this script, and are not legal now."""
     mine = (prepared.source_hash, prepared.provenance)
     legal = frozenset(plans)
     rungs = [study.compile, study.measure, *([study.screen] if is_ahead else [])]
@@ -277,7 +278,7 @@ def _outside(
 
 
 def shown_location(study: Study) -> str:
-    """Where the trials of a study are, for people."""
+    """Says where the trials of a study are."""
     storage = study.storage
     return storage.text if storage.kind == "server" else as_seen(storage.location)
 
@@ -292,7 +293,7 @@ def spent(budget_s: float) -> str:
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether a file is there, and not empty: to open an empty one would make a storage of it."""
+    """Whether a file exists and is not empty; opening an empty one would make a storage of it."""
     check_regular(path)
     return path.is_file() and path.stat().st_size > 0
 
@@ -301,7 +302,7 @@ def _holds_something(path: Path) -> bool:
 def reading(
     study: Path | None, *, results: Path, storage: str, in_place: bool = True
 ) -> Generator[tuple[Path, Study, Header]]:
-    """Opens a study; gives its folder, the study, and what its search knew when it started.
+    """Opens a study; yields its folder, the study, and its header.
 
     Args:
       study: its folder; None for the one that changed last under `results`.
@@ -322,7 +323,7 @@ def reading(
 
 
 def header_in(study: Study, folder: Path) -> Header:
-    """The header of an open study.
+    """Reads the header of an open study.
 
     Raises:
       UsageError: there is none, or it is damaged.

@@ -47,7 +47,7 @@ _STATES: dict[TrialState, State] = {
 
 
 def extended(choices: Choices, plans: Sequence[Plan]) -> Choices:
-    """`choices` with the settings of `plans` that it lacks, at the ends of its lists.
+    """Returns `choices` with the settings of `plans` that it lacks, at the ends of its lists.
 
     Index 0 of a compiler option is null: a plan that leaves the option at the compiler's default.
     """
@@ -69,7 +69,7 @@ def new_trial(
     estimated: Estimated | None = None,
     run: str = "",
 ) -> FrozenTrial:
-    """A waiting Optuna trial for `plan`; every setting of the plan must be in `choices`."""
+    """Makes a waiting Optuna trial for `plan`; every setting of the plan must be in `choices`."""
     params: dict[str, int] = {}
     distributions: dict[str, BaseDistribution] = {}
     for axis in plan.axes:
@@ -128,7 +128,7 @@ _NAMES = frozenset(field.name for field in fields(_Attributes))
 
 
 def read_trial(rung: RungName, frozen: FrozenTrial) -> Trial:
-    """Reads what `new_trial` and the rung have stored.
+    """Reads a trial as `new_trial` and the rung have stored it.
 
     Raises:
       AutomeshError: the trial is damaged: somebody else has written it, or a disk lost a part.
@@ -173,14 +173,14 @@ def read_outcome(text: str) -> Outcome:
 
 
 def is_ours(frozen: FrozenTrial) -> bool:
-    """False for a trial that somebody added to the study with Optuna's own tools."""
+    """Whether automesh made a trial; others may have added some with Optuna's own tools."""
     # A damaged journal may hold anything here.
     stored: Any = frozen.user_attrs
     return isinstance(stored, dict) and "plan_json" in stored and "versions" in stored
 
 
 def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
-    """The attributes of an outcome: its kind, the JSON, and for failures a readable reason."""
+    """Returns the attributes of an outcome: its kind, the JSON, and a failure's reason."""
     if isinstance(outcome, Failed | TimedOut) and len(outcome.log_tail) > LOG_TAIL_CHARS:
         outcome = replace(outcome, log_tail=outcome.log_tail[-LOG_TAIL_CHARS:])
     attributes = {"kind": outcome.kind, "outcome": json.dumps(to_json(outcome, Outcome))}
@@ -199,7 +199,7 @@ def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
 
 
 def final_state(outcome: Outcome) -> tuple[TrialState, list[float] | None]:
-    """Optuna's state and value, seconds, for an outcome.
+    """Returns Optuna's state and value, seconds, for an outcome.
 
     Raises:
       ValueError: the step time is not a positive number.
@@ -217,13 +217,13 @@ def final_state(outcome: Outcome) -> tuple[TrialState, list[float] | None]:
 
 
 def owner_attributes(frozen: FrozenTrial, owner: Owner) -> dict[str, Any]:
-    """The attributes that a claim changes."""
+    """Returns the attributes that a claim changes."""
     attempts = frozen.user_attrs.get("attempts", 0) + 1
     return {"owner": to_json(owner, Owner), "attempts": attempts}
 
 
 def round_attribute(measured: Round) -> tuple[str, Any]:
-    """Name and value of the attribute that keeps a round's samples."""
+    """Returns the name and the value of the attribute that has a round's samples."""
     value = {"machine": measured.machine, "samples_s": list(measured.samples_s)}
     return f"{ROUND}{measured.number:04d}", value
 

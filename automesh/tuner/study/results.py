@@ -11,7 +11,7 @@ from automesh.tuner.study.metadata import Header
 
 
 def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -> SearchResult:
-    """The result of a search that has not ended."""
+    """Makes the result of a search that has not ended."""
     facts = header.facts
     # A script whose shardings are inferred has no mesh of its own.
     is_scripts = not facts.searched.arguments
@@ -26,7 +26,7 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
 
 
 def nothing_tried(header: Header) -> Funnel:
-    """The funnel of a dry run: all legal plans wait."""
+    """Makes the funnel of a dry run: all legal plans wait."""
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,
@@ -46,7 +46,7 @@ def nothing_tried(header: Header) -> Funnel:
 def with_ending(
     result: SearchResult, decision: Decision | None, footer: Footer | None
 ) -> SearchResult:
-    """The result with what was decided, and with how its last search ended."""
+    """Returns the result with the decision, and with how its last search ended."""
     footer = result.footer if footer is None else footer
     if decision is None:
         return replace(result, footer=footer)

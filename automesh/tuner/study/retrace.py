@@ -31,7 +31,7 @@ OTHER_PROGRAM = Failed(
 
 
 class TracePool(Protocol):
-    """What tracing a plan again needs of the workers."""
+    """A pool of workers that can trace a plan again."""
 
     def trace(self, job: TraceJob, timeout_s: float) -> Traced | Failure:
         """Traces a plan, in the process that did the last job."""
@@ -43,7 +43,7 @@ class TracePool(Protocol):
 
 
 def other_program(sources: Sources) -> Failed:
-    """The failure of a plan that was traced to another program than before.
+    """Makes the failure of a plan that was traced to another program than before.
 
     Raises:
       UsageError: the script was edited meanwhile: that is no fault of the plan.
@@ -60,7 +60,9 @@ def other_program(sources: Sources) -> Failed:
 def explain_programs(
     pool: TracePool, step: StepRef, plans: Sequence[Plan], timeout_s: float
 ) -> dict[Plan, Failed]:
-    """Says of plans with `OTHER_PROGRAM` where their programs differ: traces them in two processes.
+    """Finds where the programs of plans with `OTHER_PROGRAM` differ.
+
+    It traces each plan in two processes.
 
     What the process has ready that did the last job is lost: nothing should be left to measure.
     """

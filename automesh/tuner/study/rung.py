@@ -19,7 +19,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
 from automesh.skipped import name_of_note
 from automesh.tuner.study.backend import Backend
-from automesh.tuner.study.lease import Lease, Owner, release, take
+from automesh.tuner.study.lease import Owner, StudyLease, release, take
 from automesh.tuner.study.optuna_records import (
     Choices,
     extended,
@@ -56,7 +56,7 @@ class Rung:
         name: RungName,
         *,
         owner: Owner,
-        lease: Lease,
+        lease: StudyLease,
         source_hash: str,
         versions: Versions,
         scope: Scope = EVERYTHING,
@@ -92,7 +92,7 @@ class Rung:
         return found
 
     def freeze(self) -> None:
-        """For who only reads: see `Study.freeze`."""
+        """Reads trials once from now on; see `Study.freeze`."""
         self._is_frozen, self._frozen = True, None
 
     def enqueue(
@@ -206,7 +206,7 @@ class Rung:
             return True
 
     def finish(self, trial: Trial, outcome: Outcome, *, fingerprint: str = "") -> Finish:
-        """Stores what became of a claimed trial; after that nothing can change it.
+        """Stores the outcome of a claimed trial; after that nothing can change it.
 
         Compiled and measured plans complete with their step time as value, raced-out ones are
         pruned, all others fail.
@@ -362,7 +362,7 @@ class Rung:
             )
 
     def _readable(self, frozen: FrozenTrial) -> Trial | None:
-        """The trial; None if it is not ours, or damaged: then its plan is tried again."""
+        """Reads a trial; None if it is not ours, or damaged: then its plan is tried again."""
         if not is_ours(frozen):
             return None
         try:
@@ -396,7 +396,7 @@ class Rung:
 
 
 def _opened(backend: Backend, name: str, *, is_new: bool) -> optuna.Study:
-    """One of Optuna's studies, which is made if there is none.
+    """Opens one of Optuna's studies, and makes it if there is none.
 
     Args:
       is_new: it may have to be made: then Optuna tries that first, which takes the lock of a file.

@@ -13,7 +13,7 @@ _MORE = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What a search may try, and with what.
+    """The plans that a search may try, and its limits.
 
     A study outlives its search space: plans that were legal in another one must neither win nor be
     tried again.
@@ -36,8 +36,10 @@ class Scope:
         return self.plans is None or plan in self.plans
 
     def overcomes(self, outcome: Outcome | None) -> bool:
-        """Whether an outcome does not hold now: what limited it is wider, or it was priced at
-        other speeds."""
+        """Whether an outcome does not hold now.
+
+        The limit that it failed for is wider, or it was priced at other speeds.
+        """
         match outcome:
             case TimedOut(limit_s=limit_s):
                 return limit_s < self.timeout_s

@@ -39,11 +39,11 @@ class Storage:
 
     @property
     def text(self) -> str:
-        """For messages and tables: the location."""
+        """Returns the location for messages and tables."""
         return self.location
 
     def masked(self, text: str) -> str:
-        """A text of somebody else's, such as an error of the server's, without what is secret."""
+        """Returns a text of others, such as an error of the server's, without secrets."""
         return masked(text, self.server.values if self.server is not None else ())
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json
 from automesh.skipped import name_of_note
-from automesh.tuner.study.lease import Lease, Owner, this_owner
+from automesh.tuner.study.lease import Owner, StudyLease, this_owner
 from automesh.tuner.study.scope import EVERYTHING, Scope
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.trials import Round, RungName, Trial
@@ -42,7 +42,7 @@ milliseconds."""
 
 
 def load_tools() -> None:
-    """Imports Optuna and SQLAlchemy, which `open_study` would wait for."""
+    """Imports Optuna and SQLAlchemy early, so that `open_study` need not wait for them."""
     importlib.import_module("automesh.tuner.study.backend")
 
 
@@ -76,7 +76,7 @@ def open_study(
 
     backend = backend or open_backend(storage, is_read_only=not create, in_place=in_place)
     owner = this_owner()
-    lease = Lease(backend.leases, f"{name}/lease", owner)
+    lease = StudyLease(backend.leases, f"{name}/lease", owner)
 
     def open_rung(rung: RungName) -> Rung:
         return Rung(
@@ -140,7 +140,7 @@ class Study:
         name: str,
         *,
         owner: Owner,
-        lease: Lease,
+        lease: StudyLease,
         scope: Scope,
         compiles: Rung,
         measures: Rung,
@@ -163,7 +163,7 @@ class Study:
 
     @property
     def screen(self) -> Rung:
-        """The rung of plans compiled at low effort; it is made when it is asked for."""
+        """The rung of plans compiled at low effort; it is made at its first use."""
         if self._screen is None:
             with self._backend.explained():
                 self._screen = self._open_screen()
@@ -173,26 +173,25 @@ class Study:
         return self._screen
 
     def freeze(self) -> None:
-        """For who only reads: from now on notes and trials are read once each, as they are then,
-        until this is called again."""
+        """Reads notes and trials once from now on, until this is called again: for readers."""
         self._is_frozen, self._notes = True, None
         for rung in (self.compile, self.measure, self._screen):
             if rung is not None:
                 rung.freeze()
 
     def count_for(self, source_hash: str) -> None:
-        """From now on trials count for the script of this hash, and new ones are made for it."""
+        """Counts trials of the script with this hash from now on, and makes new ones for it."""
         self.compile.source_hash = self.measure.source_hash = source_hash
         if self._screen is not None:
             self._screen.source_hash = source_hash
 
     def lead(self) -> bool:
-        """Whether this process enqueues and measures: takes the lease if nobody else has it."""
+        """Takes the lease if it is free; returns whether this process enqueues and measures."""
         with self._backend.explained():
             return self._lease.acquire()
 
     def leader(self) -> Owner | None:
-        """Who has the lease; None if nobody."""
+        """Returns who has the lease; None if nobody."""
         with self._backend.explained():
             return self._lease.holder()
 
@@ -208,21 +207,23 @@ class Study:
         return is_held
 
     def note(self, key: str, value: Any) -> None:
-        """Keeps a JSON value in the study, beside its trials; the last note of a key counts."""
+        """Stores a JSON value in the study; the last note of a key counts."""
         with self._backend.explained():
             self.compile.optuna_study.set_user_attr(f"automesh.{key}", json.dumps(value))
         self._publish()
 
     def _publish(self, *, at_once: bool = False) -> None:
-        """Lets other accounts, who are shown the file of the study alone, see what is in it by now;
-        at the first note, which is the header, and every few seconds."""
+        """Lets other accounts, who read only the file of the study, see what it has by now.
+
+        It does so at the first note, which is the header, and every few seconds.
+        """
         if at_once or time.monotonic() - self._published_s > PUBLISH_S:
             with self._backend.explained():
                 self._backend.publish(lasting=at_once)
             self._published_s = time.monotonic()
 
     def noted(self, key: str) -> Any:
-        """What was last noted under `key`; None if nothing was, or it is damaged."""
+        """Returns what was last noted under `key`; None if nothing was, or it is damaged."""
         notes = self._notes
         if notes is None:
             with self._backend.explained():
@@ -239,7 +240,7 @@ class Study:
             return None
 
     def read_note(self, key: str, found: Any, kind: Any) -> Any:
-        """What was found under `key` as a value of `kind`; None if it is damaged, or None."""
+        """Reads a note as a value of `kind`; None if it is damaged, or None."""
         if found is None:
             return None
         try:

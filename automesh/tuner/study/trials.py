@@ -70,11 +70,11 @@ class Trial:
 
     @property
     def is_open(self) -> bool:
-        """Waiting or running: it may still change."""
+        """Whether the trial waits or runs: it may still change."""
         return self.state in ("waiting", "running")
 
     def medians_s(self, machine: str) -> tuple[float, ...]:
-        """Seconds per step of each round that was measured on `machine`."""
+        """Returns the seconds per step of each round that was measured on `machine`."""
         here = [one for one in self.rounds if one.machine == machine]
         return tuple(sorted(one.samples_s)[len(one.samples_s) // 2] for one in here)
 

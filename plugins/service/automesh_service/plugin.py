@@ -33,7 +33,7 @@ TOKEN = PluginCommand(
 )
 
 
-class _Service:
+class _OfferedService:
     """`automesh.plugins.service.Service`."""
 
     def submit_and_follow(self, asked: Asked) -> None:
@@ -52,4 +52,4 @@ class _Service:
         return load_rules(url)
 
 
-SERVICE = _Service()
+SERVICE = _OfferedService()

@@ -9,7 +9,7 @@ from rich.console import Console
 from automesh.answers import Results
 from automesh.report.blocks.terminal import render
 from automesh.report.pages.several import Several, Sought
-from automesh.report.progress import PlainProgress, State, frame, with_phase
+from automesh.report.progress import DisplayState, PlainProgress, frame, with_phase
 from automesh.report.table import report_of
 from tests.support.paths import GOLDEN
 from tests.support.samples import results_samples
@@ -47,9 +47,11 @@ def several(*, width: int) -> str:
     return Results(found=Several(searches=searches)).text(width=width, colour=False)
 
 
-def running_state() -> State:
+def running_state() -> DisplayState:
     """A search in the middle of compiling; 40 s old."""
-    state = State(started_s=1000.0, now="dp:2,tp:4 remat=none, compiling for 7 s (2 workers)")
+    state = DisplayState(
+        started_s=1000.0, now="dp:2,tp:4 remat=none, compiling for 7 s (2 workers)"
+    )
     report = partial(with_phase, took_s=0.0, lanes=1, now_s=1000.0)
     state = report(state, "enumerate", total=315, done=315, note="120 legal")
     for done, took_s in enumerate((9.0, 8.0, 40.0, 9.5), start=27):
@@ -64,7 +66,7 @@ def running_state() -> State:
             now_s=1038.0,
         )
     state = report(state, "measure", total=9, done=0, note="starts when compile ends")
-    return State(
+    return DisplayState(
         started_s=state.started_s,
         phases=state.phases,
         now=state.now,

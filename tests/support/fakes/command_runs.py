@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from automesh.tuner.command import search
-from automesh.tuner.command.run import Manner, Place, Ran
+from automesh.tuner.command.run import FinishedRun, Manner, Place
 from automesh.tuner.command.step_times import SeenStep
 
 COMMAND = "python train.py --fsdp {fsdp} --tp {tp}"
@@ -14,10 +14,10 @@ TARGET = "cpu:2"
 _STEP = SeenStep(name="step", file="/a/train.py", line=7, argument_bytes=2**20, devices=2)
 
 
-def run(manner: Manner, place: Place, words: tuple[str, ...], **_: object) -> Ran:
+def run(manner: Manner, place: Place, words: tuple[str, ...], **_: object) -> FinishedRun:
     """A run whose steps take the more, the larger the last word is: so many milliseconds."""
     place.log.write_text(f"step 1, {words[-1]} ms\n")
-    return Ran(
+    return FinishedRun(
         samples_s=(float(words[-1]) / 1e3,) * manner.steps,
         losses=(3.0, 2.0, 1.0),
         loss_dtype="float32",

@@ -17,7 +17,7 @@ from automesh.report.result import SearchResult
 from automesh.report.search_command import SearchCommand
 from automesh.report.words import best_of
 from automesh.tuner.command import search as search_module
-from automesh.tuner.command.run import Manner, Place, Ran, RunResult
+from automesh.tuner.command.run import FinishedRun, Manner, Place, RunResult
 from automesh.tuner.command.start import search_command
 from automesh.tuner.command.step_times import SeenStep
 from automesh.tuner.command.timed_command import read_command
@@ -55,7 +55,7 @@ class World:
         if not math.isfinite(seconds):
             return Failed(stage="run", reason="exit code 1")
         seconds *= math.exp(self.luck.gauss(0.0, self.noise))
-        return Ran(
+        return FinishedRun(
             samples_s=(seconds,) * manner.steps,
             losses=(3.0, 2.0, 1.0),
             loss_dtype="float32",

@@ -15,9 +15,9 @@ import pytest
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.tuner.command.run import (
+    FinishedRun,
     Manner,
     Place,
-    Ran,
     RunResult,
     Unseen,
     recovered,
@@ -83,7 +83,7 @@ def test_a_run_is_ended_when_its_steps_are_timed(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     where = place(tmp_path)
     result = do(manner(tmp_path), where, flags("--runs", str(runs)), seen)
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     assert len(result.samples_s) >= 6
     # The first two, which take fifty times as long, do not count.
     assert min(result.samples_s) >= STEP_S and max(result.samples_s) < 1.1 * STEP_S
@@ -96,7 +96,9 @@ def test_a_run_is_ended_when_its_steps_are_timed(tmp_path: Path) -> None:
 
 
 def test_what_it_put_into_the_background_ends_with_it(tmp_path: Path) -> None:
-    assert isinstance(do(manner(tmp_path), place(tmp_path), flags("--wrong", "background")), Ran)
+    assert isinstance(
+        do(manner(tmp_path), place(tmp_path), flags("--wrong", "background")), FinishedRun
+    )
     assert living() == []
 
 
@@ -104,7 +106,7 @@ def test_a_file_of_json_lines_in_a_folder_of_the_run(tmp_path: Path) -> None:
     where = place(tmp_path)
     how = manner(tmp_path, JsonLines(file="{run_dir}/m.jsonl"))
     result = do(how, where, flags("--metrics", f"{where.run_dir}/m.jsonl"))
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     assert result.losses == (2.0, 2.0, 2.0)
     assert min(result.samples_s) >= STEP_S and max(result.samples_s) < 1.1 * STEP_S
 
@@ -114,13 +116,13 @@ def test_a_shared_file_of_json_lines_is_read_from_where_it_was(tmp_path: Path) -
     file.write_text('{"step_time_ms": 7000.0}\n' * 50)
     how = manner(tmp_path, JsonLines(file=str(file), key="step_time_ms"))
     result = do(how, place(tmp_path), flags("--metrics", str(file)))
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     assert max(result.samples_s) < 1.1 * STEP_S
 
 
 def test_a_run_that_ends_by_itself_before_counts_with_what_it_has(tmp_path: Path) -> None:
     result = do(manner(tmp_path), place(tmp_path), flags("--steps", "4"))
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     assert len(result.samples_s) == 2
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_takes_too_long(tmp_path: Path) -> None:
 def test_what_was_timed_before_the_time_was_over_counts(tmp_path: Path) -> None:
     how = manner(tmp_path, timeout_s=4.0, steps=10**6)
     result = do(how, place(tmp_path), flags())
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     assert 3 <= len(result.samples_s) < 10**6
 
 
@@ -234,7 +236,7 @@ def test_a_run_that_was_complete_is_recovered(tmp_path: Path) -> None:
 def test_a_run_that_ended_by_itself_is_recovered(tmp_path: Path, words: tuple[str, ...]) -> None:
     how, where = manner(tmp_path), place(tmp_path)
     result = do(how, where, flags(*words))
-    assert not isinstance(result, Ran)
+    assert not isinstance(result, FinishedRun)
     assert recovered(how, where) == result
 
 
@@ -248,7 +250,7 @@ def test_a_run_that_was_cut_short_is_not(tmp_path: Path) -> None:
         run(how, where, flags(), clock=time.monotonic, pulse=pulse, on_steps=lambda _: None)
     assert recovered(how, where) is None
     # By the same steps it would be complete where fewer were asked for.
-    assert isinstance(recovered(replace(how, steps=3), where), Ran)
+    assert isinstance(recovered(replace(how, steps=3), where), FinishedRun)
 
 
 def test_a_stopped_command_is_killed_all_the_same(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import automesh
 from automesh.outcomes import Failed, Measured
-from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, run
+from automesh.tuner.command.run import FinishedRun, Manner, Place, RunResult, Unseen, run
 from automesh.tuner.command.step_times import CaptureSource
 from automesh.worker.messages import Surroundings
 from tests.support.paths import SCRIPTS
@@ -61,7 +61,7 @@ def capture(tmp_path: Path, *words: str, program: str = sys.executable) -> RunRe
 )
 def test_the_step_is_found_whatever_the_style(tmp_path: Path, style: str, name: str) -> None:
     result = capture(tmp_path, SCRIPT, "--fsdp", "2", "--tp", "2", "--style", style)
-    assert isinstance(result, Ran), result
+    assert isinstance(result, FinishedRun), result
     assert len(result.samples_s) >= 5 and all(0 < one < 30 for one in result.samples_s)
     step = result.step
     assert step is not None
@@ -80,7 +80,7 @@ def test_the_step_is_found_whatever_the_style(tmp_path: Path, style: str, name: 
 @pytest.mark.slow
 def test_losses_are_those_that_the_program_computes_without_it(tmp_path: Path) -> None:
     result = capture(tmp_path, SCRIPT, "--fsdp", "4")
-    assert isinstance(result, Ran)
+    assert isinstance(result, FinishedRun)
     metrics = tmp_path / "metrics"
     subprocess.run(
         [sys.executable, SCRIPT, "--fsdp", "4", "--metrics", str(metrics), "--steps", "3"],
@@ -108,7 +108,7 @@ def test_a_program_that_replaces_what_the_timer_calls_is_timed(tmp_path: Path) -
         f"runpy.run_path({SCRIPT!r}, run_name='__main__')\n"
     )
     result = capture(tmp_path, str(program))
-    assert isinstance(result, Ran), result
+    assert isinstance(result, FinishedRun), result
     assert all(1e-7 < one < 30 for one in result.samples_s)
     assert len(result.losses) == 3
     assert living() == []

@@ -22,15 +22,14 @@ from automesh.tuner.measure.fresh_processes import (
     run_process,
 )
 from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.racing import RaceReport, run_race
 from automesh.tuner.measure.schedule import (
     Calibration,
     Course,
-    RaceReport,
     Subject,
     VisitRules,
     calibrate,
     record_losses,
-    run_race,
     visit,
     visit_job,
 )

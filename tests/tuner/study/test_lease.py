@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.tuner.study import lease
-from automesh.tuner.study.lease import Lease, LeaseRow, LeaseTable, Owner, is_dead, take, this_owner
+from automesh.tuner.study.lease import (
+    LeaseRow,
+    LeaseTable,
+    Owner,
+    StudyLease,
+    is_dead,
+    take,
+    this_owner,
+)
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 
 ELSEWHERE = Owner(host="other", machine="other", pid=1, start="1", token="t")
@@ -121,7 +129,7 @@ def test_a_dead_holder_is_replaced_at_once_and_a_silent_one_later(
 ) -> None:
     with empty_holds(kind) as holds:
         me = this_owner()
-        mine = Lease(holds, "lease", me)
+        mine = StudyLease(holds, "lease", me)
         assert mine.holder() is None
         assert take(holds, "lease", replace(me, start="long ago"))
         assert mine.holder() is None
@@ -134,4 +142,4 @@ def test_a_dead_holder_is_replaced_at_once_and_a_silent_one_later(
         assert mine.holder() == ELSEWHERE
         monkeypatch.setattr(lease, "LEASE_S", -1.0)
         assert mine.acquire()
-        assert not Lease(holds, "lease", ELSEWHERE).renew()
+        assert not StudyLease(holds, "lease", ELSEWHERE).renew()

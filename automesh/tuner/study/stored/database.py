@@ -40,7 +40,7 @@ class TolerantDatabase(RDBStorage):
     skipped: Skipped
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """All studies with the notes of theirs that can be read."""
+        """Lists all studies with those of their notes that can be read."""
         return [
             FrozenStudy(
                 study_name=str(name),
@@ -53,7 +53,7 @@ class TolerantDatabase(RDBStorage):
         ]
 
     def noting(self, skipped: Skipped) -> Self:
-        """The same storage, over the same connections, which names what is damaged elsewhere."""
+        """Returns the same storage, over the same connections, which reports damage elsewhere."""
         other = type(self).__new__(type(self))
         # Its constructor, and copying it, would connect anew and look at all tables.
         vars(other).update(vars(self))
@@ -61,7 +61,7 @@ class TolerantDatabase(RDBStorage):
         return other
 
     def study_names(self) -> list[str]:
-        """Of all studies, whose notes and trials are not looked at."""
+        """Lists the names of all studies, without reading their notes and trials."""
         return [str(name) for (name,) in self._rows(sa.select(_STUDIES.c.study_name))]
 
     def has_one_of(self, names: Sequence[str]) -> bool:
@@ -70,9 +70,11 @@ class TolerantDatabase(RDBStorage):
         return bool(self._rows(query))
 
     def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
-        """Of every study something that changes with its trials and notes, and when a trial of it
-        was finished last, in seconds since 1970; 0 if none was. Two queries, however many studies
-        there are."""
+        """Returns for every study a value that differs after each change of its trials and notes.
+
+        With it comes the time when its last trial was finished, in seconds since 1970; 0 if none
+        was. It takes two queries, however many studies there are.
+        """
         found: dict[str, tuple[tuple[object, ...], float]] = {}
         trials = (
             sa.select(
@@ -109,7 +111,7 @@ class TolerantDatabase(RDBStorage):
         return found
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """The notes of a study that can be read."""
+        """Returns the notes of a study that can be read."""
         query = sa.select(_NOTES.c.key, _NOTES.c.value_json).where(_NOTES.c.study_id == study_id)
         found: dict[str, Any] = {}
         for key, text in self._rows(query):
@@ -123,7 +125,7 @@ class TolerantDatabase(RDBStorage):
         return found
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """A trial.
+        """Reads a trial.
 
         Raises:
           ValueError: its number is none.

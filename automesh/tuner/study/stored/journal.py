@@ -62,7 +62,7 @@ class TolerantJournal(JournalStorage):
       skipped: takes the records that are damaged.
 
     Raises:
-      UsageError: a line is damaged of which it cannot be told what it was.
+      UsageError: a line is damaged so much that its kind is unknown.
     """
 
     def __init__(self, path: Path, lock: JournalFileOpenLock, skipped: Skipped) -> None:
@@ -83,7 +83,7 @@ class _Empty(BaseJournalBackend):
 
 
 class TolerantFile(JournalFileBackend):
-    """The file of a journal: gives one record a line, whatever stands there."""
+    """The file of a journal, read as one record a line, whatever a line holds."""
 
     def __init__(self, path: Path, lock: JournalFileOpenLock, skipped: Skipped) -> None:
         super().__init__(str(path), lock_obj=lock)
@@ -92,7 +92,7 @@ class TolerantFile(JournalFileBackend):
         self._offsets = {0: 0}
 
     def read_logs(self, log_number_from: int) -> Generator[Record]:
-        """The records from a number on, as far as the file is written.
+        """Reads the records from a number on, as far as the file is written.
 
         Raises:
           UsageError: as `TolerantJournal`, or it takes longer than a journal may.
@@ -123,8 +123,7 @@ class TolerantFile(JournalFileBackend):
                     number += 1
 
     def append_logs(self, logs: list[Record]) -> None:
-        """Adds records, as Optuna does; but never to what somebody has put in the place of the
-        journal since it was opened.
+        """Adds records as Optuna does, unless the journal was replaced since it was opened.
 
         Raises:
           OSError: it cannot be written, or is a link.
@@ -149,8 +148,9 @@ class TolerantFile(JournalFileBackend):
 
 
 def open_for_writing(path: Path) -> BufferedRandom:
-    """Opens a journal that is there, to read and write its bytes. A link of one's own, or of whom
-    `is_foreign_link` trusts, is followed.
+    """Opens an existing journal, to read and write its bytes.
+
+    A link is followed if its owner is this user, or one that `is_foreign_link` trusts.
 
     Raises:
       OSError: it cannot be opened, is no regular file, or a link that somebody else has made.
@@ -190,7 +190,7 @@ def _too_long(path: Path, what: str) -> UsageError:
 
 
 class _TolerantReplay(JournalStorageReplayResult):
-    """What the records of a journal come to."""
+    """The state of the studies after the records of a journal."""
 
     def __init__(self, worker_id_prefix: str, path: Path, skipped: Skipped) -> None:
         super().__init__(worker_id_prefix)
@@ -222,7 +222,7 @@ class _TolerantReplay(JournalStorageReplayResult):
                 super().apply_logs([stand_in])
 
     def _check(self, log: Record) -> None:
-        """Refuses what Optuna would take, with other consequences than those of a lost record."""
+        """Refuses records that Optuna would take, and that do more harm than a lost record."""
         op_code, study_id = log["op_code"], log.get("study_id")
         if type(op_code) is not int:
             raise UsageError(f"its operation code is {op_code!r}")
@@ -238,10 +238,10 @@ class _TolerantReplay(JournalStorageReplayResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remains:
-    """What can still be told of a damaged record.
+    """What is still readable of a damaged record.
 
     Attributes:
-      op_code, study_id: None if they cannot be told.
+      op_code, study_id: None if they are not readable.
       keys: those of `_KEYS` that it has.
     """
 
@@ -275,10 +275,10 @@ def _remains_of_text(line: bytes) -> _Remains:
 
 
 def _stand_in(remains: _Remains, path: Path, number: int) -> Record:
-    """The record in place of a damaged one: it does what must not be missing, and no more.
+    """Makes a record that replaces a damaged one: it does only what later records need.
 
     Raises:
-      UsageError: it may have made a study or a trial, and it cannot be told which.
+      UsageError: it may have made a study or a trial, and its number is not readable.
     """
     keys = remains.keys
     if keys & _OF_A_CHANGE:
@@ -295,7 +295,7 @@ def _stand_in(remains: _Remains, path: Path, number: int) -> Record:
 
 
 def _empty_trial(study_id: int) -> Record:
-    """A record of a trial that failed and says nothing: no search takes it for its own."""
+    """Makes a record of a failed trial without content, which no search takes for its own."""
     now = datetime.now(UTC).isoformat()
     return {
         "op_code": _CREATE_TRIAL,

@@ -34,7 +34,7 @@ _FACTS = ("notices", "details")
 
 
 def upgraded_header(found: Any) -> Any:
-    """A header as it was noted, in the form of `Header`."""
+    """Returns a header as it was noted, in the form of `Header`."""
     if not isinstance(found, dict):
         return found
     noted = cast("dict[str, Any]", found)
@@ -67,8 +67,10 @@ def _taken(flat: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def _with_command_in_parts(noted: dict[str, Any]) -> dict[str, Any]:
-    """A header of a version that kept its command as a text: only the parts of it that are known
-    ones are read."""
+    """Splits the command of a header that has it as a text.
+
+    Only parts that are known now are read.
+    """
     if "command" not in noted:
         return noted
     kept = {key: one for key, one in noted.items() if key != "command"}
@@ -77,7 +79,7 @@ def _with_command_in_parts(noted: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded_decision(found: Any) -> Any:
-    """A decision as it was noted, in the form of `Decision`."""
+    """Returns a decision as it was noted, in the form of `Decision`."""
     if not isinstance(found, dict):
         return found
     noted = cast("dict[str, Any]", found)
@@ -96,7 +98,7 @@ def upgraded_decision(found: Any) -> Any:
 
 
 def _against_exported(noted: dict[str, Any]) -> dict[str, Any]:
-    """A decision of a version that compared with the winner of a race, as of one that did not.
+    """Converts a decision that compared plans with the winner of a race.
 
     Its comparisons are left out: they were made with another plan than the exported one.
     """
@@ -114,7 +116,7 @@ def _with_basis(comparison: dict[str, Any]) -> dict[str, Any]:
 def _with_gain(
     verification: dict[str, Any], comparisons: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A verification with the comparison that it repeated: of the baseline."""
+    """Adds the comparison with the baseline to a verification, which repeated its figures."""
     kept = dict(verification)
     speedup, interval = kept.pop("speedup", None), kept.pop("speedup_interval", None)
     is_tie = kept.pop("is_tie", None)

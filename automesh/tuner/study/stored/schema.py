@@ -79,8 +79,7 @@ _NOT_OURS = "which automesh did not create"
 
 
 class ForeignSchema(UsageError):
-    """A database that holds something else than a study's tables; the message goes on after the
-    name of the database."""
+    """A database that has other tables than a study's; the message continues after its name."""
 
 
 def check_schema(connection: sqlite3.Connection) -> bool:
@@ -115,7 +114,7 @@ def check_schema(connection: sqlite3.Connection) -> bool:
 
 
 def _tables_of_installed() -> Mapping[str, frozenset[str]]:
-    """Columns by table that the installed Optuna knows beside those of former versions."""
+    """Returns the columns of the tables that the installed Optuna adds to former ones."""
     # Here and not above: a service looks at the schemas of others without Optuna.
     from optuna.storages._rdb import models
 
@@ -169,8 +168,10 @@ def _parts(body: str) -> Iterator[str]:
 
 
 def _normal(sql: object) -> str:
-    """A statement with one space between its words, names without quotes; empty for one that has
-    anything else than words, whole numbers, plain texts and brackets."""
+    """Returns a statement with single spaces and names without quotes.
+
+    It is empty for one that has anything else than words, whole numbers, plain texts and brackets.
+    """
     if not isinstance(sql, str):
         return ""
     words, position = list[str](), 0

@@ -86,8 +86,9 @@ def refuse_writing(path: Path) -> None:
 
 
 def why_not_in_place(path: Path) -> str:
-    """Why a study that this account may write is not opened where it lies, in words; empty if it
-    is. Another account may put something there that SQLite would obey.
+    """Says why a study that this account may write is copied before it is opened; empty if not.
+
+    Another account may put something there that SQLite would obey.
 
     Raises:
       OSError: it cannot be looked at.
@@ -99,7 +100,7 @@ def why_not_in_place(path: Path) -> str:
 
 
 def check_own(path: Path, shown: str, wait_s: float) -> None:
-    """Refuses a database that is opened where it lies, and that automesh did not create.
+    """Refuses a database that automesh did not create, before it is opened without a copy.
 
     Args:
       shown: the database, for messages.
@@ -117,8 +118,9 @@ def check_own(path: Path, shown: str, wait_s: float) -> None:
 
 
 def own(path: Path) -> Callable[[], sqlite3.Connection]:
-    """What opens connections to one's own database, which was checked; makes the file if there is
-    none. The caller has the lock.
+    """Returns a function that connects to a database of ours, which was checked.
+
+    It makes the file if there is none. The caller has the lock.
 
     Raises:
       OSError, UsageError: it cannot be made or written.
@@ -145,8 +147,10 @@ def own(path: Path) -> Callable[[], sqlite3.Connection]:
 
 
 def _make_wal(path: Path) -> None:
-    """Makes a database that has a write-ahead log, or lets the one that is there have one. SQLite
-    would need a rollback journal for that, which whoever is killed then leaves behind."""
+    """Makes a database with a write-ahead log, or gives an existing one such a log.
+
+    Without it SQLite would need a rollback journal, which a killed process leaves behind.
+    """
     if not path.exists() or not path.stat().st_size:
         with tempfile.TemporaryDirectory(prefix="automesh-study-") as folder:
             draft = Path(folder) / path.name
@@ -169,7 +173,7 @@ def _header(path: Path, shown: str) -> bytes:
 
 
 def _check_content(connection: sqlite3.Connection, shown: str) -> None:
-    """Looks at the schema first: what looks for damage runs what stands in it.
+    """Checks the schema before the content: the check for damage runs what the schema says.
 
     Raises:
       UsageError: it is another program's, damaged, or takes too long.
@@ -200,8 +204,10 @@ def _text(data: bytes) -> str:
 
 
 def is_read_in_place(path: Path) -> bool:
-    """Whether a database is one's own, has a log, and may be written: so a search may be at work on
-    it, and who reads sees it as it is at every moment."""
+    """Whether a database is our own, has a write-ahead log, and may be written.
+
+    A search may be at work on it, and readers see it as it is at every moment.
+    """
     try:
         if has_journal(path) or why_not_in_place(path):
             return False
@@ -214,7 +220,7 @@ def is_read_in_place(path: Path) -> bool:
 
 
 def copy_of(path: Path, shown: str) -> Copy:
-    """A private copy of a database, which was checked.
+    """Makes a private copy of a database, and checks it.
 
     Args:
       shown: the database, for messages.

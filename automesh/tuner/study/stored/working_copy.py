@@ -42,7 +42,7 @@ _NAME = "study.db"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingCopy:
-    """Where the study of a results folder is searched.
+    """The folder where the study of a results folder is searched.
 
     Attributes:
       published: its file in the results folder.
@@ -66,7 +66,8 @@ class WorkingCopy:
         return FileLock(str(self.folder / "lock"), timeout=limits.LOCK_S, poll_interval=0.01)
 
     def take(self, shown: str) -> None:
-        """Takes what the results folder has, unless it is what this folder has last written there.
+        """Copies the study from the results folder, unless this folder has written that one itself.
+
         The caller has the lock.
 
         Args:
@@ -126,8 +127,10 @@ class WorkingCopy:
                 self._write(content, lasting=lasting)
 
     def retire(self, shown: str) -> None:
-        """Writes what is here to the results folder unless something else is there by now, and
-        removes this folder; raises as `publish`, or if a search works here."""
+        """Writes the study to the results folder unless another one is there; removes this folder.
+
+        It raises as `publish`, or if a search works here.
+        """
         if not self._is_alone():
             raise self._changed(shown)
         if self._digest() in self._marked():
@@ -161,7 +164,7 @@ class WorkingCopy:
         )
 
     def _digest(self) -> str:
-        """The hash of the file in the results folder; empty if there is none, or an empty one."""
+        """Returns the hash of the file in the results folder; empty if it is missing or empty."""
         if not self.published.exists() or not self.published.stat().st_size:
             return ""
         with open_regular(self.published, follow=False) as file:
@@ -178,7 +181,7 @@ class WorkingCopy:
 
 
 def open_working_copy(published: Path, environ: Mapping[str, str] = os.environ) -> WorkingCopy:
-    """The place in the user's cache in which a study is searched; makes it if there is none.
+    """Returns the folder in the user's cache in which a study is searched; makes it if needed.
 
     Raises:
       UsageError: there, too, others may write; or it cannot be made.
@@ -198,8 +201,9 @@ def open_working_copy(published: Path, environ: Mapping[str, str] = os.environ) 
 
 
 def retire_working_copy(published: Path, shown: str, environ: Mapping[str, str]) -> None:
-    """For a study that is searched in its own folder from now on: writes there what a search that
-    was killed has left in the cache, and removes that.
+    """Moves a study back that is searched in its own folder from now on.
+
+    It writes there what a killed search has left in the cache, and removes that.
 
     Raises:
       UsageError, OSError: as `WorkingCopy.publish`, or a search still works in the cache.

@@ -31,7 +31,7 @@ Watch = Callable[[Step, dict[Slot, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RanStep:
     """What a step of a pipeline has made.
 
     Attributes:
@@ -65,7 +65,7 @@ class Runner:
         params: Sequence[tuple[Any, ...]],
         batch: Sequence[Any],
         watch: Watch | None = None,
-    ) -> Ran:
+    ) -> RanStep:
         """One step.
 
         Args:
@@ -97,7 +97,7 @@ class Runner:
             if watch is not None:
                 watch(step, held)
         losses = [(slot.microbatch, loss) for slot, loss in held.items() if slot.kind == "loss"]
-        return Ran(
+        return RanStep(
             losses=tuple(loss for _, loss in sorted(losses, key=lambda one: one[0])),
             sums=tuple(sums),
         )
@@ -361,7 +361,7 @@ class CompiledPipeline:
         value = self.add_losses(ran)
         return value, jax.tree.unflatten(self.structure, finished.gradients)
 
-    def run(self, params: Sequence[Any], batch: Any, watch: Watch | None = None) -> Ran:
+    def run(self, params: Sequence[Any], batch: Any, watch: Watch | None = None) -> RanStep:
         """Losses and sums of gradients, before anything is added up.
 
         Args:
@@ -390,7 +390,7 @@ class CompiledPipeline:
         ]
         return self._runner.run(spread, self.parts.leaves(batch, 1), watch)
 
-    def add_losses(self, ran: Ran) -> Any:
+    def add_losses(self, ran: RanStep) -> Any:
         """The loss of a whole batch, on the last stage; with several processes on all devices."""
         return self.finisher.add_losses(ran.losses)
 

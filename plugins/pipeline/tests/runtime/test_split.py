@@ -11,7 +11,7 @@ from jax.extend import core
 from automesh import pipeline
 from automesh.errors import UsageError, WrongType
 from automesh.mesh.layout.shardings import axes_of_entry
-from automesh_pipeline.runtime.split.cut import Split, split_program
+from automesh_pipeline.runtime.split.cut import SplitLoss, split_program
 from automesh_pipeline.runtime.split.marks import rules_in_force
 from automesh_pipeline.runtime.split.trace import trace_loss
 from plugins.pipeline.tests.support.pipeline_models import mesh_on
@@ -21,12 +21,12 @@ X = np.ones((2, WIDTH), np.float32)
 W = np.eye(WIDTH, dtype=np.float32)
 
 
-def split(loss, params, batch=X) -> Split:
+def split(loss, params, batch=X) -> SplitLoss:
     mesh = mesh_on((2,), ("dp",))
     return split_program(trace_loss(loss, params, batch, mesh=mesh, rules=rules_in_force()))
 
 
-def evaluate(stages: Split, params, batch=X):
+def evaluate(stages: SplitLoss, params, batch=X):
     """The loss, stage by stage."""
     params, batch = jax.tree.leaves(params), jax.tree.leaves(batch)
     values = {}
@@ -43,7 +43,7 @@ def evaluate(stages: Split, params, batch=X):
     return results[0]
 
 
-def reads(stages: Split):
+def reads(stages: SplitLoss):
     return [(stage.params, stage.batch, len(stage.inputs)) for stage in stages.stages]
 
 

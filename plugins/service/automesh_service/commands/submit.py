@@ -18,7 +18,7 @@ from automesh.texts.user_text import check_text, user_path
 
 if TYPE_CHECKING:
     from automesh_service.remote.client import Server
-    from automesh_service.remote.submit import Ended
+    from automesh_service.remote.submit import EndedSubmission
     from automesh_service.submissions.order import Order
 
 SERVER = "AUTOMESH_SERVER"
@@ -146,7 +146,7 @@ def submit_and_follow(asked: SubmitGiven) -> None:
     _finish(service, follow(service, taken.number, _say), asked, rules)
 
 
-def _finish(service: Server, ended: Ended, asked: SubmitGiven, rules: Path) -> None:
+def _finish(service: Server, ended: EndedSubmission, asked: SubmitGiven, rules: Path) -> None:
     """Prints what a submission has found, and takes its rules.
 
     Raises:

@@ -137,7 +137,7 @@ def submit(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedSubmission:
     """A submission as it ended.
 
     Attributes:
@@ -151,7 +151,7 @@ class Ended:
     studies: tuple[str, ...]
 
 
-def follow(server: Server, number: str, say: Callable[[str], None]) -> Ended:
+def follow(server: Server, number: str, say: Callable[[str], None]) -> EndedSubmission:
     """Waits for the end of a submission, and shows what its search says meanwhile.
 
     Args:
@@ -177,7 +177,9 @@ def follow(server: Server, number: str, say: Callable[[str], None]) -> Ended:
             pass
         now = server.patience.until_answered(lambda: server.ask("GET", path)).read(SubmissionNow)
         if now.submission.state in _FINAL:
-            return Ended(state=now.submission.state, said=now.submission.said, studies=now.studies)
+            return EndedSubmission(
+                state=now.submission.state, said=now.submission.said, studies=now.studies
+            )
         time.sleep(_PAUSE_S)
 
 

@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from automesh_service.serve.problems import Problem
-from automesh_service.serve.service import Service, ServiceHere
+from automesh_service.serve.service import OpenService, ServiceHere
 from automesh_service.submissions.tokens import Holder, Refused, Scope
 
 TICKET_S = 60.0
@@ -44,7 +44,7 @@ def _holder_for(scope: Scope) -> Callable[..., Holder]:
 
 
 def _found(
-    request: Request, service: Service, given: HTTPAuthorizationCredentials | None
+    request: Request, service: OpenService, given: HTTPAuthorizationCredentials | None
 ) -> Holder:
     """Who has the token that is given.
 
@@ -61,7 +61,7 @@ def _found(
     raise Problem(401, said, hint=_HINT, headers={"WWW-Authenticate": "Bearer"})
 
 
-def check_known(request: Request, service: Service) -> None:
+def check_known(request: Request, service: OpenService) -> None:
     """Looks for a valid token before anything of a body is read.
 
     Raises:
@@ -75,7 +75,7 @@ def check_known(request: Request, service: Service) -> None:
     service.connections.know(request.scope.get("client"))
 
 
-def admitted(request: Request, service: Service, holder: Holder, scope: Scope) -> Holder:
+def admitted(request: Request, service: OpenService, holder: Holder, scope: Scope) -> Holder:
     """The holder of a valid token, who may do this now; others are refused.
 
     Raises:
@@ -106,7 +106,7 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def reader_of(request: Request, service: Service, authorization: str) -> Holder:
+def reader_of(request: Request, service: OpenService, authorization: str) -> Holder:
     """Who may read, by the header of a request that a ticket might have stood for.
 
     Raises:
@@ -136,13 +136,13 @@ def owner_of(holder: Holder) -> str | None:
 # Tickets: a browser that shows a page in a frame cannot send a header with its request.
 
 
-def ticket_for(service: Service, holder: Holder, name: str) -> str:
+def ticket_for(service: OpenService, holder: Holder, name: str) -> str:
     """What lets a browser have the page of one study, for a minute."""
     until = str(int(time.time() + TICKET_S))
     return f"{holder.number}.{until}.{_seal(service, holder.number, until, name)}"
 
 
-def holder_of_ticket(request: Request, service: Service, ticket: str, name: str) -> Holder:
+def holder_of_ticket(request: Request, service: OpenService, ticket: str, name: str) -> Holder:
     """Who a ticket was made for.
 
     Raises:
@@ -158,7 +158,7 @@ def holder_of_ticket(request: Request, service: Service, ticket: str, name: str)
     return admitted(request, service, holder, "read")
 
 
-def _seal(service: Service, number: str, until: str, name: str) -> str:
+def _seal(service: OpenService, number: str, until: str, name: str) -> str:
     said = f"{number}\0{until}\0{name}".encode(errors="surrogateescape")
     digest = hmac.new(service.key, said, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -14,7 +14,7 @@ from automesh_service.serve import agents, studies, submissions
 from automesh_service.serve.access import Reader
 from automesh_service.serve.guard import Guard
 from automesh_service.serve.problems import Problem, handle_problems
-from automesh_service.serve.service import Service, ServiceHere
+from automesh_service.serve.service import OpenService, ServiceHere
 from automesh_service.submissions.home import is_held
 
 _STATIC = files("automesh_service.serve") / "static"
@@ -46,7 +46,7 @@ _SHARED = ("dom.js", "format.js")
 """That the report has, too."""
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: OpenService) -> FastAPI:
     """The ASGI application of an open service."""
     app = FastAPI(
         title="automesh",
@@ -98,7 +98,7 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def _metrics(service: Service) -> bytes:
+def _metrics(service: OpenService) -> bytes:
     counts: dict[str, int] = {}
     for one in service.catalogue.known().values():
         counts[one.summary.state] = counts.get(one.summary.state, 0) + 1

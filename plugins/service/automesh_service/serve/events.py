@@ -24,9 +24,9 @@ from starlette.types import Receive, Scope, Send
 from automesh.jsonio import dumps, to_json
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import clean_lines
-from automesh_service.serve.looks import Seen, View
+from automesh_service.serve.looks import LookResult, View
 from automesh_service.serve.reading.summary import KnownStudy, StudySummary
-from automesh_service.serve.service import PAUSE_S, REFRESH_S, Service
+from automesh_service.serve.service import PAUSE_S, REFRESH_S, OpenService
 from automesh_service.submissions.store import ENDED, Missing, Submission
 from automesh_service.submissions.tokens import Holder
 
@@ -72,7 +72,7 @@ def submission_json(one: Submission) -> dict[str, Any]:
 
 
 async def stream(
-    service: Service, view: View, log: Path | None, last_id: str
+    service: OpenService, view: View, log: Path | None, last_id: str
 ) -> AsyncIterator[bytes]:
     """The events `state`, `log` and `end`; breaks off when the token of its reader ends, or what
     is watched is removed.
@@ -111,7 +111,9 @@ async def stream(
         await asyncio.sleep(0.0 if len(lines) >= _CHUNK_BYTES else POLL_S)
 
 
-def view_of(service: Service, holder: Holder, subject: str, look: Callable[[], Watched]) -> View:
+def view_of(
+    service: OpenService, holder: Holder, subject: str, look: Callable[[], Watched]
+) -> View:
     """A view that all readers share who have the same token and watch the same thing.
 
     Args:
@@ -121,7 +123,7 @@ def view_of(service: Service, holder: Holder, subject: str, look: Callable[[], W
     return service.looks.view((holder.number, subject), partial(_seen, service, holder, look))
 
 
-def _seen(service: Service, holder: Holder, look: Callable[[], Watched]) -> Seen | None:
+def _seen(service: OpenService, holder: Holder, look: Callable[[], Watched]) -> LookResult | None:
     """What is watched; None if this reader may not see it any more, or it is gone."""
     if service.tokens.holder(holder.number) is None:
         return None
@@ -133,7 +135,7 @@ def _seen(service: Service, holder: Holder, look: Callable[[], Watched]) -> Seen
     sign = hashlib.sha256(text.encode()).hexdigest()[:12]
     # Of what nobody looks at it is not known that it is over.
     is_over = watched.is_over and service.catalogue.is_fresh
-    return Seen(text=text, sign=sign, is_over=is_over)
+    return LookResult(text=text, sign=sign, is_over=is_over)
 
 
 def _beginning(log: Path | None) -> int:
@@ -180,7 +182,7 @@ class Watching(StreamingResponse):
             self._leave()
 
 
-def watching(service: Service, holder: Holder, events: AsyncIterator[bytes]) -> Watching:
+def watching(service: OpenService, holder: Holder, events: AsyncIterator[bytes]) -> Watching:
     """A stream of events, counted while it is open.
 
     Raises:

@@ -22,7 +22,7 @@ from starlette.datastructures import MutableHeaders
 from automesh import limits
 from automesh_service.serve import access
 from automesh_service.serve.problems import Problem, answer, not_written
-from automesh_service.serve.service import Service
+from automesh_service.serve.service import OpenService
 from automesh_service.submissions.database import Unwritable
 
 Message = MutableMapping[str, Any]
@@ -56,7 +56,7 @@ def body_limit(method: str, path: str) -> int:
 class Guard:
     """An ASGI application around another one."""
 
-    def __init__(self, app: App, service: Service) -> None:
+    def __init__(self, app: App, service: OpenService) -> None:
         self._app = app
         self._service = service
 

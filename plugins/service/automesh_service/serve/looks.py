@@ -14,7 +14,7 @@ _FRESH = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LookResult:
     """What was seen.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Look:
 
     readers: int = 0
     began_s: float = float("-inf")
-    task: asyncio.Task[Seen | None] | None = None
+    task: asyncio.Task[LookResult | None] | None = None
 
 
 class Looks:
@@ -47,7 +47,7 @@ class Looks:
         """How many things are watched."""
         return len(self._looks)
 
-    def view(self, key: Hashable, read: Callable[[], Seen | None]) -> View:
+    def view(self, key: Hashable, read: Callable[[], LookResult | None]) -> View:
         """What one reader watches.
 
         Args:
@@ -61,11 +61,11 @@ class View:
     """A look that one reader shares with all who have the same key."""
 
     def __init__(
-        self, looks: dict[Hashable, _Look], key: Hashable, read: Callable[[], Seen | None]
+        self, looks: dict[Hashable, _Look], key: Hashable, read: Callable[[], LookResult | None]
     ) -> None:
         self._looks, self._key, self._read = looks, key, read
 
-    async def look(self, every_s: float) -> Seen | None:
+    async def look(self, every_s: float) -> LookResult | None:
         """What is seen now, or was a moment ago by another reader.
 
         Args:

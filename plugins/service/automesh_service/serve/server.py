@@ -37,7 +37,7 @@ from automesh_service.serve.net.addresses import (
 )
 from automesh_service.serve.net.descriptors import connections_for, raise_limit
 from automesh_service.serve.net.http_server import make_server, run_server
-from automesh_service.serve.service import Service, Settings, open_service
+from automesh_service.serve.service import OpenService, ServiceSettings, open_service
 from automesh_service.submissions.database import Unwritable
 from automesh_service.submissions.home import open_home
 from automesh_service.submissions.runner import start_runner, tell_to_stop
@@ -108,7 +108,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     if options.has_runner:
         _check_searches(options.searches)
     scheme = "https" if context is not None else "http"
-    settings = Settings(
+    settings = ServiceSettings(
         results=options.results.absolute(),
         storage=options.storage,
         names=names_of(host, port, scheme, options.names),
@@ -132,7 +132,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
 
 
 def _serve(
-    service: Service,
+    service: OpenService,
     options: ServeOptions,
     context: ssl.SSLContext | None,
     say: Callable[[str], None],
@@ -189,7 +189,7 @@ def _serve(
 class RunnerOfService:
     """Keeps a runner alive: one of a server that was killed is left at its work."""
 
-    service: Service
+    service: OpenService
     process: subprocess.Popen[bytes] | None = None
 
     def keep_alive(self) -> None:
@@ -226,7 +226,7 @@ class RunnerOfService:
             time.sleep(0.2)
 
 
-def _first_token(service: Service, host: str) -> str:
+def _first_token(service: OpenService, host: str) -> str:
     """A token for who starts a service on this machine's own address; empty elsewhere.
 
     Raises:

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ServiceSettings:
     """What a service was started with.
 
     Attributes:
@@ -71,11 +71,11 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class OpenService:
     """The open service. Everything in it may be used by several threads at once."""
 
     home: Home
-    settings: Settings
+    settings: ServiceSettings
     database: Database
     tokens: Tokens
     store: Store
@@ -145,7 +145,7 @@ def _rest_s(took_s: float, *, is_behind: bool) -> float:
     return max(rest_s if took_s < STALE_S / 2 else 0.0, 0.05)
 
 
-def open_service(home: Home, settings: Settings) -> Service:
+def open_service(home: Home, settings: ServiceSettings) -> OpenService:
     """Opens everything that a service needs.
 
     Raises:
@@ -176,7 +176,7 @@ def open_service(home: Home, settings: Settings) -> Service:
             known = catalogue.get(study)
         return known is not None and known.folder.parent.parent != job
 
-    return Service(
+    return OpenService(
         home=home,
         settings=settings,
         database=database,
@@ -203,9 +203,9 @@ def open_service(home: Home, settings: Settings) -> Service:
     )
 
 
-def service_of(request: Request) -> Service:
+def service_of(request: Request) -> OpenService:
     """The service that a request is for."""
-    return cast(Service, request.app.state.service)
+    return cast(OpenService, request.app.state.service)
 
 
-ServiceHere = Annotated[Service, Depends(service_of)]
+ServiceHere = Annotated[OpenService, Depends(service_of)]

@@ -21,7 +21,7 @@ from automesh_service.serve.access import Reader
 from automesh_service.serve.events import EVENTS, Watched, Watching, stream, view_of, watching
 from automesh_service.serve.problems import RESPONSES, Problem
 from automesh_service.serve.reading.summary import KnownStudy, State, StudySummary
-from automesh_service.serve.service import Service, ServiceHere
+from automesh_service.serve.service import OpenService, ServiceHere
 from automesh_service.submissions.store import Missing, Submission
 from automesh_service.submissions.tokens import Holder
 
@@ -69,7 +69,7 @@ class LogFile:
     bytes: int
 
 
-def known_study(service: Service, name: str) -> KnownStudy:
+def known_study(service: OpenService, name: str) -> KnownStudy:
     """The study of exactly this name.
 
     Raises:
@@ -87,7 +87,7 @@ def known_study(service: Service, name: str) -> KnownStudy:
     return found
 
 
-def submission_of(service: Service, known: KnownStudy, holder: Holder) -> Submission | None:
+def submission_of(service: OpenService, known: KnownStudy, holder: Holder) -> Submission | None:
     """The submission that a study belongs to, if there is one and this holder may see it."""
     number = number_in(service, known)
     if not number:
@@ -98,14 +98,14 @@ def submission_of(service: Service, known: KnownStudy, holder: Holder) -> Submis
         return None
 
 
-def number_in(service: Service, known: KnownStudy) -> str:
+def number_in(service: OpenService, known: KnownStudy) -> str:
     """The number of the submission whose folder a study lies in; empty for none."""
     folder = known.folder
     is_job = folder.is_relative_to(service.home.jobs)
     return folder.relative_to(service.home.jobs).parts[0] if is_job else ""
 
 
-def may_see_logs(service: Service, known: KnownStudy, holder: Holder) -> bool:
+def may_see_logs(service: OpenService, known: KnownStudy, holder: Holder) -> bool:
     """Logs have what a script prints: those of a submission are its owner's."""
     if holder.may("admin") or submission_of(service, known, holder) is not None:
         return True
@@ -266,7 +266,7 @@ def log_part(path: Path, offset: int) -> PlainTextResponse:
     return PlainTextResponse(text, headers={"X-Next-Offset": str(offset + len(data))})
 
 
-def _with_logs(service: Service, name: str, holder: Holder) -> KnownStudy:
+def _with_logs(service: OpenService, name: str, holder: Holder) -> KnownStudy:
     known = known_study(service, name)
     if not may_see_logs(service, known, holder):
         raise Problem(403, "the logs of a submission are its owner's")
@@ -330,7 +330,7 @@ async def watch_study(
     return watching(service, holder, stream(service, view, log, last_event_id))
 
 
-def _watched(service: Service, name: str, holder: Holder) -> Watched:
+def _watched(service: OpenService, name: str, holder: Holder) -> Watched:
     known = service.catalogue.get(name)
     if known is None:
         return Watched(submission=None, studies=())

@@ -25,7 +25,7 @@ from automesh_service.serve import access
 from automesh_service.serve.access import Admin, Reader, Submitter
 from automesh_service.serve.events import EVENTS, Watched, Watching, stream, view_of, watching
 from automesh_service.serve.problems import RESPONSES, Problem
-from automesh_service.serve.service import Service, ServiceHere
+from automesh_service.serve.service import OpenService, ServiceHere
 from automesh_service.serve.studies import log_part, tagged
 from automesh_service.submissions.audit import AuditEntry
 from automesh_service.submissions.bundle import BadBundle, Bundle, check
@@ -182,7 +182,7 @@ async def put_bundle(
         draft.unlink(missing_ok=True)
 
 
-def _kept(service: Service, draft: FilePath, digest: str, owner: str) -> Bundle:
+def _kept(service: OpenService, draft: FilePath, digest: str, owner: str) -> Bundle:
     found = check(draft)
     if found.digest != digest:
         raise BadBundle("the bytes that were sent do not have this SHA-256")
@@ -236,7 +236,7 @@ def _checked_key(key: str) -> str:
     return key
 
 
-def _check_taking(service: Service) -> None:
+def _check_taking(service: OpenService) -> None:
     if not service.settings.takes_submissions:
         raise Problem(403, "this service shows studies, and takes no submissions")
 
@@ -268,7 +268,7 @@ def get_submission(number: Number, service: ServiceHere, holder: Submitter) -> S
     return SubmissionAnswer(submission=found, studies=_studies_of(service, found))
 
 
-def _studies_of(service: Service, submission: Submission) -> list[str]:
+def _studies_of(service: OpenService, submission: Submission) -> list[str]:
     """Names of the studies of a submission that are known."""
     return list(service.catalogue.below(service.home.job(submission.number) / "results"))
 
@@ -366,7 +366,7 @@ async def watch_submission(
     return watching(service, holder, stream(service, view, log, last_event_id))
 
 
-def _watched(service: Service, number: Number, owner: str | None) -> Watched:
+def _watched(service: OpenService, number: Number, owner: str | None) -> Watched:
     found = service.store.get(number, owner)
     known = service.catalogue.known()
     studies = tuple(known[name] for name in _studies_of(service, found) if name in known)

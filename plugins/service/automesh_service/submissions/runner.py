@@ -48,7 +48,7 @@ _TROUBLE_S = 2.0
 
 
 @dataclass(kw_only=True)
-class Runner:
+class SubmissionRunner:
     """Runs the submissions of a service, the one that has waited longest first.
 
     Attributes:
@@ -259,7 +259,7 @@ def main(words: Sequence[str]) -> None:
     folder, searches, storage = words
     home = open_home(Path(folder))
     with suppress(Timeout), home.lock("runner", timeout_s=2.0):
-        runner = Runner(home=home, searches=int(searches), storage=storage)
+        runner = SubmissionRunner(home=home, searches=int(searches), storage=storage)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, runner.on_signal)
         runner.serve()

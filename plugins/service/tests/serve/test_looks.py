@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from automesh_service.serve.looks import Looks, Seen
+from automesh_service.serve.looks import LookResult, Looks
 
 EVERY_S = 0.05
 
@@ -19,10 +19,10 @@ class Thing:
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def read(self) -> Seen | None:
+    def read(self) -> LookResult | None:
         self.may_answer.wait(20)
         self.looks += 1
-        return Seen(text=f"{self.name} {self.looks}", sign=str(self.looks), is_over=False)
+        return LookResult(text=f"{self.name} {self.looks}", sign=str(self.looks), is_over=False)
 
 
 def test_readers_of_the_same_share_a_look_and_later_ones_take_a_new_one() -> None:
@@ -88,7 +88,7 @@ def test_what_nobody_watches_any_more_is_forgotten() -> None:
 def test_a_look_that_fails_fails_for_all_and_the_next_one_is_tried_again() -> None:
     looks, told = Looks(), list[str]()
 
-    def read() -> Seen | None:
+    def read() -> LookResult | None:
         told.append("looked")
         if len(told) == 1:
             raise OSError("the disk is away")

@@ -24,9 +24,9 @@ from automesh_service.remote.client import open_server
 from automesh_service.remote.credentials import leave_word, token_for
 from automesh_service.serve import server
 from automesh_service.serve.net.addresses import bound, names_of, read_address, tls_context
-from automesh_service.serve.net.http_server import Server
+from automesh_service.serve.net.http_server import EventServer
 from automesh_service.serve.server import RunnerOfService, ServeOptions, serve
-from automesh_service.serve.service import Settings, open_service
+from automesh_service.serve.service import ServiceSettings, open_service
 from automesh_service.submissions.home import open_home
 from plugins.service.tests.support.serve_process import START_S, ServeProcess, until
 from plugins.service.tests.support.service import make_measured, running_service, tar_of
@@ -125,7 +125,7 @@ def test_an_address_that_is_taken_is_said_and_its_service_keeps_its_word(
 
 def test_a_runner_that_has_just_been_started_ends_with_its_service(tmp_path: Path) -> None:
     """Also before it could hear of it by the database."""
-    service = open_service(open_home(tmp_path / "service"), Settings(results=tmp_path))
+    service = open_service(open_home(tmp_path / "service"), ServiceSettings(results=tmp_path))
     runner = RunnerOfService(service)
     thread = threading.Thread(target=runner.keep_alive)
     thread.start()
@@ -198,7 +198,7 @@ def test_the_port_that_was_free_is_told_and_answers_by_its_name(
     said: list[str] = []
     answered: list[int] = []
 
-    def run(server_: Server, sockets: list[socket.socket]) -> None:
+    def run(server_: EventServer, sockets: list[socket.socket]) -> None:
         port = sockets[0].getsockname()[1]
         assert f"127.0.0.1:{port}" in server_.service.settings.names
         answered.append(port)

@@ -16,7 +16,7 @@ from automesh_service.submissions.audit import Audit
 from automesh_service.submissions.bundle import check
 from automesh_service.submissions.home import open_home
 from automesh_service.submissions.order import Order
-from automesh_service.submissions.runner import Runner, main, tell_to_stop
+from automesh_service.submissions.runner import SubmissionRunner, main, tell_to_stop
 from automesh_service.submissions.store import Store
 from plugins.service.tests.support.service import SCRIPT, tar_of
 
@@ -42,7 +42,7 @@ print('{"best": 1}')
 
 
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Runner]:
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[SubmissionRunner]:
     """A runner whose searches are stand-ins."""
 
     def words(order: Order, job: Path) -> list[str]:
@@ -50,7 +50,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Runner]:
 
     monkeypatch.setattr(runner_module, "words_of", words)
     monkeypatch.setattr(runner_module, "TICK_S", 0.02)
-    found = Runner(home=open_home(tmp_path / "service"))
+    found = SubmissionRunner(home=open_home(tmp_path / "service"))
     yield found
     for held in found.running.values():
         if held.process is not None:
@@ -59,7 +59,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Runner]:
     found.database.close()
 
 
-def submit(runner: Runner, *args: str, key: str = "k" * 8) -> str:
+def submit(runner: SubmissionRunner, *args: str, key: str = "k" * 8) -> str:
     draft = runner.home.folder / "draft"
     draft.write_bytes(tar_of({"train.py": SCRIPT}))
     bundle = check(draft)
@@ -68,7 +68,7 @@ def submit(runner: Runner, *args: str, key: str = "k" * 8) -> str:
     return runner.store.submit(order, bundle.digest, owner="ann", key=key)[0].number
 
 
-def until(runner: Runner, is_so: Callable[[], bool]) -> None:
+def until(runner: SubmissionRunner, is_so: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < end_s
@@ -77,11 +77,11 @@ def until(runner: Runner, is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def state(runner: Runner, number: str) -> str:
+def state(runner: SubmissionRunner, number: str) -> str:
     return runner.store.get(number, None).state
 
 
-def runs(runner: Runner, number: str) -> int:
+def runs(runner: SubmissionRunner, number: str) -> int:
     path = runner.home.job(number) / "runs"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -94,7 +94,7 @@ def runs(runner: Runner, number: str) -> int:
         ("refuse", "failed", "there is no `build`"),
     ],
 )
-def test_how_a_search_ends(one: Runner, how: str, ending: str, said: str) -> None:
+def test_how_a_search_ends(one: SubmissionRunner, how: str, ending: str, said: str) -> None:
     number = submit(one, how)
     until(one, lambda: state(one, number) == ending)
     assert one.store.get(number, None).said == said
@@ -104,7 +104,7 @@ def test_how_a_search_ends(one: Runner, how: str, ending: str, said: str) -> Non
     assert noted == [("end", "ann", ending), ("run", "ann", "")]
 
 
-def test_one_after_the_other(one: Runner) -> None:
+def test_one_after_the_other(one: SubmissionRunner) -> None:
     first, second = submit(one, "wait"), submit(one, key="l" * 8)
     until(one, lambda: runs(one, first) == 1)
     assert (state(one, first), state(one, second)) == ("running", "queued")
@@ -113,7 +113,7 @@ def test_one_after_the_other(one: Runner) -> None:
     assert state(one, first) == "found"
 
 
-def test_a_search_that_runs_is_cancelled_and_resumed(one: Runner) -> None:
+def test_a_search_that_runs_is_cancelled_and_resumed(one: SubmissionRunner) -> None:
     number = submit(one, "wait")
     until(one, lambda: runs(one, number) == 1)
     one.store.cancel(number, "ann")
@@ -124,7 +124,7 @@ def test_a_search_that_runs_is_cancelled_and_resumed(one: Runner) -> None:
     assert runs(one, number) == 2
 
 
-def test_a_search_that_somebody_kills_is_run_again(one: Runner) -> None:
+def test_a_search_that_somebody_kills_is_run_again(one: SubmissionRunner) -> None:
     number = submit(one, "wait")
     until(one, lambda: runs(one, number) == 1)
     held = one.running[number].process
@@ -135,13 +135,13 @@ def test_a_search_that_somebody_kills_is_run_again(one: Runner) -> None:
     assert runs(one, number) == 2
 
 
-def test_a_search_outlives_its_runner_and_is_run_once(one: Runner) -> None:
+def test_a_search_outlives_its_runner_and_is_run_once(one: SubmissionRunner) -> None:
     number = submit(one, "wait")
     until(one, lambda: runs(one, number) == 1)
     # As after SIGKILL: the next runner knows nothing but what is on the disk.
     left = one.running.pop(number).process
     assert left is not None
-    other = Runner(home=one.home)
+    other = SubmissionRunner(home=one.home)
     try:
         other.adopt(other.store.get(number, None))
         assert state(other, number) == "running"
@@ -172,7 +172,9 @@ def test_a_search_outlives_its_runner_and_is_run_once(one: Runner) -> None:
         other.database.close()
 
 
-def test_a_runner_killed_before_its_search_began_is_no_end_for_the_next(one: Runner) -> None:
+def test_a_runner_killed_before_its_search_began_is_no_end_for_the_next(
+    one: SubmissionRunner,
+) -> None:
     """Neither without the folder of the submission, nor with what a former run has left there."""
     number = submit(one)
     assert one.store.start_next() is not None  # and then SIGKILL
@@ -187,7 +189,9 @@ def test_a_runner_killed_before_its_search_began_is_no_end_for_the_next(one: Run
     assert runs(one, number) == 2
 
 
-def test_only_runs_that_somebody_killed_count_until_they_are_too_many(one: Runner) -> None:
+def test_only_runs_that_somebody_killed_count_until_they_are_too_many(
+    one: SubmissionRunner,
+) -> None:
     number = submit(one)
 
     def cut(*, is_meant: bool) -> str:
@@ -201,7 +205,7 @@ def test_only_runs_that_somebody_killed_count_until_they_are_too_many(one: Runne
     assert cut(is_meant=False) == "queued"
 
 
-def test_a_cancel_at_the_moment_of_the_end_is_not_lost(one: Runner) -> None:
+def test_a_cancel_at_the_moment_of_the_end_is_not_lost(one: SubmissionRunner) -> None:
     number = submit(one)
     before = one.store.start_next()
     assert before is not None
@@ -213,7 +217,7 @@ def test_a_cancel_at_the_moment_of_the_end_is_not_lost(one: Runner) -> None:
 @pytest.mark.parametrize("name", ["result.json", "search.log", "search.lock", "process.json"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
 def test_what_a_search_puts_in_the_place_of_our_files_stops_nobody(
-    one: Runner, tmp_path: Path, name: str, kind: str
+    one: SubmissionRunner, tmp_path: Path, name: str, kind: str
 ) -> None:
     number = submit(one, "nothing")
     until(one, lambda: state(one, number) == "nothing")
@@ -235,7 +239,7 @@ def test_what_a_search_puts_in_the_place_of_our_files_stops_nobody(
 
 
 def test_a_search_whose_number_was_not_noted_is_cancelled_all_the_same(
-    one: Runner, monkeypatch: pytest.MonkeyPatch
+    one: SubmissionRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = runner_module.words_of
 
@@ -255,7 +259,7 @@ def test_a_search_whose_number_was_not_noted_is_cancelled_all_the_same(
 
 
 def test_a_search_has_no_token_of_the_service_and_is_known_by_its_number(
-    one: Runner, monkeypatch: pytest.MonkeyPatch
+    one: SubmissionRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", "amt_secret")
     number = submit(one, "wait")
@@ -268,7 +272,7 @@ def test_a_search_has_no_token_of_the_service_and_is_known_by_its_number(
     assert f"AUTOMESH_BUNDLE={number}:{folder}\0".encode() in environment
 
 
-def test_what_cannot_be_started_is_told(one: Runner) -> None:
+def test_what_cannot_be_started_is_told(one: SubmissionRunner) -> None:
     number = submit(one)
     digest = one.store.get(number, None).digest
     one.home.bundle(digest).write_bytes(b"no tar")
@@ -276,7 +280,7 @@ def test_what_cannot_be_started_is_told(one: Runner) -> None:
     assert "no tar" in one.store.get(number, None).said
 
 
-def test_a_stopped_runner_queues_what_it_ran(one: Runner) -> None:
+def test_a_stopped_runner_queues_what_it_ran(one: SubmissionRunner) -> None:
     number = submit(one, "wait")
     until(one, lambda: runs(one, number) == 1)
     store = Store(one.home, one.database)
@@ -296,15 +300,15 @@ def test_the_process_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runner_module, "_BEAT_S", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     seen: list[bool] = []
-    beat = Runner.beat
+    beat = SubmissionRunner.beat
 
-    def beating(self: Runner, *, is_new: bool = False) -> None:
+    def beating(self: SubmissionRunner, *, is_new: bool = False) -> None:
         beat(self, is_new=is_new)
         if not is_new:
             seen.append(self.is_stopping)
             tell_to_stop(self.database)
 
-    monkeypatch.setattr(Runner, "beat", beating)
+    monkeypatch.setattr(SubmissionRunner, "beat", beating)
     try:
         main([str(home.folder), "1", ""])
     finally:
@@ -312,6 +316,6 @@ def test_the_process_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             signal.signal(number, handler)
     assert seen == [False, True]
     # Without a server and without work it ends by itself.
-    monkeypatch.setattr(Runner, "beat", beat)
+    monkeypatch.setattr(SubmissionRunner, "beat", beat)
     monkeypatch.setattr(runner_module, "_ALONE_S", 0.05)
-    Runner(home=home).serve()
+    SubmissionRunner(home=home).serve()

@@ -25,7 +25,7 @@ from automesh.tuner.study.study import open_study, parse_storage
 from automesh_service.serve.catalogue import Catalogue
 from automesh_service.serve.net.addresses import bound
 from automesh_service.serve.net.http_server import make_server, run_server
-from automesh_service.serve.service import Service, Settings, open_service
+from automesh_service.serve.service import OpenService, ServiceSettings, open_service
 from automesh_service.submissions.home import open_home
 from tests.support.processes import free_ports
 from tests.support.samples import explain_samples as samples
@@ -55,7 +55,7 @@ class Reply:
 class Running:
     """A service that runs, with a token of each scope for `ann`, and one for `bob` to submit."""
 
-    service: Service
+    service: OpenService
     port: int
     tokens: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -110,7 +110,7 @@ def running_service(
 ) -> Generator[Running]:
     """Runs a service without a runner; `service.catalogue.refresh()` reads the studies."""
     port = free_ports(1)
-    settings = Settings(
+    settings = ServiceSettings(
         results=results or folder / "results",
         names=(f"127.0.0.1:{port}", f"localhost:{port}"),
         connections=connections,

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from automesh.errors import UsageError
-from automesh_pipeline.runtime.split.trace import Program
+from automesh_pipeline.runtime.split.trace import TracedLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class StageValue:
     """What one stage makes and others read.
 
     Attributes:
@@ -60,11 +60,11 @@ class StagePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class SplitLoss:
     """A loss as stages."""
 
     stages: tuple[StagePart, ...]
-    values: tuple[Value, ...]
+    values: tuple[StageValue, ...]
 
     @property
     def num_params(self) -> int:
@@ -91,7 +91,7 @@ class _Origin(Flag):
     BOTH = 3
 
 
-def split_program(program: Program) -> Split:
+def split_program(program: TracedLoss) -> SplitLoss:
     """Cuts a loss into its stages.
 
     Raises:
@@ -105,7 +105,7 @@ def split_program(program: Program) -> Split:
     crossing = _find_crossing(plans, homes)
     numbers = {var: number for number, var in enumerate(crossing)}
     values = tuple(
-        Value(
+        StageValue(
             like=jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype),
             producer=homes.makers[var],
             consumers=tuple(stage for stage, plan in enumerate(plans) if var in plan.values),
@@ -118,7 +118,7 @@ def split_program(program: Program) -> Split:
         _build(program, plan, homes, numbers, extra=unread if not stage else set())
         for stage, plan in enumerate(plans)
     )
-    return Split(stages=stages, values=values)
+    return SplitLoss(stages=stages, values=values)
 
 
 class _Homes:
@@ -130,7 +130,7 @@ class _Homes:
       aliases: result of a mark -> what is marked.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: TracedLoss) -> None:
         self._program = program
         self._origins: dict[Any, _Origin] = {}
         self._available: dict[Any, int] = {}
@@ -229,7 +229,7 @@ class _Homes:
             )
 
 
-def _find_anchors(program: Program) -> dict[int, int]:
+def _find_anchors(program: TracedLoss) -> dict[int, int]:
     """The equations whose stage is given: marks, and what is inside tasks."""
     anchors: dict[int, int] = {}
     marks = 0
@@ -248,7 +248,7 @@ def _find_anchors(program: Program) -> dict[int, int]:
     return anchors
 
 
-def _count_stages(program: Program, anchors: Mapping[int, int]) -> int:
+def _count_stages(program: TracedLoss, anchors: Mapping[int, int]) -> int:
     has_marks = any(equation.mark is not None for equation in program.equations)
     return 1 + max(anchors.values(), default=-1) + has_marks if anchors else 1
 
@@ -268,7 +268,7 @@ class _StagePlan:
     values: frozenset[Any]
 
 
-def _plan_stage(program: Program, homes: _Homes, stage: int) -> _StagePlan:
+def _plan_stage(program: TracedLoss, homes: _Homes, stage: int) -> _StagePlan:
     own = {index for index, home in homes.stage_of.items() if home == stage}
     needed: set[Any] = set()
     if stage == homes.num_stages - 1:
@@ -302,7 +302,7 @@ def _find_crossing(plans: Sequence[_StagePlan], homes: _Homes) -> list[Any]:
 
 
 def _build(
-    program: Program,
+    program: TracedLoss,
     plan: _StagePlan,
     homes: _Homes,
     numbers: Mapping[Any, int],

@@ -21,7 +21,7 @@ from automesh_pipeline.runtime.split.arguments import (
     cut_rows,
     describe,
 )
-from automesh_pipeline.runtime.split.cut import Split, split_program
+from automesh_pipeline.runtime.split.cut import SplitLoss, split_program
 from automesh_pipeline.runtime.split.programs import StageFunctions, stage_functions
 from automesh_pipeline.runtime.split.trace import trace_loss
 
@@ -44,7 +44,7 @@ class Parts:
     options: PipelineOptions
     schedule: Schedule
     functions: tuple[StageFunctions, ...]
-    splits: tuple[Split, ...]
+    splits: tuple[SplitLoss, ...]
     meshes: tuple[Mesh, ...]
     params: Arguments
     batch: Arguments
@@ -52,7 +52,7 @@ class Parts:
     owned: tuple[tuple[int, ...], ...]
 
     @property
-    def split(self) -> Split:
+    def split(self) -> SplitLoss:
         """What the stages read and make."""
         return self.splits[0]
 
@@ -165,9 +165,9 @@ def _arguments(tree: Any, root: str, options: PipelineOptions) -> Arguments:
 
 def _split_for_meshes(
     loss: Loss, options: PipelineOptions, params: Any, batch: Any
-) -> dict[jax.sharding.AbstractMesh, Split]:
+) -> dict[jax.sharding.AbstractMesh, SplitLoss]:
     """The split loss for each shape of submesh: shardings inside it depend on that alone."""
-    splits: dict[jax.sharding.AbstractMesh, Split] = {}
+    splits: dict[jax.sharding.AbstractMesh, SplitLoss] = {}
     for mesh in options.mesh.submeshes:
         if mesh.abstract_mesh not in splits:
             program = trace_loss(

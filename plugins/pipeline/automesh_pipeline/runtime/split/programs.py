@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from automesh.pipeline.actions import ActionKind
-from automesh_pipeline.runtime.split.cut import Split, StagePart
+from automesh_pipeline.runtime.split.cut import SplitLoss, StagePart
 
 Residuals = Literal["recompute", "save"]
 Arrays = tuple[Any, ...]
@@ -24,7 +24,7 @@ Backward = Callable[..., tuple[Arrays, Arrays, Arrays]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _KeptResidual:
     """Where a residual is found: among the arguments, or what the forward pass saved."""
 
     source: _Source
@@ -36,7 +36,7 @@ class _Residuals:
     """What tracing the forward pass finds out for the backward pass."""
 
     structure: Any = None
-    kept: list[_Kept] = field(default_factory=list[_Kept])
+    kept: list[_KeptResidual] = field(default_factory=list[_KeptResidual])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class StageFunctions:
             ("inputs", inputs),
         )
         known = {
-            id(array): _Kept(source=source, place=place)
+            id(array): _KeptResidual(source=source, place=place)
             for source, arrays in arguments
             for place, array in enumerate(arrays)
         }
@@ -86,7 +86,7 @@ class StageFunctions:
             # What an argument is already need not be kept a second time for each microbatch.
             kept = known.get(id(leaf))
             if kept is None:
-                kept = known[id(leaf)] = _Kept(source="saved", place=len(saved))
+                kept = known[id(leaf)] = _KeptResidual(source="saved", place=len(saved))
                 saved.append(leaf)
             self._found.kept.append(kept)
         return outputs, tuple(saved)
@@ -166,7 +166,7 @@ class StageFunctions:
         return jax.tree.unflatten(self._found.structure, leaves)
 
 
-def stage_functions(split: Split, stage: int, residuals: Residuals) -> StageFunctions:
+def stage_functions(split: SplitLoss, stage: int, residuals: Residuals) -> StageFunctions:
     """The computations of a stage of a split loss."""
     part = split.stages[stage]
     return StageFunctions(

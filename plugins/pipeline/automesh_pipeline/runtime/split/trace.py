@@ -36,7 +36,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class TracedLoss:
     """A loss, traced and flattened as far as it is cut.
 
     Attributes:
@@ -61,7 +61,7 @@ def trace_loss(
     *,
     mesh: Mesh,
     rules: TaskRules,
-) -> Program:
+) -> TracedLoss:
     """Traces a loss with a mesh in force.
 
     Args:
@@ -81,7 +81,7 @@ def trace_loss(
     flat = _Flattening(rules)
     results = flat.inline(closed, [_fresh(var) for var in closed.jaxpr.invars], scope="")
     count = len(jax.tree.leaves(params))
-    return Program(
+    return TracedLoss(
         params=tuple(flat.inputs[:count]),
         batch=tuple(flat.inputs[count:]),
         constants=flat.constants,

@@ -19,7 +19,7 @@ from automesh_pipeline.runtime.stages.stage import Optimizer, StageUpdate, shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class StepGradients:
     """The gradients of a step.
 
     Attributes:
@@ -56,7 +56,7 @@ class Finisher:
             self._finish = dict(zip(stages.here, compiled, strict=False))
             self._norm = compiled[-1]
 
-    def finish(self, sums: Sequence[tuple[Any, ...]]) -> Finished:
+    def finish(self, sums: Sequence[tuple[Any, ...]]) -> StepGradients:
         """The gradients.
 
         Args:
@@ -85,7 +85,7 @@ class Finisher:
         ordered = tuple(gradients[leaf] for leaf in range(len(self._users)))
         is_here = 0 in self._finish
         norm = self._norm(tuple(squares)) if is_here else transfers.placeholder(self._scalar(0))
-        return Finished(gradients=ordered, norm=norm)
+        return StepGradients(gradients=ordered, norm=norm)
 
     def add_losses(self, losses: Sequence[Any]) -> Any:
         """The losses of all microbatches as one, on the last stage; whole on several processes."""

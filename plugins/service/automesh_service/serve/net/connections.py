@@ -26,7 +26,7 @@ _IPV6_BITS = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held:
+class OpenConnection:
     """A connection that is open.
 
     Attributes:
@@ -50,8 +50,8 @@ class Held:
 class _Place:
     """The connections of one address, in the order in which they came."""
 
-    strangers: dict[int, Held] = field(default_factory=dict[int, Held])
-    known: dict[int, Held] = field(default_factory=dict[int, Held])
+    strangers: dict[int, OpenConnection] = field(default_factory=dict[int, OpenConnection])
+    known: dict[int, OpenConnection] = field(default_factory=dict[int, OpenConnection])
 
     def __len__(self) -> int:
         return len(self.strangers) + len(self.known)
@@ -72,7 +72,7 @@ class Connections:
         self.closed = 0
         self._proxies = frozenset(place_of(one) for one in proxies)
         self._places: dict[str, _Place] = {}
-        self._by_client: dict[Client, Held] = {}
+        self._by_client: dict[Client, OpenConnection] = {}
         self._numbers = itertools.count()
         self._count = 0
         self._lock = threading.Lock()
@@ -80,14 +80,14 @@ class Connections:
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, client: Client, close: Callable[[], None]) -> Held | None:
+    def enter(self, client: Client, close: Callable[[], None]) -> OpenConnection | None:
         """Counts a connection in, and closes another one if there are too many.
 
         Returns:
           None if there is none that could be closed for it: then this one is to be.
         """
         place = place_of(client[0])
-        held = Held(number=next(self._numbers), client=client, place=place, close=close)
+        held = OpenConnection(number=next(self._numbers), client=client, place=place, close=close)
         with self._lock:
             there = self._places.setdefault(place, _Place())
             there.strangers[held.number] = held
@@ -104,12 +104,12 @@ class Connections:
         victim.close()
         return held
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: OpenConnection) -> None:
         """Counts a connection out; nothing if it was closed for another one."""
         with self._lock:
             self._remove(held)
 
-    def of(self, client: Client | None) -> Held | None:
+    def of(self, client: Client | None) -> OpenConnection | None:
         """The connection of a client, if it is still held."""
         return None if client is None else self._by_client.get(client)
 
@@ -123,7 +123,7 @@ class Connections:
             held.is_known = True
             there.known[held.number] = there.strangers.pop(held.number)
 
-    def _victim(self, newcomer: Held) -> Held | None:
+    def _victim(self, newcomer: OpenConnection) -> OpenConnection | None:
         """Whose connection is closed for a newcomer; None if there is room."""
         place = newcomer.place
         there = self._places[place]
@@ -139,7 +139,7 @@ class Connections:
         resting = (one for one in known if not one.is_at_work)
         return min(resting, key=lambda one: one.number, default=newcomer)
 
-    def _remove(self, held: Held) -> None:
+    def _remove(self, held: OpenConnection) -> None:
         there = self._places.get(held.place)
         if there is None:
             return
@@ -153,7 +153,7 @@ class Connections:
             del self._by_client[held.client]
 
 
-def _oldest(there: _Place, newcomer: Held) -> Held:
+def _oldest(there: _Place, newcomer: OpenConnection) -> OpenConnection:
     """Which connection of an address is closed first: that of a stranger, without a request at work
     if there is one; or one that rests; or the newcomer."""
     waiting = itertools.islice(there.strangers.values(), _LOOKED_AT)

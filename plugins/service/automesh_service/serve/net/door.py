@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from automesh import limits
-from automesh_service.serve.net.connections import Connections, Held
+from automesh_service.serve.net.connections import Connections, OpenConnection
 
 _AT_ONCE = 16
 """Connections that are accepted before others are served again: those that are closed for them are
@@ -119,7 +119,7 @@ def _ender(taken: socket.socket) -> Callable[[], None]:
     return end
 
 
-def _end_unbegun_in(wait_s: float, held: Held) -> None:
+def _end_unbegun_in(wait_s: float, held: OpenConnection) -> None:
     """Ends a connection whose handshake has not ended in time.
 
     Where the loop comes to it late, it was held up itself, and perhaps not who came: what is ready

@@ -17,15 +17,15 @@ from automesh_service.serve.net.addresses import BACKLOG
 from automesh_service.serve.net.door import Door
 from automesh_service.serve.net.log_rate import bounded_log
 from automesh_service.serve.net.protocol import TimedProtocol
-from automesh_service.serve.service import Service
+from automesh_service.serve.service import OpenService
 
 _HEAD_BYTES = 32 * 2**10
 
 
-class Server(uvicorn.Server):
+class EventServer(uvicorn.Server):
     """uvicorn's server, which ends streams of events when it is told to end."""
 
-    service: Service
+    service: OpenService
 
     def handle_exit(self, sig: int, frame: object) -> None:
         self.service.closing.set()
@@ -33,8 +33,8 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    service: Service, context: ssl.SSLContext | None = None, *, graceful_s: int = 5
-) -> Server:
+    service: OpenService, context: ssl.SSLContext | None = None, *, graceful_s: int = 5
+) -> EventServer:
     """The server of an open service.
 
     Args:
@@ -60,12 +60,12 @@ def make_server(
         backlog=BACKLOG,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
-    server = Server(config)
+    server = EventServer(config)
     server.service = service
     return server
 
 
-def run_server(server: Server, sockets: Sequence[socket.socket]) -> None:
+def run_server(server: EventServer, sockets: Sequence[socket.socket]) -> None:
     """Serves at sockets that listen until the server is told to end; closes them."""
     doors: list[socket.socket] = []
     try:

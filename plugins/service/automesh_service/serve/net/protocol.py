@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from automesh import limits
-from automesh_service.serve.net.connections import Connections, Held
+from automesh_service.serve.net.connections import Connections, OpenConnection
 
 _LATE = b"the head of the request arrives too slowly\n"
 _TOO_LATE = (
@@ -28,7 +28,7 @@ class TimedProtocol(H11Protocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
-    _held: Held | None = None
+    _held: OpenConnection | None = None
 
     def __init__(self, *args: Any, connections: Connections, **settings: Any) -> None:
         super().__init__(*args, **settings)

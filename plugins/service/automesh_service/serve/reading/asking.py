@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from automesh.errors import UsageError
-from automesh_service.serve.reading.reader import Away, Ended, ReadingFailed
+from automesh_service.serve.reading.reader import Away, ReaderEnded, ReadingFailed
 
 AGAIN_S = 60.0
 """Before a study is asked about again of which questions have ended the process twice in a row;
@@ -63,7 +63,7 @@ class Asking:
                     text = ask()
                 except Away as error:
                     count = self._note(name) if error.is_suspect else 0
-                    if attempt == _ATTEMPTS or count > 1 or not isinstance(error, Ended):
+                    if attempt == _ATTEMPTS or count > 1 or not isinstance(error, ReaderEnded):
                         raise
                 except (UsageError, ReadingFailed):
                     self.forget(name)

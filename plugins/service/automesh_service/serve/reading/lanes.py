@@ -40,7 +40,7 @@ class _Job:
     found: Found = field(compare=False)
 
 
-class Asked:
+class AnsweringProcess:
     """One process after another that answers, each of which is replaced when it does not."""
 
     def __init__(self, forks: Forks) -> None:
@@ -104,7 +104,7 @@ class Lanes:
         return None
 
     def _read_all(self, jobs: queue.PriorityQueue[_Job], limit_s: float, is_slow: bool) -> None:
-        asked = Asked(self._forks)
+        asked = AnsweringProcess(self._forks)
         while True:
             job = jobs.get()
             began_s = time.monotonic()
@@ -123,7 +123,7 @@ class Lanes:
                 self._room.release()
 
 
-def answer(asked: Asked, question: Message) -> Message:
+def answer(asked: AnsweringProcess, question: Message) -> Message:
     """The answer to a question about one study, or why there is none."""
     try:
         return asked.ask({"question": question}, ANSWER_S)

@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from automesh_service.serve.reading.forks import start_forks, tie_to
-from automesh_service.serve.reading.lanes import Asked, Lanes, answer, refusal, warm_up, work
+from automesh_service.serve.reading.lanes import (
+    AnsweringProcess,
+    Lanes,
+    answer,
+    refusal,
+    warm_up,
+    work,
+)
 from automesh_service.serve.reading.messages import Lane, LaneEnded, Message
-from automesh_service.serve.reading.scan import Scan, Seen
+from automesh_service.serve.reading.scan import RememberedStudy, Scan
 
 _NICE = 5
 """The server answers first; and so does what is measured on this machine."""
@@ -44,7 +51,7 @@ def main(words: Sequence[str]) -> None:
         threading.Thread(target=_hold, args=(socket.socket(fileno=leash),), daemon=True).start()
         for one in questions:
             lane = Lane(socket.socket(fileno=one))
-            arguments = (lane, Asked(forks))
+            arguments = (lane, AnsweringProcess(forks))
             threading.Thread(target=_answer_all, args=arguments, daemon=True).start()
         _look_all(looking, first, Lanes(forks))
     # Not the usual way: threads may wait for a process for as long as it likes.
@@ -60,7 +67,7 @@ def _hold(leash: socket.socket) -> None:
 
 def _look_all(lane: Lane, first: Message, lanes: Lanes) -> None:
     """Looks at the studies as often as the server asks for it."""
-    seen: dict[str, Seen] = {}
+    seen: dict[str, RememberedStudy] = {}
     while part := lane.receive()["known"]:
         seen |= {name: _seen(said) for name, said in part.items()}
     lane.send({"begun": os.getpid()})
@@ -77,8 +84,8 @@ def _look_all(lane: Lane, first: Message, lanes: Lanes) -> None:
             lane.send(refusal(error))
 
 
-def _seen(said: dict[str, Any]) -> Seen:
-    return Seen(
+def _seen(said: dict[str, Any]) -> RememberedStudy:
+    return RememberedStudy(
         stamp=said["stamp"],
         is_running=said["is_running"],
         # When it was tried is not known here: it is tried at once, where it keeps nobody waiting.
@@ -87,7 +94,7 @@ def _seen(said: dict[str, Any]) -> Seen:
     )
 
 
-def _answer_all(lane: Lane, asked: Asked) -> None:
+def _answer_all(lane: Lane, asked: AnsweringProcess) -> None:
     """Answers questions until the server has no more."""
     with suppress(LaneEnded):
         while True:

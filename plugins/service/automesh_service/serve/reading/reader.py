@@ -53,7 +53,7 @@ class Away(UsageError):
     is_suspect: bool = False
 
 
-class Ended(Away):
+class ReaderEnded(Away):
     """The process that reads has ended before it has answered."""
 
 
@@ -167,7 +167,7 @@ class Reader:
         message = self._ask(current, lane, question)
         if "unanswered" in message:
             # Who has waited for so long does not wait once more.
-            kind = Away if message["is_late"] else Ended
+            kind = Away if message["is_late"] else ReaderEnded
             unanswered = kind(_text(str(message["unanswered"])), hint=_SOON)
             unanswered.is_suspect = True
             raise unanswered
@@ -196,7 +196,9 @@ class Reader:
             # Its thread there may wait for a lock for ever, and nobody else can end that.
             reason = f"it has not answered for {QUESTION_S:.0f} s"
             self._drop(current, reason)
-            away = _away(reason)  # Not `Ended`: who has waited for so long does not wait once more.
+            away = _away(
+                reason
+            )  # Not `ReaderEnded`: who has waited for so long does not wait once more.
             away.is_suspect = True
             raise away from None
         except LaneEnded:
@@ -307,7 +309,7 @@ class Reader:
             self._looks_of.looks.close()
             self._looks_of = None
 
-    def _drop(self, current: ReaderProcess, reason: str = "") -> Ended:
+    def _drop(self, current: ReaderProcess, reason: str = "") -> ReaderEnded:
         """Kills a process, unless another thread has; returns what is to be raised: suspect is who
         was at work when it ended by itself.
 
@@ -334,7 +336,7 @@ class Reader:
             with contextlib.suppress(queue.Empty):
                 while True:
                     current.lanes.get_nowait().close()
-        ended = Ended(_text(reason), hint=_SOON)
+        ended = ReaderEnded(_text(reason), hint=_SOON)
         ended.is_suspect = not current.is_meant
         return ended
 

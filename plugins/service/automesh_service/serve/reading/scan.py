@@ -50,7 +50,7 @@ _MOST_NEW = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RememberedStudy:
     """What is remembered of a study that the server knows.
 
     Attributes:
@@ -127,7 +127,12 @@ class Scan:
     """
 
     def __init__(
-        self, storage: str, *, pause_s: float, seen: Mapping[str, Seen], readings: Readings
+        self,
+        storage: str,
+        *,
+        pause_s: float,
+        seen: Mapping[str, RememberedStudy],
+        readings: Readings,
     ) -> None:
         self._storage = storage
         self._pause_s = pause_s
@@ -135,7 +140,7 @@ class Scan:
         self._backend: Backend | None = None
         self._sign: tuple[object, ...] | None = None
         self._changes: Mapping[str, tuple[tuple[object, ...], float]] = {}
-        self._seen: dict[str, Seen] = dict(seen)
+        self._seen: dict[str, RememberedStudy] = dict(seen)
         self._readings = readings
         self._at_work: dict[str, Found] = {}
 
@@ -161,7 +166,7 @@ class Scan:
         gone = [name for name in self._seen if name not in there]
         for name in gone:
             del self._seen[name]
-        self._seen |= dict.fromkeys(new, Seen())
+        self._seen |= dict.fromkeys(new, RememberedStudy())
         said = [to_message(_unread(name, there[name])) for name in new]
         while len(said) > _MOST_NEW:  # What is sent at once has a bound.
             yield {"new": said[:_MOST_NEW]}
@@ -220,7 +225,7 @@ class Scan:
             return
         if ended.said is not None:
             state = read_json(ended.said["text"], StudySummary).state
-            self._seen[ended.name] = Seen(
+            self._seen[ended.name] = RememberedStudy(
                 stamp=found.stamp,
                 is_running=state == "running",
                 is_unreadable=state == "unreadable",

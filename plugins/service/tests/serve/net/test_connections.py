@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from automesh.errors import UsageError
-from automesh_service.serve.net.connections import Connections, Held, place_of
+from automesh_service.serve.net.connections import Connections, OpenConnection, place_of
 from automesh_service.serve.net.descriptors import RESERVED, connections_for
 
 
@@ -17,7 +17,7 @@ class Crowd:
         self.closed: list[int] = []
         self._port = 0
 
-    def come(self, address: str) -> Held | None:
+    def come(self, address: str) -> OpenConnection | None:
         self._port += 1
         port = self._port
         held = self.all.enter((address, port), lambda: self.closed.append(port))
@@ -25,7 +25,7 @@ class Crowd:
             held.is_begun = True
         return held
 
-    def known(self, address: str, *, is_at_work: bool = True) -> Held:
+    def known(self, address: str, *, is_at_work: bool = True) -> OpenConnection:
         held = self.come(address)
         assert held is not None
         self.all.know(held.client)

@@ -11,7 +11,7 @@ import pytest
 from automesh.errors import UsageError
 from automesh_service.serve.reading import asking as askings
 from automesh_service.serve.reading.asking import Asking
-from automesh_service.serve.reading.reader import Away, Ended
+from automesh_service.serve.reading.reader import Away, ReaderEnded
 
 WAIT_S = 60.0
 
@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def ending(kind: type[Away] = Ended, *, is_suspect: bool = True) -> Callable[[], str]:
+def ending(kind: type[Away] = ReaderEnded, *, is_suspect: bool = True) -> Callable[[], str]:
     def ask() -> str:
         asked.append(kind)
         error = kind("it has ended")
@@ -44,7 +44,7 @@ def test_a_study_that_ends_its_reader_is_not_asked_about_again_and_again(
     clock: list[float],
 ) -> None:
     asking, ask = Asking(), ending()
-    with pytest.raises(Ended):
+    with pytest.raises(ReaderEnded):
         asking.answer("a", ask)
     assert times(ask) == 2  # It may have been killed by somebody: it is asked once more.
     for count in (2, 3):
@@ -54,12 +54,12 @@ def test_a_study_that_ends_its_reader_is_not_asked_about_again_and_again(
         assert times(ask) == count
         assert asking.answer("b", lambda: "other studies") == "other studies"
         clock[0] += askings.AGAIN_S * 2 ** (count - 2)
-        with pytest.raises(Ended):
+        with pytest.raises(ReaderEnded):
             asking.answer("a", ask)
         assert times(ask) == count + 1  # Not twice: it is known for it.
     clock[0] += askings.LONGEST_S
     assert asking.answer("a", lambda: "answered") == "answered"
-    with pytest.raises(Ended):
+    with pytest.raises(ReaderEnded):
         asking.answer("a", ask)
     assert times(ask) == 6  # As at first.
 
@@ -67,7 +67,7 @@ def test_a_study_that_ends_its_reader_is_not_asked_about_again_and_again(
 def test_who_asks_while_the_reader_is_ended_by_another_is_asked_again_without_blame() -> None:
     asking, ask = Asking(), ending(is_suspect=False)
     for count in (2, 4, 6):
-        with pytest.raises(Ended):
+        with pytest.raises(ReaderEnded):
             asking.answer("a", ask)
         assert times(ask) == count
 

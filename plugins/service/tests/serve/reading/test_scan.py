@@ -24,7 +24,7 @@ from automesh_service.serve.catalogue import Catalogue
 from automesh_service.serve.reading import messages, process, read, scan
 from automesh_service.serve.reading.messages import to_message
 from automesh_service.serve.reading.read import Found, StudyReader
-from automesh_service.serve.reading.scan import Reading, Scan, Seen
+from automesh_service.serve.reading.scan import Reading, RememberedStudy, Scan
 from plugins.service.tests.support.service import make_estimated, make_measured
 from tests.support.postgres import new_database
 from tests.support.samples import explain_samples as samples
@@ -58,7 +58,7 @@ class Inline:
 
 
 @contextmanager
-def scanning(storage: str, seen: dict[str, Seen] | None = None) -> Generator[Scan]:
+def scanning(storage: str, seen: dict[str, RememberedStudy] | None = None) -> Generator[Scan]:
     readings = Inline(storage)
     with (
         closing(Scan(storage, pause_s=0, seen=seen or {}, readings=readings)) as one,
@@ -213,13 +213,15 @@ def test_what_the_server_knows_is_not_read_again(tmp_path: Path) -> None:
     for number in range(2):
         make_measured(tmp_path / f"train-gpu-h100-16-{number}")
     first = looked(Scan("", pause_s=0, seen={}, readings=Inline("")), tmp_path)
-    known = {name: Seen(stamp=str(one["stamp"])) for name, one in first.items()}
+    known = {name: RememberedStudy(stamp=str(one["stamp"])) for name, one in first.items()}
     later = Scan("", pause_s=0, seen=known, readings=Inline(""))
     said = list(later.look([tmp_path], most=20))
     assert said == [{"new": [], "gone": []}, {"is_behind": False}]
     make_measured(tmp_path / "train-gpu-h100-16-1", step_s=0.125)
     assert list(looked(later, tmp_path)) == ["train-gpu-h100-16-1"]
-    running = {name: Seen(stamp=one.stamp, is_running=True) for name, one in known.items()}
+    running = {
+        name: RememberedStudy(stamp=one.stamp, is_running=True) for name, one in known.items()
+    }
     assert len(looked(Scan("", pause_s=0, seen=running, readings=Inline("")), tmp_path)) == 2
 
 
@@ -330,7 +332,10 @@ def test_who_keeps_a_lock_keeps_no_other_study_from_being_read(tmp_path: Path) -
         make_measured(tmp_path / name)
         os.utime(tmp_path / name / "study.db", (1e9, 1e9 + (name == slow)))
     for took_s, order in ((scan.SLOW_S, [slow, quick]), (scan.SLOW_S + 1, [quick, slow])):
-        seen = {quick: Seen(stamp="before"), slow: Seen(stamp="before", took_s=took_s)}
+        seen = {
+            quick: RememberedStudy(stamp="before"),
+            slow: RememberedStudy(stamp="before", took_s=took_s),
+        }
         assert list(looked(Scan("", pause_s=0, seen=seen, readings=Inline("")), tmp_path)) == order
 
 
