@@ -1,10 +1,10 @@
 """Files that libraries of C and C++ read and write while a script is run, in the private layer (no
 jax).
 
-HDF5, safetensors, SQLite and tensorstore open files themselves, past `open` and `os`. Their functions
-are given the places that the layer has for the paths that the script names. Orbax and the functions
-of jax that serialize arrays write these with tensorstore; a folder that a specification of it names
-is JSON with `"driver": "file"` and a path, at any depth, or a text `file:///...`. Looked at in
+HDF5, safetensors, SQLite and tensorstore open files past `open` and `os`. Their functions are given
+the places that the layer has for the paths that the script names. Orbax and the functions of jax
+that serialize arrays write these with tensorstore; a folder that a specification of it names is
+JSON with `"driver": "file"` and a path, at any depth, or a text `file:///...`. Looked at in
 tensorstore 0.1.86.
 """
 

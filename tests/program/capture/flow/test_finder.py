@@ -268,13 +268,13 @@ SCRIPTS = {
     "sums_of_gradients": """
         @jax.jit
         def accumulate(w, total, x):
-            g = jax.grad(loss_fn)(w, x)
-            return jax.tree.map(jnp.add, total, g)
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            return jax.tree.map(jnp.add, total, g), loss
         apply_fn, moments = jax.jit(momentum), zeros
         for step in range(10**6):
             total = zeros
             for k in range(4):
-                total = accumulate(params, total, batch(step))
+                total, loss = accumulate(params, total, batch(4 * step + k))
             params, moments = apply_fn(params, moments, total)
     """,
     "many_sums_of_gradients": """
@@ -583,10 +583,10 @@ def test_calls_that_add_up_gradients_are_one_step_with_who_takes_the_sum(
     seen = found["sums_of_gradients"]
     assert not seen["doubt"]
     assert "sums_of_gradients.py:33 (4 times) and then `momentum`" in seen["words"]
-    assert [part["kept"] for part in seen["parts"]] == [[], [], [], [], [0, 1, 2, 3]]
+    # The loss of each call, and no sum that is taken.
+    assert [part["kept"] for part in seen["parts"]] == [[2], [2], [2], [2], [0, 1, 2, 3]]
     seen = found["sums_with_a_clip_and_zeros"]
-    losses = [part["kept"] for part in seen["parts"][:3]]
-    assert losses == [[2], [2], [2]], "the loss of each call, and no sum that is taken"
+    assert [part["kept"] for part in seen["parts"][:3]] == [[2], [2], [2]]
     assert seen["words"].count("called at") == 4
 
 
