@@ -67,7 +67,7 @@ def run_by_itself(entry: Entry, file: str, line: int, *, limit_s: float) -> Verd
 
 def run_order() -> None:
     """What the process does that runs the script; its order is the argument."""
-    from automesh.program.capture.world.foreign_files import led_to_layer
+    from automesh.program.capture.foreign.files import led_to_layer
     from automesh.program.capture.world.kept_apart import kept_apart
     from automesh.program.capture.world.starting import start
 

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from automesh.program.absent.device_queries import showing
+from automesh.program.capture.foreign.files import led_to_layer
 from automesh.program.capture.world import told
-from automesh.program.capture.world.foreign_files import led_to_layer
 from automesh.program.capture.world.kept_apart import kept_apart
 from automesh.program.capture.world.one_process import alone
 from automesh.program.capture.world.put_back import taken_back

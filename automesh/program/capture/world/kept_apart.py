@@ -3,9 +3,9 @@
 Nothing that was there before the run is changed or removed by it, and the next run finds what the
 first one did. What Python code opens, makes, moves and removes goes through a private layer
 (`layer`), in `open`, in `os` and in what rests on them: `pathlib`, `shutil`, `zipfile`, `numpy`.
-What code in C or C++ writes does not come by there: `foreign_files` leads some of it to the layer,
-and a folder that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An audit hook
-refuses what comes by the layer and would change a file that was there before (no jax).
+What code in C or C++ writes does not come by there: `capture.foreign` leads some of it to the
+layer, and a folder that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An
+audit hook refuses what comes by the layer and would change a file that was there before (no jax).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from automesh.program.capture.abstract_arrays import is_without_arrays, needed_at_line
-from automesh.program.capture.world.imported import changed_when_imported
+from automesh.program.capture.foreign.imported import changed_when_imported
 from automesh.program.capture.world.told import tell
 
 # Classes of orbax that save; the first argument is a folder, for a manager a step.

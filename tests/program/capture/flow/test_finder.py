@@ -488,7 +488,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 # It imports tensorstore after the layer is there, as a script does, and once more in a second run.
 RUN = """
 import json, os, pathlib
-from automesh.program.capture.world.foreign_files import led_to_layer, with_places
+from automesh.program.capture.foreign.files import led_to_layer, with_places
 from automesh.program.capture.world.kept_apart import kept_apart
 
 def spec(place):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from automesh.program.capture.world.imported import Change, changed_when_imported
+from automesh.program.capture.foreign.imported import Change, changed_when_imported
 from automesh.program.capture.world.kept_apart import (
     among_real_files,
     folder_for,
