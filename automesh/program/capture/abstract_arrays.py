@@ -328,6 +328,16 @@ def _part_of(part: jax.ShapeDtypeStruct, device: Any) -> AbstractArray:
 _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
 
 
+def needed_at_line(what: str) -> ValueNeeded:
+    """An error that says what a line of the script needs of arrays that are not there."""
+    _STATE.needed = ValueNeeded(
+        f"{asking_line()} {what}, which is not there: the script is run without the data of its "
+        "arrays",
+        hint="do without it before the third call of the step, or write a function `build(mesh)`",
+    )
+    return _STATE.needed
+
+
 def _needed(array: AbstractArray) -> ValueNeeded:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and not is_users_file(frame.f_code.co_filename):

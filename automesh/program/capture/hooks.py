@@ -31,7 +31,6 @@ from automesh.program.capture.world.modes import (
     modes_in_force,
     outside_of_modes,
 )
-from automesh.program.capture.world.side_effects import look_again
 from automesh.program.capture.world.threads import end_foreign_thread
 
 MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
@@ -180,7 +179,6 @@ class _InItsModes:
 
 def _seen(watcher: Watcher, call: Call) -> Any:
     """Tells of a call; what is done about it is no work of the script's, but running it is."""
-    look_again()
     modes = modes_in_force()
     if not modes:
         return watcher.call(call)
@@ -216,7 +214,6 @@ def _hook_meshes() -> None:
         watcher = _STATE.watcher
         if watcher is None:
             return original(cls, devices, axis_names, axis_types)
-        look_again()
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         # Members of an enumeration of texts are equal to their texts, and the script's alone.
         names = tuple(str.__str__(one) if isinstance(one, str) else one for one in names)

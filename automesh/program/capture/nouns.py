@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
@@ -75,6 +76,8 @@ class StepPart:
       skipped: earlier calls from the same line, of other variants.
       kept: positions of the outputs that the whole step gives: what comes back in its next call,
         and what no other part takes.
+      times: how often the script calls it for each call of the last part, where the step has it
+        once: what is added up outside of jit.
     """
 
     name: str
@@ -82,6 +85,7 @@ class StepPart:
     called_at: SourceLine
     skipped: int
     kept: tuple[int, ...]
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,8 @@ class ScriptStep:
       argument_bytes: of all arguments, unsharded.
       skipped: earlier calls from the same line, of other variants.
       carried: outputs that come back as arguments of the next call.
-      parts: the functions, where they are several.
+      parts: the functions, where they are several; one that is called several times is there as
+        often.
       loop: the loop, where its body is the step.
       calls: of the function, when the script was stopped, in all variants.
       flops: of one call, by its trace.
@@ -152,7 +157,10 @@ class ScriptStep:
                 f"{self.called_at} is the whole training)"
             )
         if self.parts:
-            return " and then ".join(map(tell, self.parts)) + ", searched as one step,"
+            same = groupby(self.parts, key=lambda part: (part.name, part.called_at))
+            runs = [(next(run), 1 + len(list(run))) for _, run in same]
+            told = [tell(part) + (f" ({n} times)" if n > 1 else "") for part, n in runs]
+            return " and then ".join(told) + ", searched as one step,"
         return tell(self)
 
     def about_outside(self) -> str:
@@ -172,7 +180,7 @@ class ScriptStep:
         if self.parts:
             return (
                 f"{listed} {are} changed outside of jit between {self._listed_parts()}, which is "
-                "neither estimated nor timed; jit that, too"
+                f"neither estimated nor timed; jit that, too{self._about_times()}"
             )
         if self.is_unjitted:
             return (
@@ -185,8 +193,16 @@ class ScriptStep:
             "operation by operation, and neither estimated nor timed; jit the update, too"
         )
 
+    def _about_times(self) -> str:
+        return "".join(
+            f"; `{part.name}` is called {part.times} times for each call of "
+            f"`{self.parts[-1].name}`, and is estimated and timed once"
+            for part in self.parts
+            if part.times > 1
+        )
+
     def _listed_parts(self) -> str:
-        return " and ".join(f"`{part.name}`" for part in self.parts)
+        return " and ".join(dict.fromkeys(f"`{part.name}`" for part in self.parts))
 
 
 def _definition(part: ScriptStep | StepPart) -> str:

@@ -19,7 +19,7 @@ from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import store_in
-from automesh.program.lower.program_text import first_difference
+from automesh.program.lower.program_text import first_difference, with_numbered_functions
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
@@ -148,11 +148,20 @@ def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any],
     program, other = lower(real), carried.program
     if program.fingerprint(()) == other.fingerprint(()):
         return ""
-    found = first_difference(program.lines(), other.lines())
+    one, two = program.lines(), other.lines()
+    found = first_difference(one, two)
+    if found is not None and _devices(real) == _devices(carried.built):
+        found = first_difference(with_numbered_functions(one), with_numbered_functions(two))
+        if found is None:
+            return ""
     if found is None:
         return f"`{name}` runs on devices in another order there"
     where = f" at {found.place}" if found.place else ""
     return f"`{name}` is another program there{where}: `{found.line}`, and not `{found.other}`"
+
+
+def _devices(built: Built) -> list[int]:
+    return [device.id for device in built.mesh.devices.flat]
 
 
 def _of_arguments(real: Built, carried: Built) -> str:

@@ -3,9 +3,11 @@ two such texts (no jax)."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh import limits, reading
@@ -18,6 +20,8 @@ _DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)")
 _AT_END = re.compile(r" loc\((#loc\d*|unknown)\)$")
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)')
 _REFERENCE = re.compile(r"#loc\d*")
+_FUNCTION = re.compile(r'  func\.func (?:public |private )?@("[^"]*"|[\w.$-]+)')
+_SYMBOL = re.compile(r'@("[^"]*"|[\w.$-]+)')
 _NEAR = 12  # lines that are searched for a place if a line has none of its own
 _SHOWN = 100  # characters of a line
 _BEFORE = 30  # of these, the most before the first that differs
@@ -157,3 +161,64 @@ def _excerpt(line: str, start: int) -> str:
     # Shows the name of the operation and the part that differs, perhaps deep inside a constant.
     begin, end = start - _BEFORE // 2, start + _SHOWN - 2 * _BEFORE
     return f"{line[:_BEFORE]}...{line[begin:end]}" + "..." * (end < len(line))
+
+
+def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
+    """A program whose functions are numbered in the order in which `main` reaches them, those with
+    the same text once.
+
+    Whether jax lowers two traces of one function to one function of the program or to two depends
+    on what its caches hold, and names get their numbers from it. Both are the same program.
+
+    Returns:
+      The lines of `main`, then those of the others; `lines` if there is no `main`.
+    """
+    functions = _functions(lines)
+    main = next((name for name in functions if name.strip('"') == "main"), None)
+    if main is None:
+        return tuple(lines)
+    known: dict[str, str] = {}
+
+    def in_digest(inside: str, found: re.Match[str]) -> str:
+        if found[1] == inside:
+            return "@"
+        return digest(found[1]) if found[1] in functions else found[0]
+
+    def digest(name: str) -> str:
+        if name not in known:
+            known[name] = name  # Functions do not call themselves.
+            called = functools.partial(_SYMBOL.sub, functools.partial(in_digest, name))
+            text = [called(line.text) for line in functions[name]]
+            known[name] = hashlib.sha256("\n".join(text).encode()).hexdigest()
+        return known[name]
+
+    numbers: dict[str, str] = {digest(main): "main"}
+    order = [main]
+
+    def numbered(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in functions:
+            return found[0]
+        if digest(name) not in numbers:
+            numbers[digest(name)] = f"function{len(numbers)}"
+            order.append(name)
+        return f"@{numbers[digest(name)]}"
+
+    made: list[TextLine] = []
+    for name in order:  # It grows meanwhile.
+        made += [replace(one, text=_SYMBOL.sub(numbered, one.text)) for one in functions[name]]
+    return tuple(made)
+
+
+def _functions(lines: Sequence[TextLine]) -> dict[str, list[TextLine]]:
+    """The lines of each function of a program, by its name as it is written."""
+    found: dict[str, list[TextLine]] = {}
+    name = ""
+    for line in lines:
+        if begins := _FUNCTION.match(line.text):
+            name = begins[1]
+        if name:
+            found.setdefault(name, []).append(line)
+        if line.text.rstrip() == "  }":
+            name = ""
+    return found

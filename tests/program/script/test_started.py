@@ -123,3 +123,27 @@ def test_after_a_cell_that_fails_the_next_ones_are_run(tmp_path: Path) -> None:
         sys.path[:], sys.argv[:] = before
         delattr(sys, "reached")
         forget()
+
+
+def test_a_notebook_finds_what_jupyter_always_has(tmp_path: Path) -> None:
+    """Before, a cell that imports what shows its results failed where IPython is not installed, and
+    so did one that awaits something."""
+    path = tmp_path / "train.ipynb"
+    cells = [
+        "import sys\nfrom IPython.display import HTML, clear_output, display",
+        "clear_output(wait=True)\nshell = get_ipython()",
+        "import asyncio\nsys.reached = await asyncio.sleep(0, 'awaited')",
+    ]
+    held = [{"cell_type": "code", "metadata": {}, "source": text} for text in cells]
+    path.write_text(json.dumps({"cells": held}))
+    before = list(sys.path), list(sys.argv)
+    try:
+        for _ in range(2):
+            forget()
+            start(Entry(kind="script", location=str(path), function="step"))
+            assert told() == ()
+        assert vars(sys)["reached"] == "awaited"
+    finally:
+        sys.path[:], sys.argv[:] = before
+        delattr(sys, "reached")
+        forget()

@@ -11,6 +11,7 @@ import difflib
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,8 @@ from automesh.program.script.workload import Workload
 
 # Arrays that are followed before those that are gone are forgotten.
 _MOST_FOLLOWED = 100_000
+# Calls that are remembered one by one: several rounds of micro-batches.
+_MOST_RECENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,13 @@ class Origin:
 
     Attributes:
       output: its position; -1 for a reference that the function has changed.
+      call: place of the call in the order of the log; -1 if it is not known.
     """
 
     function: int
     variant: int
     output: int
+    call: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,10 +160,14 @@ class CallLog:
 
     Attributes:
       order: numbers of the functions, as they were called.
+      recent: of the last calls, their place in that order, and what has made their arguments.
     """
 
     functions: list[Function] = field(default_factory=list[Function])
     order: list[int] = field(default_factory=list[int])
+    recent: deque[tuple[int, list[Origin | None]]] = field(
+        default_factory=lambda: deque(maxlen=_MOST_RECENT)
+    )
     _by_place: dict[tuple[str, SourceLine], Function] = field(
         default_factory=dict[tuple[str, SourceLine], Function]
     )
@@ -197,6 +206,7 @@ class CallLog:
         self._follow(function, variant, leaves)
         if variant.calls <= 2:
             self._look_outside(variant)
+        self.recent.append((len(self.order), variant.last_origins))
         self.order.append(function.number)
         return Noted(function=function, variant=variant)
 
@@ -278,15 +288,16 @@ class CallLog:
         forwarded = facts.forwarded if facts is not None else ()
         if len(forwarded) != len(made):
             forwarded = (None,) * len(made)
+        call = len(self.order) - 1
         for position, (leaf, source) in enumerate(zip(made, forwarded, strict=True)):
-            origin = Origin(function=function, variant=variant.number, output=position)
+            origin = Origin(function=function, variant=variant.number, output=position, call=call)
             if source is not None and source < len(variant.last_origins):
                 origin = variant.last_origins[source]
             if origin is not None:
                 self._remember(leaf, origin)
         for position in facts.written if facts is not None else ():
             if position < len(variant.last):
-                origin = Origin(function=function, variant=variant.number, output=-1)
+                origin = Origin(function=function, variant=variant.number, output=-1, call=call)
                 self._remember(_referred(variant.last[position]), origin)
         if len(self._made) > _MOST_FOLLOWED:
             alive = {key: one for key, one in self._made.items() if _referred(one[0]) is not None}

@@ -135,13 +135,29 @@ def choice_of(
     numbers = tuple(
         other
         for other in iteration
-        if other in circle and iteration.count(other) == 1 and _as_often(candidates[other], mine)
+        if other in circle
+        and iteration.count(other) == 1
+        and (_as_often(candidates[other], mine) or _takes_sums(candidates, other, number))
     ) or (number,)
     members = [candidates[other] for other in numbers]
     carried = sum(
         size for member in members for other, size in member.from_others.items() if other in numbers
     )
     return Choice(numbers=numbers, doubt=_doubt(members, carried), is_carried=carried > 0)
+
+
+def _takes_sums(candidates: Mapping[int, StepChoice], other: int, number: int) -> bool:
+    """Whether a function may take what was added up, outside of jit, of the gradients that another
+    one makes: no function gets these as they are."""
+    is_taken = any(number in one.from_others for one in candidates.values())
+    mine, taker = candidates[number], candidates[other]
+    return (
+        mine.has_gradient
+        and not is_taken
+        and not taker.has_gradient
+        and taker.from_others.get(other, 0) >= _LEAST_BYTES
+        and taker.all_calls < mine.all_calls
+    )
 
 
 def _as_often(other: StepChoice, mine: StepChoice) -> bool:

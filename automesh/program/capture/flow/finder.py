@@ -31,6 +31,13 @@ from automesh.program.capture.flow.choice import (
 )
 from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
+from automesh.program.capture.flow.rounds import (
+    CALLS_TO_SEE,
+    Round,
+    arguments_of,
+    in_runs,
+    round_of,
+)
 from automesh.program.capture.flow.sequence import StepCollector, carried_runs
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, SourceLine, StepPart
@@ -93,6 +100,7 @@ class StepFinder:
     _choice: Choice | None = None
     _chosen: ScriptStep | None = None
     _collector: StepCollector | None = None
+    _round: Round | None = None
 
     def call(self, call: Call) -> Any:
         """Runs a call, or stops the script at it.
@@ -152,6 +160,8 @@ class StepFinder:
             if candidate.calls > 1 and self._is_wanted(number)
         ]  # fmt: skip
         choice = best(choices)
+        if choice is not None and choice.doubt is Doubt.NOTHING_TRAINED and not self.wanted:
+            choice = self._in_rounds(choice, has_ended=True) or choice
         loop = self._longest_loop()
         if loop is not None and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
             return self._found_loop(*loop)
@@ -161,7 +171,7 @@ class StepFinder:
             return None
         # A circle begins where the script does.
         head = min(choice.numbers, key=self.log.order.index)
-        if head != choice.numbers[0]:
+        if head != choice.numbers[0] and self._round is None:
             choice = self._choice_of(candidates, head)
         functions = [self.log.functions[number] for number in choice.numbers]
         if len(functions) > 1:
@@ -204,9 +214,27 @@ class StepFinder:
             is_it = function.name == self.wanted and mine.calls >= 3 and is_usual(mine)
             return self._alone(mine) if is_it else None
         choice = self._choice_of(candidates, function.number)
+        rounds = self._in_rounds(choice) if choice.doubt is Doubt.NOTHING_TRAINED else None
+        choice = rounds or choice
         if self.wanted and self._name_of(choice) != self.wanted:
             return None
-        return choice if is_enough(choice, mine) else None
+        if rounds is None and self._may_be_in_rounds(choice, function):
+            return None
+        return choice if rounds is not None or is_enough(choice, mine) else None
+
+    def _in_rounds(self, choice: Choice, *, has_ended: bool = False) -> Choice | None:
+        """The choice whose function is called several times before another one takes what it has
+        added up; None if it is not."""
+        self._round = round_of(self.log, choice.numbers[0], has_ended=has_ended)
+        if self._round is None:
+            return None
+        return Choice(numbers=self._round.numbers, doubt=Doubt.NONE, is_carried=True)
+
+    def _may_be_in_rounds(self, choice: Choice, function: Function) -> bool:
+        """Whether a function that adds up may be seen to be taken from at equal distances, if the
+        script goes on."""
+        is_adder = choice.doubt is Doubt.NOTHING_TRAINED and len(choice.numbers) == 1
+        return is_adder and function.calls <= CALLS_TO_SEE and bool(self._taker(function))
 
     def _choice_of(self, candidates: dict[int, StepChoice], number: int) -> Choice:
         return choice_of(candidates, number, self.log.last_iteration(number))
@@ -217,7 +245,7 @@ class StepFinder:
         return Choice(numbers=(number,), doubt=Doubt.NONE, is_carried=carried)
 
     def _name_of(self, choice: Choice) -> str:
-        return "+".join(self.log.functions[number].name for number in choice.numbers)
+        return "+".join(self.log.functions[number].name for number in in_runs(choice.numbers))
 
     def _is_wanted(self, number: int) -> bool:
         names = self.wanted.split("+") if self.wanted else []
@@ -293,18 +321,24 @@ class StepFinder:
 
     def _doubt(self, function: Function, choice: Choice) -> str:
         """Why a function may not be the step; of one that adds up gradients, for what."""
-        if choice.doubt is Doubt.NOTHING_TRAINED:
-            for other in self.log.functions:
-                taken = any(
-                    origin is not None and origin.function == function.number
-                    for origin in other.usual.last_origins
-                )
-                if other is not function and taken and other.calls < function.calls:
-                    return (
-                        f"it adds up what `{other.name}` ({other.called_at}) takes after every "
-                        f"{self._calls_between(function, other)} calls"
-                    )
-        return _DOUBTS[choice.doubt]
+        taker = self._taker(function) if choice.doubt is Doubt.NOTHING_TRAINED else None
+        if taker is None:
+            return _DOUBTS[choice.doubt]
+        return (
+            f"it adds up what `{taker.name}` ({taker.called_at}) takes after every "
+            f"{self._calls_between(function, taker)} calls"
+        )
+
+    def _taker(self, function: Function) -> Function | None:
+        """Who takes what a function makes, and is called less often."""
+        for other in self.log.functions:
+            taken = any(
+                origin is not None and origin.function == function.number
+                for origin in other.usual.last_origins
+            )
+            if other is not function and taken and other.calls < function.calls:
+                return other
+        return None
 
     def _calls_between(self, function: Function, other: Function) -> int:
         """Calls of a function for each one of another, until the last one of that."""
@@ -320,13 +354,14 @@ class StepFinder:
                 defined_at=function.defined_at,
                 called_at=function.called_at,
                 skipped=function.usual.first,
-                kept=self._kept(functions, place),
+                kept=self._round.kept[place] if self._round else self._kept(functions, place),
+                times=self._times(functions, function),
             )
             for place, function in enumerate(functions)
         )
         first = functions[0]
         return ScriptStep(
-            name="+".join(part.name for part in parts),
+            name="+".join(in_runs([part.name for part in parts])),
             defined_at=first.defined_at,
             called_at=first.called_at,
             argument_bytes=0,
@@ -336,6 +371,13 @@ class StepFinder:
             doubt="" if self.wanted else _DOUBTS[choice.doubt],
             outside=self._between(functions),
         )
+
+    def _times(self, functions: list[Function], function: Function) -> int:
+        """How often a part is called for each call of the last one, where the step has it once."""
+        last = functions[-1]
+        if functions.count(function) > 1 or function.calls <= 1.5 * last.calls + 1:
+            return 1
+        return self._calls_between(function, last)
 
     def _kept(self, functions: list[Function], place: int) -> tuple[int, ...]:
         """Outputs of a part that come back in the next iteration, or that no other part takes."""
@@ -392,6 +434,15 @@ class StepFinder:
             return self._assembled(step, whole, step.carried, set(), set())
         numbers = self._numbers(step)
         functions = [self.log.functions[number] for number in numbers]
+        if len(set(numbers)) < len(numbers):
+            known = arguments_of(self.log, numbers, collector.sources, _positions(step.parts))
+            places = [
+                known.placed.get(place, place_of(leaf)) for place, leaf in enumerate(whole.leaves)
+            ]
+            return self._assembled(
+                step, whole, carried_runs(known.pairs), known.constant, known.parameters,
+                placed=places,
+            )  # fmt: skip
         if len(functions) == 1:
             choice = self._choice or self._alone(self._candidates()[numbers[0]])
             return self._found_single(functions[0], whole, choice)

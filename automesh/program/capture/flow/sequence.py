@@ -18,7 +18,7 @@ from automesh.program.capture.flow.names import describe_call
 from automesh.program.capture.flow.program import facts_of
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, settings_of
-from automesh.program.capture.nouns import Carried, ScriptStep, StepPart
+from automesh.program.capture.nouns import Carried, ScriptStep, SourceLine, StepPart
 from automesh.program.capture.step_call import TracedCall, trace
 from automesh.program.lower.static_args import is_ref
 
@@ -40,7 +40,9 @@ class StepCollector:
     """
 
     step: ScriptStep
-    _calls: list[int] = field(default_factory=list[int])
+    _calls: dict[tuple[str, SourceLine], int] = field(
+        default_factory=dict[tuple[str, SourceLine], int]
+    )
     _collected: list[_PartCall] = field(default_factory=list[_PartCall])
     _is_running: bool = False
     # By identity of arrays that a part is about to destroy, what the whole step gets for them.
@@ -54,23 +56,27 @@ class StepCollector:
         """
         self._is_running = False
         name, _ = describe_call(call)
-        place = asking_line()
+        place = (name, asking_line())
         parts = parts_of(self.step)
-        self._calls = self._calls or [0] * len(parts)
-        for number, part in enumerate(parts):
-            if (part.name, part.called_at) != (name, place):
-                continue
-            self._calls[number] += 1
-            if number == 0:
+        places = [(part.name, part.called_at) for part in parts]
+        if place not in places:
+            return None
+        self._calls[place] = self._calls.get(place, 0) + 1
+        if place != places[len(self._collected)]:
+            # Calls of one function that follow each other: a round that was begun in its middle.
+            if place == places[0] or len(set(places)) < len(places):
                 self._collected.clear()
                 self._copies.clear()
-            if self._calls[number] <= part.skipped or number != len(self._collected):
+            if place != places[0]:
                 return None
-            self._collected.append(_PartCall(part=part, call=trace(call, with_names=True)))
-            if len(self._collected) == len(parts):
-                return self._whole()
-            self._is_running = True
-            self._keep_donated(self._collected[-1].call)
+        part = parts[len(self._collected)]
+        if self._calls[place] <= part.skipped:
+            return None
+        self._collected.append(_PartCall(part=part, call=trace(call, with_names=True)))
+        if len(self._collected) == len(parts):
+            return self._whole()
+        self._is_running = True
+        self._keep_donated(self._collected[-1].call)
         return None
 
     def _keep_donated(self, call: TracedCall) -> None:

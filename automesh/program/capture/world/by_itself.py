@@ -67,12 +67,13 @@ def run_by_itself(entry: Entry, file: str, line: int, *, limit_s: float) -> Verd
 
 def run_order() -> None:
     """What the process does that runs the script; its order is the argument."""
+    from automesh.program.capture.foreign.files import led_to_layer
     from automesh.program.capture.world.kept_apart import kept_apart
     from automesh.program.capture.world.starting import start
 
     said: Any = json.loads(sys.argv[1])
     entry = from_json(said["entry"], Entry)
-    with kept_apart():
+    with kept_apart(), led_to_layer():
         _watch(said["file"], said["line"])
         try:
             start(entry, ends=lambda error: _passes_through(error, said["file"], said["line"]))

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from automesh.program.absent.device_queries import showing
+from automesh.program.capture.foreign.files import led_to_layer
 from automesh.program.capture.world import told
 from automesh.program.capture.world.kept_apart import kept_apart
 from automesh.program.capture.world.one_process import alone
@@ -34,5 +35,6 @@ def world(*, is_late: bool, shown: int = 0) -> Generator[None]:
         stack.enter_context(alone())
         stack.enter_context(wishes_heard(is_late=is_late))
         stack.enter_context(kept_apart())
+        stack.enter_context(led_to_layer())
         stack.enter_context(left_out())
         yield

@@ -3,9 +3,9 @@
 Nothing that was there before the run is changed or removed by it, and the next run finds what the
 first one did. What Python code opens, makes, moves and removes goes through a private layer
 (`layer`), in `open`, in `os` and in what rests on them: `pathlib`, `shutil`, `zipfile`, `numpy`.
-What code in C or C++ writes does not come by there; of that, what orbax saves is left out, and a
-folder that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An audit hook
-refuses what comes by the layer and would change a file that was there before (no jax).
+What code in C or C++ writes does not come by there: `capture.foreign` leads some of it to the
+layer, and a folder that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An
+audit hook refuses what comes by the layer and would change a file that was there before (no jax).
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ def kept_apart() -> Generator[None]:
     finally:
         _STATE.layer, builtins.open = None, opened
         os.chdir(here)
+        changed = tuple(one for one in layer.changed if not _COMPILED.search(one))
         for folder in (*_STATE.made[made:], root):
             shutil.rmtree(folder, ignore_errors=True)
         del _STATE.made[made:]
-        if changed := tuple(one for one in layer.changed if not _COMPILED.search(one)):
+        if changed:
             tell(_in_words(changed))
 
 
@@ -97,6 +98,27 @@ def path_for(path: Any, mode: str) -> Any:
         return path
     with among_real_files():
         return _place_to_open(layer, path, mode)
+
+
+def folder_for(path: str, *, writes: bool) -> str:
+    """What stands for a folder that code in C or C++ is to open; with all that the program sees in
+    it, if it is to be written to.
+
+    Raises:
+      OSError: a file in it is too large to be copied.
+    """
+    layer = _layer()
+    if layer is None:
+        return path
+    with among_real_files():
+        end = "/" if path.endswith("/") else ""
+        bare = path.rstrip("/") or "/"
+        key = layer.key(bare)
+        if not key:
+            return path
+        if layer.sees(key) and not writes:
+            return str(layer.reading(bare)) + end
+        return layer.brought(key) + end
 
 
 def _in_words(changed: tuple[str, ...]) -> str:

@@ -41,8 +41,9 @@ class Layer:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Files that the program has written or removed, in the order in which it did."""
-        return tuple(self._changed)
+        """Files that the program has written or removed, in the order in which it did, without
+        those that were there in the meantime alone."""
+        return tuple(key for key in self._changed if _exists(key) or _exists(self.private(key)))
 
     def key(self, path: Any, folder: int | None = None) -> str:
         """The place that a path names, without links but for its last part; empty for what is no
@@ -118,6 +119,20 @@ class Layer:
             elif not os.access(target, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
         self._note(target)
+        return private
+
+    def brought(self, key: str) -> str:
+        """Where the layer keeps a folder that is to be written to past this layer: with all that
+        the program sees in it, or nothing if there is none yet.
+
+        Raises:
+          OSError: a file in it is too large to be copied.
+        """
+        private = self.private(key)
+        _makedirs(os.path.dirname(private), exist_ok=True)
+        if not _exists(private) and not self._is_gone(key) and _exists(key):
+            self._copy_up(key)
+            self._note(key)
         return private
 
     def mkdir(self, path: Any, mode: int = 0o777, folder: int | None = None) -> bool:

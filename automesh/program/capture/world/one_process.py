@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
 
 from automesh.program.absent.device_queries import attached, hidden_processes
 from automesh.program.capture.world.told import tell
 
+# What no thread has set by then will not come.
+_LONGEST_WAIT_S = 10.0
 _FIELDS = ("client", "process_id", "num_processes", "coordinator_address")
 
 
@@ -47,6 +51,7 @@ class LonelyClient:
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
+        self._is_set = threading.Condition()
 
     def connect(self) -> None:
         """There is nobody to connect to."""
@@ -65,24 +70,29 @@ class LonelyClient:
         """Keeps a value.
 
         Raises:
-          RuntimeError: there is one already, and it may not be replaced.
+          JaxRuntimeError: there is one already, and it may not be replaced.
         """
-        if key in self._values and not allow_overwrite:
-            raise RuntimeError(f"ALREADY_EXISTS: Config key {key} already exists.")
-        self._values[key] = value
+        with self._is_set:
+            if key in self._values and not allow_overwrite:
+                raise JaxRuntimeError(f"ALREADY_EXISTS: Config key {key} already exists.")
+            self._values[key] = value
+            self._is_set.notify_all()
 
     key_value_set_bytes = key_value_set
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int = 0) -> Any:
-        """The value of a key.
+        """The value of a key, once a thread of this process has set it.
 
         Raises:
-          RuntimeError: there is none, and nobody else who could set it.
+          JaxRuntimeError: none has in time: there is no other process that could.
         """
-        del timeout_in_ms
-        if key not in self._values:
-            raise RuntimeError(f"DEADLINE_EXCEEDED: there is one process, and it set no key {key}")
-        return self._values[key]
+        limit_s = min(timeout_in_ms / 1000, _LONGEST_WAIT_S)
+        with self._is_set:
+            if not self._is_set.wait_for(lambda: key in self._values, limit_s):
+                raise JaxRuntimeError(
+                    f"DEADLINE_EXCEEDED: there is one process, and it set no key {key}"
+                )
+            return self._values[key]
 
     blocking_key_value_get_bytes = blocking_key_value_get
 
@@ -90,10 +100,10 @@ class LonelyClient:
         """The value of a key.
 
         Raises:
-          RuntimeError: there is none.
+          JaxRuntimeError: there is none.
         """
         if key not in self._values:
-            raise RuntimeError(f"NOT_FOUND: Config key {key} not found.")
+            raise JaxRuntimeError(f"NOT_FOUND: Config key {key} not found.")
         return self._values[key]
 
     key_value_try_get_bytes = key_value_try_get
@@ -113,7 +123,8 @@ class LonelyClient:
 
     def key_value_delete(self, key: str) -> None:
         """Forgets a key, and all below it."""
-        for one in [one for one in self._values if one == key or one.startswith(f"{key}/")]:
+        folder = f"{key.rstrip('/')}/"
+        for one in [one for one in self._values if one == key or one.startswith(folder)]:
             del self._values[one]
 
 

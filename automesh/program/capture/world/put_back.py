@@ -10,6 +10,7 @@ and what absl keeps of flags; looked at in jax 0.10.1 to 0.12.0.1 and absl 2.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import multiprocessing.context
@@ -110,6 +111,9 @@ def _process() -> Callable[[], None]:
         sys.setrecursionlimit(limit)
         known_filters[:] = filters
         start._default_context._actual_context = method
+        # What the script has set to go off later would find its handlers gone, and end the process.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 # What C code has set cannot be set from Python.

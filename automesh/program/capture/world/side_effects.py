@@ -1,38 +1,30 @@
-"""Libraries of C++ that write past the private layer: left out, or led there (jax).
+"""What a run up to the step leaves out: profiles, and without arrays what orbax saves (jax).
 
-A profile of a run up to the step is of no use, and one that is begun is in force until it is ended.
-What orbax saves goes through tensorstore, so nothing is saved. Files of safetensors and HDF5 are
-written in the layer.
+A profile of such a run is of no use, and one that is begun is in force until it is ended. What
+orbax saves with arrays goes to the private layer; saves that it does in the background are waited
+for at the end of the run, while that is there.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
+import os
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import jax
 
-from automesh.program.capture.world.kept_apart import path_for
+from automesh.program.capture.abstract_arrays import is_without_arrays, needed_at_line
+from automesh.program.capture.foreign.imported import changed_when_imported
 from automesh.program.capture.world.told import tell
 
-_ORBAX = "orbax.checkpoint"
-# Of orbax: classes with their methods that save, and what these give.
-_SAVES = {
-    "CheckpointManager": {"save": True},
-    "Checkpointer": {"save": None},
-    "AsyncCheckpointer": {"save": None},
-}
-# Modules with functions that take the path of a file: the position of the path, and the mode that
-# the function always has; where it takes one, its position.
-_WITH_PATHS: dict[str, dict[str, tuple[int, str | int]]] = {
-    "safetensors.numpy": {"save_file": (1, "w"), "load_file": (0, "r")},
-    "safetensors.flax": {"save_file": (1, "w"), "load_file": (0, "r")},
-    "safetensors.torch": {"save_file": (1, "w"), "load_file": (0, "r")},
-}
+# Classes of orbax that save; the first argument is a folder, for a manager a step.
+_SAVERS = ("CheckpointManager", "Checkpointer", "AsyncCheckpointer")
+_LONGEST_SAVE_S = 20.0
 _PROFILER: dict[str, Callable[..., Any]] = {
     "start_trace": lambda *_, **__: None,
     "stop_trace": lambda *_, **__: None,
@@ -43,93 +35,118 @@ _PROFILER: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(slots=True)
-class _SideEffectsState:
-    """Of this process.
-
-    Attributes:
-      replaced: what stood under a name of a module or class before, to be put back.
-      done: modules that were seen to in this run.
-    """
-
-    is_captured: bool = False
-    replaced: list[tuple[Any, str, Any]] = field(default_factory=list[tuple[Any, str, Any]])
-    done: set[str] = field(default_factory=set[str])
-
-
-_STATE = _SideEffectsState()
-
-
 @contextmanager
 def left_out() -> Generator[None]:
-    """While the body runs, what it would write by way of C++ is left out or kept apart."""
-    profiler: Any = jax.profiler
-    for name, instead in _PROFILER.items():
-        if hasattr(profiler, name):
-            _replace(profiler, name, instead)
-    _STATE.is_captured = True
-    look_again()
-    try:
-        yield
-    finally:
-        _STATE.is_captured = False
-        for owner, name, original in reversed(_STATE.replaced):
-            setattr(owner, name, original)
-        _STATE.replaced.clear()
-        _STATE.done.clear()
+    """While the body runs, these do nothing."""
+    replaced: list[tuple[Any, str, Any]] = []
+    saved = _Saved()
 
+    def replace(owner: Any, name: str, instead: Any) -> None:
+        replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, instead)
 
-def look_again() -> None:
-    """Sees to libraries that the script has imported since then."""
-    if not _STATE.is_captured:
-        return
-    for name in (_ORBAX, "h5py", *_WITH_PATHS):
-        if name in sys.modules and name not in _STATE.done:
-            _STATE.done.add(name)
-            _see_to(name, sys.modules[name])
-
-
-def _see_to(name: str, module: Any) -> None:
-    if name == _ORBAX:
-        for kind, methods in _SAVES.items():
-            owner = getattr(module, kind, None)
-            for method, gives in methods.items():
+    def see_to_orbax(module: ModuleType) -> None:
+        for kind in _SAVERS:
+            owner: Any = getattr(module, kind, None)
+            made = {"save": _saving, "restore": _restoring, "latest_step": _latest,
+                    "all_steps": _all_steps}  # fmt: skip
+            for method, make in made.items():
                 if owner is not None and method in vars(owner):
-                    _replace(owner, method, _not_saving(gives))
-        return
-    if name == "h5py":
-        owner = getattr(module, "File", None)
-        if owner is not None:
-            _replace(owner, "__init__", _with_path(owner.__init__, 1, 2))
-        return
-    for function, (position, mode) in _WITH_PATHS[name].items():
-        if hasattr(module, function):
-            _replace(module, function, _with_path(getattr(module, function), position, mode))
+                    replace(owner, method, make(vars(owner)[method], saved))
+
+    for name, instead in _PROFILER.items():
+        if hasattr(jax.profiler, name):
+            replace(jax.profiler, name, instead)
+    try:
+        with changed_when_imported({"orbax.checkpoint": see_to_orbax}):
+            yield
+    finally:
+        _wait_for(saved.savers)
+        for owner, name, original in reversed(replaced):
+            setattr(owner, name, original)
 
 
-def _replace(owner: Any, name: str, instead: Any) -> None:
-    _STATE.replaced.append((owner, name, getattr(owner, name)))
-    setattr(owner, name, instead)
+@dataclass(slots=True)
+class _Saved:
+    """What a run has saved with orbax.
+
+    Attributes:
+      savers: objects that have saved arrays.
+      left_out: what was not saved, for want of arrays: by manager the steps, else folders.
+    """
+
+    savers: list[Any] = field(default_factory=list[Any])
+    left_out: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+
+    def steps(self, manager: Any) -> list[Any]:
+        return self.left_out.setdefault(id(manager), [])
+
+    @property
+    def folders(self) -> list[Any]:
+        return self.left_out.setdefault(0, [])
 
 
-def _not_saving(gives: Any) -> Callable[..., Any]:
-    def save(*_: Any, **__: Any) -> Any:
-        tell("what the script saves with orbax was not saved")
-        return gives
+def _saving(original: Any, saved: _Saved) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(self: Any, where: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_without_arrays():
+            tell("what the script saves with orbax was not saved: it is run without its arrays")
+            if not _is_manager(self):
+                return saved.folders.append(os.fspath(where))
+            saved.savers.append(self)  # Kept alive: it is known by its identity.
+            saved.steps(self).append(where)
+            return True
+        if all(one is not self for one in saved.savers):
+            saved.savers.append(self)
+        return original(self, where, *args, **kwargs)
 
     return save
 
 
-def _with_path(original: Callable[..., Any], position: int, mode: str | int) -> Callable[..., Any]:
+def _restoring(original: Any, saved: _Saved) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        said = mode
-        if isinstance(said, int):
-            given = args[said] if len(args) > said else kwargs.get("mode")
-            said = given if isinstance(given, str) else "r"
-        if len(args) > position:
-            place = path_for(args[position], said)
-            args = (*args[:position], place, *args[position + 1 :])
-        return original(*args, **kwargs)
+    def restore(self: Any, where: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if is_without_arrays():
+            own = saved.steps(self) if _is_manager(self) else saved.folders
+            if (where is None and own) or (own and _named(where) in own):
+                raise needed_at_line("reads back what the script has saved with orbax")
+        return original(self, where, *args, **kwargs)
 
-    return call
+    return restore
+
+
+def _latest(original: Any, saved: _Saved) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def latest_step(self: Any) -> Any:
+        known = [step for step in (original(self), *saved.steps(self)) if step is not None]
+        return max(known, default=None)
+
+    return latest_step
+
+
+def _all_steps(original: Any, saved: _Saved) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def all_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return [*original(self, *args, **kwargs), *saved.steps(self)]
+
+    return all_steps
+
+
+def _is_manager(saver: Any) -> bool:
+    return hasattr(saver, "latest_step")
+
+
+def _named(where: Any) -> Any:
+    return os.fspath(where) if isinstance(where, str | os.PathLike) else where
+
+
+def _wait_for(saving: list[Any]) -> None:
+    def wait() -> None:
+        for one in saving:
+            with suppress(Exception):  # What fails in the background is no affair of the step.
+                one.wait_until_finished()
+
+    if saving:
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        waiter.join(_LONGEST_SAVE_S)

@@ -4,7 +4,10 @@ jax).
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import importlib.metadata
+import importlib.util
 import linecache
 import os
 import re
@@ -97,6 +100,8 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
+    for name, module in _shell_modules().items():
+        sys.modules.setdefault(name, module)
     before = sys.modules["__main__"]
     sys.modules["__main__"] = main
     failed: Exception | None = None
@@ -105,7 +110,10 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
             name, source = cell_name(path, number), cell.text
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
             try:
-                exec(compile(source, name, "exec"), main.__dict__)
+                flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                awaited: Any = eval(compile(source, name, "exec", flags), main.__dict__)
+                if awaited is not None:
+                    asyncio.run(_awaiting(awaited))
             except UsageError:
                 raise  # It needs something of automesh that is not there.
             except Exception as error:
@@ -122,6 +130,28 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
         sys.modules["__main__"] = before
     if failed is not None:
         raise failed
+
+
+async def _awaiting(cell: Any) -> None:
+    await cell
+
+
+def _shell_modules() -> dict[str, types.ModuleType]:
+    """What stands for IPython where it is not installed: Jupyter always has it, and notebooks
+    import what shows their results. It shows nothing."""
+    if "IPython" in sys.modules or importlib.util.find_spec("IPython") is not None:
+        return {}
+    shell = types.ModuleType("IPython")
+    shown: Any = types.ModuleType("IPython.display")
+    shown.__getattr__ = lambda name: _shown_by(name)
+    shell.__dict__.update(__path__=[], display=shown, get_ipython=lambda: None)
+    return {"IPython": shell, "IPython.display": shown}
+
+
+def _shown_by(name: str) -> Callable[..., None]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda *_, **__: None
 
 
 def _in_words(error: Exception) -> str:

@@ -268,13 +268,48 @@ SCRIPTS = {
     "sums_of_gradients": """
         @jax.jit
         def accumulate(w, total, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            return jax.tree.map(jnp.add, total, g), loss
+        apply_fn, moments = jax.jit(momentum), zeros
+        for step in range(10**6):
+            total = zeros
+            for k in range(4):
+                total, loss = accumulate(params, total, batch(4 * step + k))
+            params, moments = apply_fn(params, moments, total)
+    """,
+    "many_sums_of_gradients": """
+        @jax.jit
+        def accumulate(w, total, x):
             g = jax.grad(loss_fn)(w, x)
             return jax.tree.map(jnp.add, total, g)
         apply_fn, moments = jax.jit(momentum), zeros
         for step in range(10**6):
             total = zeros
-            for k in range(8):
+            for k in range(9):
                 total = accumulate(params, total, batch(step))
+            params, moments = apply_fn(params, moments, total)
+    """,
+    "sums_with_a_clip_and_zeros": """
+        @functools.partial(jax.jit, donate_argnames="total")
+        def accumulate(*, w, total, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            return jax.tree.map(jnp.add, total, g), loss
+        clear = jax.jit(lambda w: jax.tree.map(jnp.zeros_like, w))
+        clip = jax.jit(lambda total: jax.tree.map(lambda g: jnp.clip(g, -1, 1), total))
+        apply_fn, moments = jax.jit(momentum, donate_argnums=(0, 1)), zeros
+        for step in range(3):
+            total = clear(params)
+            for k in range(3):
+                total, loss = accumulate(w=params, total=total, x=batch(step))
+            params, moments = apply_fn(params, moments, clip(total))
+    """,
+    "summed_outside_of_jit": """
+        grad_fn, apply_fn, moments = jax.jit(jax.value_and_grad(loss_fn)), jax.jit(momentum), zeros
+        for step in range(10**6):
+            total = zeros
+            for k in range(4):
+                loss, grads = grad_fn(params, batch(step))
+                total = jax.tree.map(jnp.add, total, grads)
             params, moments = apply_fn(params, moments, total)
     """,
     "by_keyword": """
@@ -428,7 +463,8 @@ WITHOUT_PREAMBLE = {
     """,
 }
 WITHOUT_PREAMBLE["mesh_never_comes"] = WITHOUT_PREAMBLE["mesh_comes_late"]
-SAME_LOSSES = ("two_players", "one_call", "by_keyword", "state_in_references", "two_iterations")
+SAME_LOSSES = ("two_players", "one_call", "by_keyword", "state_in_references", "two_iterations",
+               "sums_of_gradients")  # fmt: skip
 
 
 def text_of(name: str) -> str:
@@ -452,7 +488,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -480,7 +516,10 @@ STEPS = {
     "while_there_is_time": ("run", 5, 1),
     "many_steps_in_each_call": ("epoch", 4, 3),
     "frozen": ("train_step", 4, 3),
-    "sums_of_gradients": ("accumulate", 2, 12),
+    "sums_of_gradients": ("accumulate+momentum", 4, 9),
+    "many_sums_of_gradients": ("accumulate", 2, 18),
+    "sums_with_a_clip_and_zeros": ("accumulate+<lambda>+momentum+<lambda>", 6, 9),
+    "summed_outside_of_jit": ("loss_fn+momentum", 4, 9),
     "by_keyword": ("train_step", 4, 3),
     "named": ("grad_fn", 0, 3),
     "time_first": ("train_step", 2, 3),
@@ -501,7 +540,7 @@ def test_the_step_is_what_state_flows_through(
     assert "error" not in seen, seen
     names = {"train": "train_step"}.get(seen["name"], seen["name"])
     assert (names, seen["num_carried"], seen["calls"]) == (name, carried, calls)
-    assert bool(seen["doubt"]) == (script in ("sums_of_gradients", "called_once"))
+    assert bool(seen["doubt"]) == (script in ("many_sums_of_gradients", "called_once"))
 
 
 @pytest.mark.slow
@@ -532,9 +571,34 @@ def test_a_mesh_that_is_not_reached_is_told_with_its_line(
 
 @pytest.mark.slow
 def test_who_takes_sums_of_gradients_is_told(found: dict[str, dict[str, Any]]) -> None:
-    assert found["sums_of_gradients"]["doubt"] == (
-        "it adds up what `momentum` (sums_of_gradients.py:34) takes after every 8 calls"
+    assert found["many_sums_of_gradients"]["doubt"] == (
+        "it adds up what `momentum` (many_sums_of_gradients.py:34) takes after every 9 calls"
     )
+
+
+@pytest.mark.slow
+def test_calls_that_add_up_gradients_are_one_step_with_who_takes_the_sum(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    seen = found["sums_of_gradients"]
+    assert not seen["doubt"]
+    assert "sums_of_gradients.py:33 (4 times) and then `momentum`" in seen["words"]
+    # The loss of each call, and no sum that is taken.
+    assert [part["kept"] for part in seen["parts"]] == [[2], [2], [2], [2], [0, 1, 2, 3]]
+    seen = found["sums_with_a_clip_and_zeros"]
+    assert [part["kept"] for part in seen["parts"][:3]] == [[2], [2], [2]]
+    assert seen["words"].count("called at") == 4
+
+
+@pytest.mark.slow
+def test_sums_that_are_made_outside_of_jit_are_named(found: dict[str, dict[str, Any]]) -> None:
+    seen = found["summed_outside_of_jit"]
+    assert seen["about_outside"] == (
+        "`g` is changed outside of jit between `loss_fn` and `momentum`, which is neither "
+        "estimated nor timed; jit that, too; `loss_fn` is called 4 times for each call of "
+        "`momentum`, and is estimated and timed once"
+    )
+    assert seen["batch_axes"] == ["data"]
 
 
 @pytest.mark.slow

@@ -114,6 +114,18 @@ SLICES = {
     "assert slices == 2\n"
     "mesh_utils.create_hybrid_device_mesh((jax.device_count() // 4, 2), (slices, 1))",
 }
+ORBAX = {
+    "first": "import pathlib, orbax.checkpoint as ocp",
+    "second": "manager = ocp.CheckpointManager(pathlib.Path(__file__).parent / 'saved')",
+    "after": "manager.save(step, args=ocp.args.StandardSave({'w': w})); "
+    "manager.wait_until_finished(); assert manager.latest_step() == step; "
+    "w = manager.restore(step, args=ocp.args.StandardRestore({'w': w}))['w']",
+}
+# The last one is saved in the background, when the run ends.
+ORBAX_LATE = {
+    **ORBAX,
+    "after": "manager.save(step, args=ocp.args.StandardSave({'w': w}))",
+}
 
 HERE = {
     "unseeded-flags": (UNSEEDED, FLAGS),
@@ -130,6 +142,8 @@ HERE = {
     "second-mesh-flags": (SECOND_MESH, FLAGS),
     "second-mesh-profile": (SECOND_MESH, PROFILE),
     "shows-clock": (SHOWS, BY_THE_CLOCK),
+    "orbax-flags": (ORBAX, FLAGS),
+    "orbax-late-unseeded": (ORBAX_LATE, UNSEEDED),
 }
 ELSEWHERE = {
     "hybrid-job": (HYBRID, JOB),
@@ -138,6 +152,7 @@ ELSEWHERE = {
     "too-late-shows": (TOO_LATE, SHOWS),
     "guards-set_mesh": (SET_MESH, GUARDS),
     "second-mesh-unseeded": (UNSEEDED, SECOND_MESH),
+    "orbax-job": (ORBAX, JOB),
 }
 _ADDED = ("first", "second")  # Of both habits; of all else the last one counts.
 

@@ -1,0 +1,190 @@
+"""Rounds of calls that are one step together: a function that adds up gradients is called several
+times, then another one takes the sum (jax).
+
+Both are called from one line each, so the calls of a round are told by their order and by what each
+of them is given of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, TypeVar
+
+from automesh.program.capture.flow.calls import CallLog, Origin, parameters_in
+
+_Item = TypeVar("_Item")
+# Calls of one function in a round. Each of them is traced and compiled with the step.
+_MOST_TURNS = 8
+CALLS_TO_SEE = 2 * _MOST_TURNS + 1
+"""Calls of a function after which two whole rounds have been seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Calls that are one step.
+
+    Attributes:
+      numbers: their functions, in the order of the calls.
+      kept: per call, positions of its outputs that the next round takes, or that nobody takes.
+    """
+
+    numbers: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call of the log, by its place there."""
+
+    at: int
+    number: int
+    origins: Sequence[Origin | None]
+
+    def takes_from(self, number: int) -> bool:
+        """Whether one of its arguments was made by a function."""
+        return any(one is not None and one.function == number for one in self.origins)
+
+
+def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> Round | None:
+    """The round that begins with the calls of a function; None unless the last two were alike.
+
+    Args:
+      adder: the function that is called several times.
+      has_ended: whether no call follows: the last round may be over.
+    """
+    calls = [_Call(at=at, number=log.order[at], origins=origins) for at, origins in log.recent]
+    takers = {call.number for call in calls if call.number != adder and call.takes_from(adder)}
+    starts = _starts(calls, adder, takers)
+    found = _alike(log, calls, starts, adder)
+    if found is None and has_ended:
+        found = _alike(log, calls, [*starts, len(calls)], adder)
+    return found
+
+
+def _alike(log: CallLog, calls: Sequence[_Call], starts: Sequence[int], adder: int) -> Round | None:
+    if len(starts) < 3:
+        return None
+    before, last = calls[starts[-3] : starts[-2]], calls[starts[-2] : starts[-1]]
+    members = _members([*before, *last], adder)
+    first, second = ([one for one in calls if one.number in members] for calls in (before, last))
+    numbers = tuple(one.number for one in second)
+    turns = numbers.count(adder)
+    others = numbers[turns:]
+    is_round = (
+        2 <= turns <= _MOST_TURNS
+        and numbers == tuple(one.number for one in first)
+        and set(numbers[:turns]) == {adder}
+        and 0 < len(others) == len(set(others))
+    )
+    return Round(numbers=numbers, kept=_kept(log, first, second)) if is_round else None
+
+
+@dataclass(slots=True)
+class RoundArguments:
+    """What is known of the arguments of a whole round.
+
+    Attributes:
+      pairs: (argument, output of the round before that it is).
+      constant: those that are the same in every round.
+      parameters: those that are state, even if they do not come back.
+      placed: by argument, where it was at the first call of its function.
+    """
+
+    pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    constant: set[int] = field(default_factory=set[int])
+    parameters: set[int] = field(default_factory=set[int])
+    placed: dict[int, Any] = field(default_factory=dict[int, Any])
+
+
+def arguments_of(
+    log: CallLog,
+    numbers: Sequence[int],
+    sources: Sequence[Sequence[int | None]],
+    outputs: Mapping[tuple[int, int], int],
+) -> RoundArguments:
+    """What is known of the arguments of the last round.
+
+    Args:
+      numbers: its functions.
+      sources: per call and leaf of its arguments, the argument of the round that it is.
+      outputs: by call and its output, the output of the round.
+    """
+    calls = [(at, origins) for at, origins in log.recent if log.order[at] in numbers]
+    mine, before = calls[-len(numbers) :], calls[: -len(numbers)][-len(numbers) :]
+    places = {at: place for place, (at, _) in enumerate(before)}
+    found = RoundArguments()
+    for number, (_, origins), taken in zip(numbers, mine, sources, strict=True):
+        variant = log.functions[number].usual
+        state = parameters_in(variant, number)
+        for place, (origin, source) in enumerate(zip(origins, taken, strict=True)):
+            if source is None:
+                continue
+            found.placed[source] = variant.placed[place]
+            if place in state:
+                found.parameters.add(source)
+            if origin is None:
+                if variant.unchanged[place]:
+                    found.constant.add(source)
+                continue
+            output = outputs.get((places.get(origin.call, -1), origin.output))
+            if output is not None and (source, output) not in found.pairs:
+                found.pairs.append((source, output))
+    return found
+
+
+def _starts(calls: Sequence[_Call], adder: int, takers: set[int]) -> list[int]:
+    """The calls of the adder that begin a round: the first one, and those behind a taker's."""
+    found: list[int] = []
+    is_over = True
+    for place, call in enumerate(calls):
+        if call.number == adder and is_over:
+            found.append(place)
+        is_over = call.number in takers or (is_over and call.number != adder)
+    return found or [0]
+
+
+def _members(calls: Sequence[_Call], adder: int) -> set[int]:
+    """The functions of a round: what the adder makes goes through them, and comes back to it."""
+    after, before = {adder}, {adder}
+    for _ in calls:
+        after |= {one.number for one in calls if any(map(one.takes_from, after))}
+        takers = [one for one in calls if one.number in before]
+        before |= {one.number for one in calls if any(two.takes_from(one.number) for two in takers)}
+    return after & before
+
+
+def _kept(log: CallLog, before: Sequence[_Call], last: Sequence[_Call]) -> tuple[
+    tuple[int, ...], ...
+]:  # fmt: skip
+    inside = {
+        (one.call, one.output)
+        for call in last
+        for one in call.origins
+        if one is not None and one.call >= last[0].at
+    }
+    places = {call.at: place for place, call in enumerate(before)}
+    again = {
+        (places[one.call], one.output)
+        for call in last
+        for one in call.origins
+        if one is not None and one.call in places
+    }
+    kept: list[tuple[int, ...]] = []
+    for place, call in enumerate(last):
+        facts = log.functions[call.number].usual.facts
+        forwarded = facts.forwarded if facts is not None else ()
+        kept.append(
+            tuple(
+                output
+                for output, source in enumerate(forwarded)
+                if (place, output) in again or (source is None and (call.at, output) not in inside)
+            )
+        )
+    return tuple(kept)
+
+
+def in_runs(items: Sequence[_Item]) -> list[_Item]:
+    """Numbers or names without those that follow themselves."""
+    return [one for one, _ in groupby(items)]

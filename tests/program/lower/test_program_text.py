@@ -1,0 +1,64 @@
+"""Texts of programs: which two are the same program."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from automesh.program.lower.lowered import canonical_lines
+from automesh.program.lower.program_text import (
+    TextLine,
+    first_difference,
+    with_numbered_functions,
+)
+
+
+def inner(x: Any) -> Any:
+    return jnp.where(x > 0, jnp.sin(x), 2 * x)
+
+
+def copy_of(function: Any) -> Any:
+    return jax.jit(types.FunctionType(function.__code__, function.__globals__, function.__name__))
+
+
+def lines_of(step: Callable[[Any], Any]) -> tuple[TextLine, ...]:
+    return canonical_lines(jax.jit(step).lower(jnp.ones(4)))
+
+
+def test_a_function_that_is_lowered_twice_is_the_same_program() -> None:
+    """Before, a script whose second run had other caches was run again for each mesh."""
+    one, two = jax.jit(inner), copy_of(inner)
+
+    def step(x: Any) -> Any:
+        return one(one(x))
+
+    def with_two(x: Any) -> Any:
+        return one(two(x))
+
+    with_two.__name__ = "step"
+    shared, apart = lines_of(step), lines_of(with_two)
+    assert first_difference(shared, apart) is not None
+    assert first_difference(*map(with_numbered_functions, (shared, apart))) is None
+
+
+@pytest.mark.parametrize("last", ["jnp.cos", "inner"])
+def test_functions_that_do_something_else_stay_different(last: str) -> None:
+    def other(x: Any) -> Any:
+        return jnp.where(x > 0, jnp.cos(x), 2 * x)
+
+    other.__name__ = "inner"
+    one, two = jax.jit(inner), copy_of(inner)
+    given: Any = jax.jit(other) if last == "jnp.cos" else jax.jit(lambda x: inner(x) + 1)
+    before, after = lines_of(lambda x: one(two(x))), lines_of(lambda x: one(given(x)))
+    found = first_difference(*map(with_numbered_functions, (before, after)))
+    assert found is not None
+
+
+def test_what_is_no_program_stays_as_it_is() -> None:
+    lines = (TextLine(text="  func.func private @f() {", place="a.py:1"),)
+    assert with_numbered_functions(lines) == lines
