@@ -146,7 +146,7 @@ def _of_gradients(
         yield Caution(
             kind=CautionKind.GRADIENT_IN_LOOP,
             text=f"gradients of {numbers:,} numbers are summed over the batch in each of {turns:,} "
-            "turns of a backward loop: split over the batch, that is an all-reduce in every turn, "
+            "turns of a loop: split over the batch, that is an all-reduce in every turn, "
             "unless it is moved out of the loop",
         )
     shapes = {
@@ -288,5 +288,5 @@ def _why(one: Lookup | Draw) -> str:
     if isinstance(one, Lookup):
         return "the batch is taken from an array that stays whole"
     if one.is_random:
-        return "the batch is drawn here"
+        return "random numbers of the batch are drawn here"
     return "a loop carries it, and it begins as equal numbers"

@@ -19,7 +19,7 @@ from automesh.program.infer.cautions import cautions_of, inner_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
-from automesh.program.infer.naming import names_of
+from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
 from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
@@ -100,8 +100,10 @@ def classes_of(
     join_parallel(every, facts, weights)
     join_kernels(every, facts)
     facts = _found_again(every, facts)
-    wanted = _ranked(every, facts, walked.inputs, walked.outputs)
     arrays = list(zip(walked.inputs, after, strict=True))
+    join_labels(every, events, facts, arrays)
+    facts = _found_again(every, facts)
+    wanted = _ranked(every, facts, walked.inputs, walked.outputs)
     named = names_of(every, events, facts, arrays, wanted)
     inputs = [
         _array(every, named, called[place], after[place], opened.invars[place], dims, roles, place)

@@ -150,11 +150,17 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """A loop that takes a slice of a dimension in each turn."""
+    """A loop that takes a slice of a dimension in each turn.
+
+    Attributes:
+      sums_gradients: whether each turn has both passes and adds its gradients to those of the
+        turns before: its slices are micro-batches.
+    """
 
     dim: Dim
     turns: int
     is_forward: bool
+    sums_gradients: bool = False
 
 
 @dataclass(slots=True)
@@ -172,7 +178,7 @@ class Events:
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.
     backward: set[Dim] = field(default_factory=set[Dim])
-    # Sums that a backward loop adds up in its turns: the product, its elements, the turns.
+    # Gradients that a loop adds up in its turns: the product, its elements, the turns.
     in_loops: list[tuple[Contraction, int, int]] = field(
         default_factory=list[tuple[Contraction, int, int]]
     )

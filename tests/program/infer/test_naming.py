@@ -1,0 +1,83 @@
+"""Names of classes that other evidence could hide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from automesh.program.infer.classes import classes_of
+from automesh.program.infer.nouns import CautionKind, StepClasses
+from automesh.program.infer.search.layout import SP, TP, lay_out
+from tests.support.infer_models import XENT, f32, i32
+
+B, T, D, H, K, V = 8, 32, 64, 8, 16, 512
+
+
+def classes(step: Any, *args: Any) -> StepClasses:
+    traced = jax.jit(step).trace(*args)
+    paths = jax.tree_util.tree_leaves_with_path(args)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    state = len(jax.tree.leaves(args[0]))
+    return classes_of(traced.jaxpr, carried={n: n for n in range(state)}, names=names)
+
+
+def attends(params: Any, tokens: Any, labels: Any) -> Any:
+    x = params["table"][tokens] + params["positions"]
+    q, k, v = (jnp.einsum("btd,dhk->bthk", x, params[name]) for name in "qkv")
+    weights = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k))
+    x = x + jnp.einsum("bhts,bshk,hkd->btd", weights, v, params["o"])
+    return XENT(x @ params["head"], labels).mean()
+
+
+def trained(params: Any, tokens: Any, labels: Any) -> Any:
+    value, slopes = jax.value_and_grad(attends)(params, tokens, labels)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+
+def language_model() -> StepClasses:
+    params = {name: f32(D, H, K) for name in "qkv"}
+    params |= {"table": f32(V, D), "positions": f32(T, D), "o": f32(H, K, D), "head": f32(D, V)}
+    return classes(trained, params, i32(B, T), i32(B, T))
+
+
+def test_learned_positions_are_a_sequence_and_the_values_have_the_size_of_a_head() -> None:
+    found = language_model()
+    dims = {one.name: one.dims for one in found.arguments}
+    assert dims["[0]['positions']"] == ("sequence", "embed")
+    # Weights times values sum over the sequence, which is a class of parameters here.
+    assert dims["[0]['v']"] == dims["[0]['q']"] == ("embed", "heads", "head_dim")
+
+
+def test_a_sequence_of_learned_positions_has_an_axis_of_its_own_or_that_of_the_products() -> None:
+    layout = lay_out(language_model(), num_devices=8, script="lm.py")
+    over = {axis.name: axis.choices for axis in layout.logical}
+    assert over["sequence"] == ((), (SP,), (TP,))
+    assert over["heads"] == ((), (TP,))
+    # Whoever splits heads leaves each of them whole.
+    assert "head_dim" not in over
+
+
+def test_labels_of_their_own_are_numbers_of_the_same_vocabulary() -> None:
+    dims = {one.name: one.dims for one in language_model().arguments}
+    assert dims["[0]['table']"] == ("vocab", "embed")
+    assert dims["[0]['head']"] == ("embed", "vocab")
+
+
+def test_slices_whose_gradients_are_summed_are_microbatches() -> None:
+    def step(params: Any, xs: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
+
+        def turn(total: Any, x: Any) -> Any:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, x)), None
+
+        zero = (0.0, jax.tree.map(jnp.zeros_like, params))
+        (value, slopes), _ = jax.lax.scan(turn, zero, xs)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+    found = classes(step, {"up": f32(D, 4 * D), "down": f32(4 * D, D)}, f32(4, B, D))
+    assert found.arguments[-1].dims[:2] == ("microbatch", "batch")
+    [caution] = [one for one in found.cautions if one.kind is CautionKind.GRADIENT_IN_LOOP]
+    assert f"{2 * 4 * D * D:,} numbers are summed over the batch in each of 4 turns" in caution.text
