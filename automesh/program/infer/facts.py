@@ -334,7 +334,9 @@ def _frozen(
     matrices = _matrices(every, events) if left else set[frozenset[int]]()
     known = set(found.weights)
     for place, own in left.items():
-        if own in matrices:
+        # A loop over stacked layers multiplies with one matrix of them in each turn.
+        inside = frozenset(root for root in own if not every.marks(root) & DimensionMark.WALKED)
+        if own in matrices or inside in matrices:
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():

@@ -283,13 +283,17 @@ def _residual(signs: _Signs) -> set[int]:
     """The factors that flow from layer to layer: results of a table, or else factors of most
     matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
-    if named:
-        return named
-    known = signs.vocab | signs.heads | signs.experts | signs.hidden
+    known = signs.vocab | signs.heads | signs.experts | signs.hidden | signs.channels
     counts = {
         root: count
         for root, count in signs.matrices.items()
         if root not in known and root in signs.features and count >= 4
     }
-    best = max(counts.values(), default=0)
-    return {root for root, count in counts.items() if count == best}
+    if not named:
+        best = max(counts.values(), default=0)
+        return {root for root, count in counts.items() if count == best}
+    # Another stream, such as that of images beside captions, meets no matrix of the first one.
+    for root, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if not signs.beside[root] & named:
+            named.add(root)
+    return named

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from automesh.program.infer.classes import classes_of
-from automesh.program.infer.nouns import CautionKind, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from automesh.program.infer.search.layout import SP, TP, lay_out
 from tests.support.infer_models import XENT, f32, i32
 
@@ -81,3 +81,53 @@ def test_slices_whose_gradients_are_summed_are_microbatches() -> None:
     assert found.arguments[-1].dims[:2] == ("microbatch", "batch")
     [caution] = [one for one in found.cautions if one.kind is CautionKind.GRADIENT_IN_LOOP]
     assert f"{2 * 4 * D * D:,} numbers are summed over the batch in each of 4 turns" in caution.text
+
+
+def test_frozen_weights_of_stacked_layers_are_no_data() -> None:
+    def layer(x: Any, both: Any) -> Any:
+        frozen, low = both
+        h = x @ frozen["in"] + x @ low["a"] @ low["b"]
+        return x + jax.nn.gelu(h @ frozen["up"]) @ frozen["down"], None
+
+    def loss(low: Any, frozen: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(layer, x, (frozen, low))[0] ** 2)
+
+    def step(low: Any, frozen: Any, x: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(low, frozen, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, low, slopes), value
+
+    low = {"a": f32(3, D, 4), "b": f32(3, 4, D)}
+    frozen = {"in": f32(3, D, D), "up": f32(3, D, 4 * D), "down": f32(3, 4 * D, D)}
+    found = classes(step, low, frozen, f32(B, T, D))
+    arguments = {one.name: one for one in found.arguments}
+    for name in frozen:
+        assert arguments[f"[1]['{name}']"].role is Role.FROZEN
+    up, down = arguments["[1]['up']"], arguments["[1]['down']"]
+    assert up.dims[0] == down.dims[0] == "layers"
+    assert up.dims[2] == down.dims[1]
+    # Nothing of what is given anew in each step has their width.
+    assert up.dims[2] not in arguments["[2]"].dims
+    over = {axis.name: axis.choices for axis in lay_out(found, num_devices=8, script="x").logical}
+    assert over[up.dims[2]] == ((), (TP,))
+
+
+def test_a_second_stream_has_the_names_of_the_first_one() -> None:
+    def tower(x: Any, layers: Any) -> Any:
+        for layer in layers:
+            x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+        return x.mean(1)
+
+    def step(params: Any, images: Any, captions: Any) -> Any:
+        def loss(params: Any) -> Any:
+            one = tower(images @ params["patch"], params["image"])
+            other = tower(params["table"][captions], params["text"])
+            return -jnp.mean(jax.nn.log_softmax(one @ other.T).diagonal())
+
+        value, slopes = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+    layers = [{"up": f32(D, 4 * D), "down": f32(4 * D, D)}] * 2
+    params = {"image": layers, "text": layers, "patch": f32(48, D), "table": f32(V, D)}
+    found = classes(step, params, f32(B, T, 48), i32(B, T))
+    dims = {one.name: one.dims for one in found.arguments}
+    assert dims["[0]['text'][0]['up']"] == dims["[0]['image'][0]['up']"] == ("embed", "mlp")
