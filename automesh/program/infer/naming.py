@@ -202,7 +202,8 @@ def _read_arrays(
         own = {root for dim in dims if (root := outer(every, dim)) is not None}
         if role in _WEIGHTS:
             signs.weights.update(own)
-            if len(own) > 1:
+            is_kernel = any(every.marks(root) & DimensionMark.KERNEL for root in own)
+            if len(own) > 1 and not is_kernel:
                 signs.matrices.update(own)
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
@@ -283,7 +284,7 @@ def _residual(signs: _Signs) -> set[int]:
     """The factors that flow from layer to layer: results of a table, or else factors of most
     matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
-    known = signs.vocab | signs.heads | signs.experts | signs.hidden | signs.channels
+    known = signs.vocab | signs.heads | signs.experts | signs.hidden
     counts = {
         root: count
         for root, count in signs.matrices.items()
