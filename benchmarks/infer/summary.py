@@ -14,8 +14,8 @@ def summary_of(result: Mapping[str, Any]) -> Summary:
 
     Returns:
       `error` alone if the search failed; else `best`, its time in seconds and memory in bytes, the
-      same of `dp`, their ratio, the logical axes that were searched, and whether the numerics of
-      what was measured agree with one device.
+      same of `dp`, their ratio, the logical axes that were searched, and how many plans were
+      measured, and refused because their numerics differ from those of one device.
     """
     if "error" in result:
         return {"error": result["error"]}
@@ -33,10 +33,19 @@ def summary_of(result: Mapping[str, Any]) -> Summary:
             step_s = one["outcome"].get("step_s")
             found |= {"dp": one["plan"].split()[0], "dp_s": step_s}
             found["dp_peak_bytes"] = one["peak_bytes"]
-            found["dp_fits"] = one["outcome"]["kind"] != "out-of-memory"
+            found["dp_fits"] = _fits(one, result)
             if step_s and best is not None and best["step_s"]:
                 found["faster_than_dp"] = step_s / best["step_s"]
-    verified = [one for one in result["verifications"] if "passed" in one]
-    if verified:
-        found["numerics_agree"] = all(one["passed"] for one in verified)
+    funnel = result["funnel"]
+    if funnel["measured"] or funnel["refused"]:
+        # What disagrees with one device is refused, and never measured.
+        found |= {"measured": funnel["measured"], "refused": funnel["refused"]}
     return found
+
+
+def _fits(candidate: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
+    """Whether a plan fits into a device, by what is known of it."""
+    if candidate["outcome"]["kind"] == "out_of_memory":
+        return False
+    peak, limit = candidate["peak_bytes"], result["device_memory_bytes"]
+    return peak is None or limit is None or peak <= limit - (result["reserve_bytes"] or 0)
