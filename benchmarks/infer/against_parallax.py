@@ -56,7 +56,7 @@ def main() -> None:
         if not rule.exists():
             _say(f"{step}: searched for cpu:{_DEVICES}")
             command = ["search", str(STEPS / f"{step}.py"), "--infer"]
-            command += ["--target", f"cpu:{_DEVICES}", "--budget", options.budget]
+            command += ["--target", f"cpu:{_DEVICES}", "--top", "2", "--budget", options.budget]
             command += ["--rules", str(rule), "--results", str(KEPT / "searches")]
             KEPT.mkdir(parents=True, exist_ok=True)
             subprocess.run([sys.executable, "-m", "automesh", *command], check=False, stdout=2)
