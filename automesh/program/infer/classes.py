@@ -15,7 +15,7 @@ from automesh.program.capture.flow.program import opened_jaxpr, training_loop
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
-from automesh.program.infer.cautions import cautions_of, inner_of
+from automesh.program.infer.cautions import cautions_of, divided_of, inner_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
@@ -111,7 +111,7 @@ def classes_of(
     ]
     results = _results(every, named, opened, walked.outputs, roles, after, called)
     paired = list(zip(inputs, walked.inputs, strict=True))
-    inner = inner_of(every, events, facts, named)
+    inner = inner_of(every, events, facts, named) + divided_of(every, events, facts, named)
     step = StepClasses(
         classes=_classes(every, facts, named, wanted, walked.inputs, after),
         arguments=tuple(_shifted(array, num_held) for array in inputs[num_held:]),

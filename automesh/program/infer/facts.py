@@ -252,7 +252,7 @@ def _batches(
         sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
-            for root in every.factors(dim)[:1]:
+            for root in _first_held(every, dim):
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
     candidates = [
@@ -268,6 +268,15 @@ def _batches(
         if alone:
             return _with_drawn(every, inside, found, alone)
     return []
+
+
+def _first_held(every: Dimensions, dim: Dim) -> list[int]:
+    """The outermost factor of a dimension that no loop walks over: a batch that the step divides
+    into micro-batches is inside of these. None if a loop walks over all of it."""
+    factors = every.factors(dim)
+    if len(factors) > 1 and every.marks(factors[0]) & DimensionMark.WALKED:
+        factors = factors[1:]
+    return list(factors[:1])
 
 
 def _with_drawn(

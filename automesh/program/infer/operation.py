@@ -131,6 +131,15 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """A reshape of data that makes several dimensions of one, such as micro-batches."""
+
+    dims: Dims
+    shape: Shape
+    place: EquationPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """A place where data meet parameters.
 
@@ -171,6 +180,7 @@ class Events:
     lookups: list[Lookup] = field(default_factory=list[Lookup])
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
+    divisions: list[Division] = field(default_factory=list[Division])
     walks: list[Walk] = field(default_factory=list[Walk])
     # Products with only parameters on one side, and lookups in parameters.
     meetings: list[Meeting] = field(default_factory=list[Meeting])

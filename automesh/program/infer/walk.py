@@ -20,6 +20,7 @@ from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Di
 from automesh.program.infer.operation import (
     ArrayOrigin,
     Contraction,
+    Division,
     Draw,
     EquationPlace,
     Events,
@@ -250,6 +251,11 @@ class _Walker:
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
+        is_division = name == "reshape" and len(operation.given[0]) < len(operation.shapes[0])
+        if is_division and not backward and made & ~ArrayOrigin.STATE:
+            self.events.divisions.append(
+                Division(dims=found[0], shape=operation.shapes[0], place=operation.place())
+            )
         if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
             frame.equal[equation.outvars[0]] = number
             held = False

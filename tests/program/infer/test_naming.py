@@ -65,19 +65,20 @@ def test_labels_of_their_own_are_numbers_of_the_same_vocabulary() -> None:
     assert dims["[0]['head']"] == ("embed", "vocab")
 
 
+def accumulated(params: Any, xs: Any) -> Any:
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
+
+    def turn(total: Any, x: Any) -> Any:
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, x)), None
+
+    zero = (0.0, jax.tree.map(jnp.zeros_like, params))
+    (value, slopes), _ = jax.lax.scan(turn, zero, xs)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+
 def test_slices_whose_gradients_are_summed_are_microbatches() -> None:
-    def step(params: Any, xs: Any) -> Any:
-        def loss(params: Any, x: Any) -> Any:
-            return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
-
-        def turn(total: Any, x: Any) -> Any:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, x)), None
-
-        zero = (0.0, jax.tree.map(jnp.zeros_like, params))
-        (value, slopes), _ = jax.lax.scan(turn, zero, xs)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
-
-    found = classes(step, {"up": f32(D, 4 * D), "down": f32(4 * D, D)}, f32(4, B, D))
+    found = classes(accumulated, {"up": f32(D, 4 * D), "down": f32(4 * D, D)}, f32(4, B, D))
     assert found.arguments[-1].dims[:2] == ("microbatch", "batch")
     [caution] = [one for one in found.cautions if one.kind is CautionKind.GRADIENT_IN_LOOP]
     assert f"{2 * 4 * D * D:,} numbers are summed over the batch in each of 4 turns" in caution.text
@@ -131,3 +132,35 @@ def test_a_second_stream_has_the_names_of_the_first_one() -> None:
     found = classes(step, params, f32(B, T, 48), i32(B, T))
     dims = {one.name: one.dims for one in found.arguments}
     assert dims["[0]['text'][0]['up']"] == dims["[0]['image'][0]['up']"] == ("embed", "mlp")
+
+
+def test_a_batch_that_the_step_divides_into_microbatches_is_split_where_it_is_divided() -> None:
+    def step(params: Any, x: Any) -> Any:
+        return accumulated(params, x.reshape(4, -1, D))
+
+    found = classes(step, {"up": f32(D, 4 * D), "down": f32(4 * D, D)}, f32(4 * B, D))
+    assert found.arguments[-1].role is Role.DATA
+    [batch] = found.batches
+    assert (batch.name, batch.size) == ("batch", B)
+    assert found.arguments[-1].dims[0] == "microbatch"
+    [inside] = found.inner
+    assert (inside.shape, inside.dims) == ((4, B, D), ("", "batch", ""))
+    layout = lay_out(found, num_devices=8, script="x")
+    # Split as it comes in, a device would have whole micro-batches, which the loop would gather.
+    assert layout.arguments[-1].split == ((), ())
+    assert layout.batch_parts == B
+
+
+def test_a_sequence_whose_elements_never_meet_is_split_once() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
+
+        value, slopes = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+    found = classes(step, {"up": f32(D, 4 * D), "down": f32(4 * D, D)}, f32(B, T, D))
+    layout = lay_out(found, num_devices=8, script="x")
+    names = [axis.name for axis in layout.logical]
+    assert len({*names}) == len(names), names
+    assert dict(zip(names, layout.logical, strict=True))["sequence"].choices[1] == (SP,)

@@ -318,6 +318,8 @@ class _Chosen:
         found: list[LogicalAxis] = []
         over = self.batch_over()
         for number, one in enumerate(self.batches[:2]):
+            if one is self.sequence:  # It is split with the batch, over an axis of its own.
+                continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
             # A second batch, as of graphs besides edges, need not divide evenly.
