@@ -117,7 +117,8 @@ def _timed(step: str, rule: Path) -> dict[str, Any]:
 
     function, args = _captured(step)
     config = automesh.load(rule).select()
-    plans = {f"automesh {config.plan}": config.apply(function)}
+    shape = dict(zip(config.mesh_axis_names, config.resolve().sizes, strict=True))
+    plans = {f"automesh {shape}": config.apply(function)}
     errors: dict[str, str] = {}
     for strategy, sizes in _offered():
         name = f"parallax {strategy} {sizes}"

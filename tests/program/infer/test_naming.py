@@ -164,3 +164,25 @@ def test_a_sequence_whose_elements_never_meet_is_split_once() -> None:
     names = [axis.name for axis in layout.logical]
     assert len({*names}) == len(names), names
     assert dict(zip(names, layout.logical, strict=True))["sequence"].choices[1] == (SP,)
+
+
+def test_a_batch_out_of_a_replay_buffer_that_the_step_changes() -> None:
+    def step(state: Any, key: Any, new: Any) -> Any:
+        rows = jax.lax.dynamic_update_slice(state["buffer"], new, (state["at"], 0))
+        drawn = rows[jax.random.randint(key, (64,), 0, 1024)]
+
+        def loss(params: Any) -> Any:
+            return jnp.mean((jnp.tanh(drawn @ params["up"]) @ params["down"] - drawn) ** 2)
+
+        value, slopes = jax.value_and_grad(loss)(state["params"])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], slopes)
+        return {"at": state["at"] + B, "buffer": rows, "params": params}, value
+
+    params = {"up": f32(D, 4 * D), "down": f32(4 * D, D)}
+    state = {"at": i32(), "buffer": f32(1024, D), "params": params}
+    found = classes(step, state, jax.eval_shape(lambda: jax.random.key(0)), f32(B, D))
+    assert [(one.name, one.size) for one in found.batches] == [("batch", 64)]
+    assert [(one.shape, one.dims) for one in found.inner] == [((64, D), ("batch", ""))]
+    buffer = next(one for one in found.arguments if "buffer" in one.name)
+    # Rows at any places are taken from it: to split them gathers all of it.
+    assert found.named(buffer.dims[0]).whole.startswith("the step takes rows of it")
