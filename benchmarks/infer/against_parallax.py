@@ -67,7 +67,12 @@ def main() -> None:
         command = [sys.executable, "-m", __spec__.name, "--step", step, "--rule", str(rule)]
         flags = f"--xla_force_host_platform_device_count={_DEVICES}"
         variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-        ended = subprocess.run(command, check=True, capture_output=True, text=True, env=variables)
+        ended = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, text=True, env=variables
+        )
+        if ended.returncode:
+            found[step] = {"error": f"exit status {ended.returncode}"}
+            continue
         found[step] = json.loads(ended.stdout.splitlines()[-1])
         _say(f"    {json.dumps(found[step])}")
     ratios = [
@@ -117,17 +122,18 @@ def _timed(step: str, rule: Path) -> dict[str, Any]:
 
     function, args = _captured(step)
     config = automesh.load(rule).select()
-    shape = dict(zip(config.mesh_axis_names, config.resolve().sizes, strict=True))
-    plans = {f"automesh {shape}": config.apply(function)}
+    plans = {f"automesh {config.mesh_axis_names} {config.mesh_shape}": config.apply(function)}
     errors: dict[str, str] = {}
     for strategy, sizes in _offered():
         name = f"parallax {strategy} {sizes}"
+        _say(f"    {name}: its shardings")
         try:
             plans[name] = _of_parallax(function, args, strategy, sizes)
         except Exception as error:  # noqa: BLE001 - whatever it raises is what is reported
             errors[name] = f"{type(error).__name__}: {error}"[:200]
     times: dict[str, list[float]] = {name: [] for name in plans}
     for name in list(plans):
+        _say(f"    {name}: compiled and run once")
         try:
             jax.block_until_ready(plans[name](*args))
         except Exception as error:  # noqa: BLE001 - as for its compile
