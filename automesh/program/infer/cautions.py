@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from automesh.program.infer.dimensions import Dimensions, Dims
+from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, born_inside, outer, roots
 from automesh.program.infer.nouns import (
     ArrayClasses,
@@ -146,7 +146,7 @@ def _of_gradients(
         yield Caution(
             kind=CautionKind.GRADIENT_IN_LOOP,
             text=f"gradients of {numbers:,} numbers are summed over the batch in each of {turns:,} "
-            "turns of a backward loop: split over the batch, that is an all-reduce in every turn, "
+            "turns of a loop: split over the batch, that is an all-reduce in every turn, "
             "unless it is moved out of the loop",
         )
     shapes = {
@@ -280,6 +280,35 @@ def inner_of(
     return tuple(found)
 
 
+def divided_of(
+    every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
+) -> tuple[Inner, ...]:
+    """Batches that the step divides into micro-batches, which a loop walks over. How the undivided
+    dimension is split would give each device whole micro-batches, so that the loop would gather
+    them."""
+    batches = set(facts.batches)
+    found: list[Inner] = []
+    for one in events.divisions:
+        own = [outer(every, dim) for dim in one.dims]
+        walked = [root for root in own[:1] if root is not None]
+        is_walked = any(every.marks(root) & DimensionMark.WALKED for root in walked)
+        if is_walked and batches.intersection(root for root in own if root is not None):
+            found.append(
+                Inner(
+                    path=one.place.path,
+                    bodies=one.place.bodies,
+                    output=0,
+                    shape=one.shape,
+                    dims=tuple(
+                        names.get(root, "") if root is not None and root in batches else ""
+                        for root in own
+                    ),
+                    why="the batch is divided into micro-batches here",
+                )
+            )
+    return tuple(found)
+
+
 def _is_generator(one: Lookup | Draw) -> bool:
     return isinstance(one, Draw) and one.output == 1
 
@@ -288,5 +317,5 @@ def _why(one: Lookup | Draw) -> str:
     if isinstance(one, Lookup):
         return "the batch is taken from an array that stays whole"
     if one.is_random:
-        return "the batch is drawn here"
+        return "random numbers of the batch are drawn here"
     return "a loop carries it, and it begins as equal numbers"

@@ -15,11 +15,11 @@ from automesh.program.capture.flow.program import opened_jaxpr, training_loop
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
-from automesh.program.infer.cautions import cautions_of, inner_of
+from automesh.program.infer.cautions import cautions_of, divided_of, inner_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
-from automesh.program.infer.naming import names_of
+from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
 from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
@@ -100,8 +100,10 @@ def classes_of(
     join_parallel(every, facts, weights)
     join_kernels(every, facts)
     facts = _found_again(every, facts)
-    wanted = _ranked(every, facts, walked.inputs, walked.outputs)
     arrays = list(zip(walked.inputs, after, strict=True))
+    join_labels(every, events, facts, arrays)
+    facts = _found_again(every, facts)
+    wanted = _ranked(every, facts, walked.inputs, walked.outputs)
     named = names_of(every, events, facts, arrays, wanted)
     inputs = [
         _array(every, named, called[place], after[place], opened.invars[place], dims, roles, place)
@@ -109,7 +111,7 @@ def classes_of(
     ]
     results = _results(every, named, opened, walked.outputs, roles, after, called)
     paired = list(zip(inputs, walked.inputs, strict=True))
-    inner = inner_of(every, events, facts, named)
+    inner = inner_of(every, events, facts, named) + divided_of(every, events, facts, named)
     step = StepClasses(
         classes=_classes(every, facts, named, wanted, walked.inputs, after),
         arguments=tuple(_shifted(array, num_held) for array in inputs[num_held:]),

@@ -79,7 +79,11 @@ def facts_of(
     _join_put_together(every, found)
     _join_stacked(every, found)
     _find_meeting(every, events, found)
-    found.batches = _batches(every, events, inputs, roles, found)
+    found.batches = (
+        _batches(every, events, inputs, roles, found)
+        or _batches(every, events, inputs, roles, found, is_divided=True)
+        or _of_carried_sets(every, events, inputs, roles, found)
+    )
     after = _frozen(every, events, inputs, roles, floats, found)
     for dims, role in zip(inputs, after, strict=True):
         if role in _WEIGHTS:
@@ -157,14 +161,13 @@ def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
 def data_lookups(events: Events) -> Iterator[Lookup]:
     """Lookups in unchanged arguments and held arrays. Indices with several dimensions are tokens,
     which look up in a table of frozen weights."""
+    return (one for one in _row_lookups(events) if one.is_held_whole)
+
+
+def _row_lookups(events: Events) -> Iterator[Lookup]:
     for one in events.lookups:
         is_table = one.is_float and len(one.by) > 1
-        if (
-            one.is_held_whole
-            and not one.made & ArrayOrigin.STATE
-            and one.is_forward
-            and not is_table
-        ):
+        if one.is_forward and not one.made & ArrayOrigin.STATE and not is_table:
             yield one
 
 
@@ -227,7 +230,7 @@ def born_inside(
     """Arrays that begin inside the step: rows of data sets, and draws."""
     born: list[tuple[Lookup | Draw, Dims]] = [
         (one, one.result)
-        for one in data_lookups(events)
+        for one in _row_lookups(events)
         if roots(every, one.looked_up) & found.data_sets
     ]
     born += [(one, one.dims) for one in events.draws]
@@ -240,7 +243,14 @@ def _batches(
     inputs: Sequence[Dims],
     roles: Sequence[Role],
     found: Facts,
+    *,
+    is_divided: bool = False,
 ) -> list[int]:
+    """The batches, the first one the surest.
+
+    Args:
+      is_divided: whether the step divides them into parts that a loop walks over.
+    """
     order: Counter[int] = Counter()
     places: dict[int, int] = {}
     sources = [
@@ -252,7 +262,7 @@ def _batches(
         sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
-            for root in every.factors(dim)[:1]:
+            for root in _not_walked(every, dim) if is_divided else every.factors(dim)[:1]:
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
     candidates = [
@@ -268,6 +278,44 @@ def _batches(
         if alone:
             return _with_drawn(every, inside, found, alone)
     return []
+
+
+def _of_carried_sets(
+    every: Dimensions,
+    events: Events,
+    inputs: Sequence[Dims],
+    roles: Sequence[Role],
+    found: Facts,
+) -> list[int]:
+    """Batches of rows out of arrays that the step carries and changes, such as a replay buffer.
+    Such arrays become data sets."""
+    known = found.weights | found.backward | found.nodes | found.edges | found.graphs
+    rows = {
+        root
+        for one in _row_lookups(events)
+        if not one.is_held_whole
+        for root in roots(every, one.looked_up) - known
+        if not every.marks(root) & DimensionMark.SUMMED
+    }
+    carried = {
+        root
+        for dims, role in zip(inputs, roles, strict=True)
+        if role == Role.STATISTIC
+        for root in roots(every, dims)
+    }
+    if not rows & carried:
+        return []
+    found.data_sets |= rows & carried
+    return _batches(every, events, inputs, roles, found)
+
+
+def _not_walked(every: Dimensions, dim: Dim) -> list[int]:
+    """The outermost factor of a dimension that no loop walks over: a batch that the step divides
+    into micro-batches is inside of these. None if a loop walks over all of it."""
+    factors = every.factors(dim)
+    if len(factors) > 1 and every.marks(factors[0]) & DimensionMark.WALKED:
+        factors = factors[1:]
+    return list(factors[:1])
 
 
 def _with_drawn(
@@ -334,7 +382,9 @@ def _frozen(
     matrices = _matrices(every, events) if left else set[frozenset[int]]()
     known = set(found.weights)
     for place, own in left.items():
-        if own in matrices:
+        # A loop over stacked layers multiplies with one matrix of them in each turn.
+        inside = frozenset(root for root in own if not every.marks(root) & DimensionMark.WALKED)
+        if own in matrices or inside in matrices:
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():

@@ -39,6 +39,7 @@ class _Signs:
     beside: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
+    microbatches: set[int] = field(default_factory=set[int])
 
 
 def names_of(
@@ -74,6 +75,25 @@ def names_of(
     return named
 
 
+def join_labels(
+    every: Dimensions, events: Events, facts: Facts, arrays: Sequence[tuple[Dims, Role]]
+) -> None:
+    """Joins scores, from which labels choose that are an array of their own, with the rows of the
+    only table, if they are as many: both are the tokens of one vocabulary, and no array has both.
+
+    Args:
+      arrays: dimensions and roles of the inputs.
+    """
+    signs = _signs(every, events, facts, arrays)
+    tables, scores = signs.vocab, signs.chosen & signs.made - signs.vocab
+    if len(tables) != 1 or len(scores) != 1:
+        return
+    both = tables | scores
+    is_apart = all(len(both & roots(every, dims)) < 2 for dims, _ in arrays)
+    if is_apart and len({every.size(root) for root in both}) == 1:
+        every.join(tuple(tables), tuple(scores))
+
+
 def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
     """`hidden_x4` for four pieces of a class end to end."""
     pieces = every.packed(root)
@@ -97,6 +117,9 @@ def _signs(
             signs.hidden |= own & facts.weights
     for dims in events.chosen.values():
         signs.chosen |= roots(every, dims) & facts.weights
+    for walk in events.walks:
+        if walk.sums_gradients:
+            signs.microbatches |= roots(every, (walk.dim,))
     for inside, out, _ in events.kernels:
         signs.channels |= roots(every, (inside, out))
     for dims in events.spatial:
@@ -130,6 +153,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
 def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
     seen: set[tuple[object, ...]] = set()
     chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
+    lengths = _lengths(every, events, facts)
     for one in param_products(events):
         batch, summed, left, right = (
             frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
@@ -148,8 +172,8 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             signs.experts |= batch
         elif batch & facts.weights and batch - facts.weights:
             signs.heads |= batch & facts.weights
-            sides = (left | right) & facts.weights
-            if summed <= facts.weights:  # Queries with keys.
+            sides = (left | right) & facts.weights - lengths
+            if summed <= facts.weights - lengths:  # Queries with keys.
                 signs.of_keys |= summed
                 signs.beside_keys |= sides
             else:  # What is looked up with values.
@@ -160,6 +184,17 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             signs.made |= {root for side in (left, right) if side <= facts.weights for root in side}
 
 
+def _lengths(every: Dimensions, events: Events, facts: Facts) -> set[int]:
+    """Sequences that attend to themselves: weights times values sum over one, and another one of
+    the same class stays. A table of learned positions makes such a class one of parameters."""
+    found: set[int] = set()
+    for one in param_products(events):
+        batch, summed = roots(every, one.batch), roots(every, one.summed)
+        if batch & facts.weights and batch - facts.weights:
+            found |= summed & roots(every, (*one.left, *one.right))
+    return found
+
+
 def _read_arrays(
     every: Dimensions, facts: Facts, arrays: Sequence[tuple[Dims, Role]], signs: _Signs
 ) -> None:
@@ -167,7 +202,8 @@ def _read_arrays(
         own = {root for dim in dims if (root := outer(every, dim)) is not None}
         if role in _WEIGHTS:
             signs.weights.update(own)
-            if len(own) > 1:
+            is_kernel = any(every.marks(root) & DimensionMark.KERNEL for root in own)
+            if len(own) > 1 and not is_kernel:
                 signs.matrices.update(own)
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
@@ -195,7 +231,7 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     if root in facts.weights:
         return _of_weights(every, facts, signs, root)
     if marks & DimensionMark.WALKED:
-        return "time"
+        return "microbatch" if root in signs.microbatches else "time"
     if any(root in patch for patch in signs.patches):
         return "space"
     is_of_step = root in facts.backward or root in signs.with_batch
@@ -248,13 +284,17 @@ def _residual(signs: _Signs) -> set[int]:
     """The factors that flow from layer to layer: results of a table, or else factors of most
     matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
-    if named:
-        return named
     known = signs.vocab | signs.heads | signs.experts | signs.hidden
     counts = {
         root: count
         for root, count in signs.matrices.items()
         if root not in known and root in signs.features and count >= 4
     }
-    best = max(counts.values(), default=0)
-    return {root for root, count in counts.items() if count == best}
+    if not named:
+        best = max(counts.values(), default=0)
+        return {root for root, count in counts.items() if count == best}
+    # Another stream, such as that of images beside captions, meets no matrix of the first one.
+    for root, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if not signs.beside[root] & named:
+            named.add(root)
+    return named

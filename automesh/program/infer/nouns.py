@@ -45,7 +45,8 @@ class CautionKind(StrEnum):
     STACKED_BATCHES = "stacked-batches"
     """Batches are concatenated and divided again: an all-to-all in each direction over dp."""
     GRADIENT_IN_LOOP = "gradient-in-loop"
-    """A gradient is summed over the batch in each turn of a backward loop."""
+    """A gradient is summed over the batch in each turn of a loop: a backward loop, or one over
+    micro-batches."""
     PER_EXAMPLE_GRADIENTS = "per-example-gradients"
     """Gradients have a batch dimension."""
     NO_LOSS = "no-loss"

@@ -131,6 +131,15 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """A reshape of data that makes several dimensions of one, such as micro-batches."""
+
+    dims: Dims
+    shape: Shape
+    place: EquationPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """A place where data meet parameters.
 
@@ -150,11 +159,17 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """A loop that takes a slice of a dimension in each turn."""
+    """A loop that takes a slice of a dimension in each turn.
+
+    Attributes:
+      sums_gradients: whether each turn has both passes and adds its gradients to those of the
+        turns before: its slices are micro-batches.
+    """
 
     dim: Dim
     turns: int
     is_forward: bool
+    sums_gradients: bool = False
 
 
 @dataclass(slots=True)
@@ -165,6 +180,7 @@ class Events:
     lookups: list[Lookup] = field(default_factory=list[Lookup])
     segments: list[Segments] = field(default_factory=list[Segments])
     draws: list[Draw] = field(default_factory=list[Draw])
+    divisions: list[Division] = field(default_factory=list[Division])
     walks: list[Walk] = field(default_factory=list[Walk])
     # Products with only parameters on one side, and lookups in parameters.
     meetings: list[Meeting] = field(default_factory=list[Meeting])
@@ -172,7 +188,7 @@ class Events:
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.
     backward: set[Dim] = field(default_factory=set[Dim])
-    # Sums that a backward loop adds up in its turns: the product, its elements, the turns.
+    # Gradients that a loop adds up in its turns: the product, its elements, the turns.
     in_loops: list[tuple[Contraction, int, int]] = field(
         default_factory=list[tuple[Contraction, int, int]]
     )

@@ -20,6 +20,7 @@ from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Di
 from automesh.program.infer.operation import (
     ArrayOrigin,
     Contraction,
+    Division,
     Draw,
     EquationPlace,
     Events,
@@ -250,13 +251,19 @@ class _Walker:
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
+        is_division = name == "reshape" and len(operation.given[0]) < len(operation.shapes[0])
+        if is_division and not backward and made & ~ArrayOrigin.STATE:
+            self.events.divisions.append(
+                Division(dims=found[0], shape=operation.shapes[0], place=operation.place())
+            )
         if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
             frame.equal[equation.outvars[0]] = number
             held = False
         if backward:
             for dims in found:
                 self.events.backward.update(dims)
-        if frame.loop.number and frame.is_backward:
+        # Micro-batches are summed in the forward pass of their loop.
+        if frame.loop.number and (backward or name in _SUMS):
             frame.makers.update(dict.fromkeys(equation.outvars, equation))
             if len(self.events.products) > known:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
@@ -340,7 +347,6 @@ class _Walker:
         for value in rest:
             self.all.join(step, value.dims[0])
             slices.append(WalkedArray(value.dims[1:], value.made, source=value.source))
-        self.events.walks.append(Walk(dim=step, turns=turns, is_forward=not backward))
         # A value that passes through stacked layers is no state of a time loop.
         is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
@@ -349,8 +355,11 @@ class _Walker:
         made = self.program(body, [*given[:constants], *carry, *slices], inner)
         for before, after in zip(carry, made[:carried], strict=True):
             self.all.join_all(before.dims, after.dims)
-        if backward:
-            self._note_sums(body, constants, carried, turns, inner)
+        sums = self._note_sums(body, constants, carried, turns, inner)
+        walk = Walk(
+            dim=step, turns=turns, is_forward=not backward, sums_gradients=sums and not backward
+        )
+        self.events.walks.append(walk)
         return [
             *(WalkedArray(value.dims, together) for value in carry),
             *(WalkedArray((step, *value.dims), value.made) for value in made[carried:]),
@@ -404,8 +413,10 @@ class _Walker:
 
     def _note_sums(
         self, body: Any, constants: int, carried: int, turns: int, frame: _Frame
-    ) -> None:
-        """Records products that a loop adds to a carried value in each turn."""
+    ) -> bool:
+        """Records products of a backward pass that a loop adds to a carried value in each turn;
+        returns whether there is one."""
+        any_found = False
         for place, result in enumerate(body.outvars[:carried]):
             maker = None if is_literal(result) else frame.makers.get(result)
             if maker is None or maker.primitive.name not in _SUMS:
@@ -415,11 +426,13 @@ class _Walker:
                 continue
             for var in maker.invars:
                 product = self._product_behind(var, frame)
-                if product is not None:
+                if product is not None and not product.is_forward:
+                    any_found = True
                     size = 1
                     for one in shape_of(result):
                         size *= one
                     self.events.in_loops.append((product, size, turns))
+        return any_found
 
     def _product_behind(self, variable: Any, frame: _Frame) -> Contraction | None:
         for _ in range(8):

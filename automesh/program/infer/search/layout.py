@@ -44,6 +44,7 @@ LEAST_SHARE = 0.002
 _EXPERT = "expert"
 _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
+_HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
@@ -229,9 +230,17 @@ class _Chosen:
             )
         )
         packed = {one.about for one in classes.cautions if one.kind is CautionKind.PACKED}
+        of_data = {dim for one in classes.arguments if one.role is Role.DATA for dim in one.dims}
+        # A table of learned positions makes a sequence a class of parameters; it is no width.
+        rows = {
+            one.name
+            for one in classes.classes
+            if one.name in of_data and any(_is(one, name) for name in _SEQUENCE)
+        }
         weights = _weights(classes)
         total = sum(math.prod(one.shape) for one in classes.arguments if one.role in _WEIGHTS)
         expert = next((c for c in classes.classes if _is(c, _EXPERT) and divides(c)), None)
+        has_heads = any(_is(one, _HEADS) and divides(one) for one in classes.classes)
         over_tp = [
             one
             for one in classes.classes
@@ -239,21 +248,12 @@ class _Chosen:
             and not one.is_batch
             and one is not expert
             and one.name not in packed
+            and one.name not in rows
+            and not (has_heads and any(_is(one, name) for name in _IN_HEADS))
             and weights[one.name] > LEAST_SHARE * total
         ]
         over_tp.sort(key=lambda one: -weights[one.name])
-        of_data = {dim for one in classes.arguments if one.role is Role.DATA for dim in one.dims}
-        sequence = next(
-            (
-                one
-                for one in classes.classes
-                if any(_is(one, name) for name in _SEQUENCE)
-                and divides(one)
-                and one.name in of_data
-                and one not in over_tp
-            ),
-            None,
-        )
+        sequence = next((one for one in classes.classes if one.name in rows and divides(one)), None)
         chosen = cls(
             classes=classes,
             num_devices=num_devices,
@@ -318,6 +318,8 @@ class _Chosen:
         found: list[LogicalAxis] = []
         over = self.batch_over()
         for number, one in enumerate(self.batches[:2]):
+            if one is self.sequence:  # It is split with the batch, over an axis of its own.
+                continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
             # A second batch, as of graphs besides edges, need not divide evenly.
@@ -334,7 +336,9 @@ class _Chosen:
             found.append(LogicalAxis(name=self.expert.name, choices=((), (EP,))))
         found += [LogicalAxis(name=one.name, choices=((), (TP,))) for one in self.over_tp]
         if self.sequence is not None:
-            found.append(LogicalAxis(name=self.sequence.name, choices=((), (SP,))))
+            # Over tp, too, activations between products are split as well, along the sequence.
+            more = ((TP,),) if self.over_tp else ()
+            found.append(LogicalAxis(name=self.sequence.name, choices=((), (SP,), *more)))
         return tuple(found)
 
     def split_of(self, number: int, names: frozenset[str]) -> Split:

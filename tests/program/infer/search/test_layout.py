@@ -92,9 +92,9 @@ def test_what_a_specialist_would_try_for_a_language_model() -> None:
         "embed": ["none", "tp"],
         "mlp": ["none", "tp"],
         "heads": ["none", "tp"],
-        "sequence": ["none", "sp"],
+        "sequence": ["none", "sp", "tp"],
     }
-    assert layout.mappings == 32
+    assert layout.mappings == 48
     splits = {one.name: one.split for one in layout.arguments}
     # What has `embed` is split over fsdp there, with its moments; small arrays stay whole.
     assert splits["params['layers'][0]['up']"] == (("embed", "params"), ("mlp",))
