@@ -143,9 +143,7 @@ def root_of(
             break
     if not covering:
         ranks = dict(zip(paths, map(len, shapes), strict=True))
-        raise not_covered(
-            {_joined(name, path): ranks[path] for path in fewest or paths}, shardings
-        )
+        raise not_covered({_joined(name, path): ranks[path] for path in fewest or paths}, shardings)
     (first, by), *others = covering.items()
     said = [shardings[pattern] for pattern in by]
     for other, patterns in others:
