@@ -16,7 +16,6 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import AxisType, Mesh, Sharding
 
-from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract_arrays import (
     described,
     is_abstract,
@@ -98,9 +97,10 @@ def trace(call: Call, *, with_names: bool = False) -> TracedCall:
 def mesh_in_force() -> Mesh | None:
     """The mesh that `jax.set_mesh` has put in force; None without one, and while something is
     traced, when jax does not say."""
-    if is_tracing():
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
         return None
-    mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 

@@ -84,3 +84,18 @@ def test_variables_with_the_same_arrays_are_found_beside_the_call() -> None:
     assert set(found) >= {"params", "moments"}
     assert "rows" not in found
     assert len(params) + len(moments) + len(rows) == 20_003
+
+
+HELD = {"w": jnp.ones((5, 7))}
+
+
+class Own:
+    def __init__(self) -> None:
+        self.params = [jnp.ones((5, 7))]
+
+
+def test_variables_of_the_module_and_of_objects_are_found() -> None:
+    own = Own()
+    assert HELD and own
+    found = {name for name, _ in variables_like([((5, 7), "float32")])}
+    assert found == {"HELD", "own.params"}
