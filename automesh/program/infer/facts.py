@@ -252,7 +252,7 @@ def _batches(
         sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
-            for root in every.factors(dim)[:1]:
+            for root in _walked_over(every, dim)[:1]:
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
     candidates = [
@@ -268,6 +268,14 @@ def _batches(
         if alone:
             return _with_drawn(every, inside, found, alone)
     return []
+
+
+def _walked_over(every: Dimensions, dim: Dim) -> Sequence[int]:
+    """The factors of a dimension without a leading one that a loop walks over: rows that are taken
+    in several parts, one after the other, are split inside of each part."""
+    factors = every.factors(dim)
+    is_walked = len(factors) > 1 and every.marks(factors[0]) & DimensionMark.WALKED
+    return factors[1:] if is_walked else factors
 
 
 def _with_drawn(

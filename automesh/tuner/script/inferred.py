@@ -128,9 +128,9 @@ def _notices(found: Discovery, layout: Layout) -> tuple[str, ...]:
         said.append(outside)
     if step.loop is not None:
         said.append(
-            f"the shardings of the rule are for one turn of the loop at {step.loop.at}: to use them "
-            "with `config.apply`, jit the turn as a function of its own, whose parameters are "
-            f"called {_listed_roots(layout)}"
+            f"the shardings of the rule are for one turn of the loop at {step.loop.at}: to use "
+            "them with `config.apply`, jit the turn as a function of its own, whose parameters "
+            f"are called {_listed_roots(layout)}"
         )
     if not step.carried and not step.outside:
         said.append(

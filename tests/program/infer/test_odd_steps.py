@@ -70,12 +70,44 @@ def test_a_step_that_holds_its_arrays_says_so() -> None:
     assert "as arguments" in str(refused.value.hint)
 
 
-def test_a_batch_that_the_step_holds_is_split_nowhere_and_so_fsdp_is_not_searched() -> None:
-    x = jnp.ones((64, WIDTH))
+def loss(p: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)
+
+
+PARAMS = {"down": jnp.ones((64, 8)), "up": jnp.ones((WIDTH, 64))}
+
+
+def test_what_a_gradient_is_returned_of_is_a_parameter_though_it_changes_outside() -> None:
+    found = classes(jax.value_and_grad(loss), PARAMS, jnp.ones((32, WIDTH)), carried={})
+    assert [one.role for one in found.arguments] == [Role.PARAMETER, Role.PARAMETER, Role.DATA]
+    # Not the outputs of the last layer, too, over which the loss is a mean.
+    assert [one.size for one in found.batches] == [32]
+    assert any(found.batches[0].name in one.dims for one in found.activations)
+
+
+def test_rows_that_are_taken_part_by_part_are_split_inside_of_each_part() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def turn(total: Any, part: Any) -> Any:
+            value, slope = jax.value_and_grad(loss)(p, part)
+            return jax.tree.map(jnp.add, total, slope), value
+
+        slope, values = jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, p), x.reshape(4, 24, WIDTH))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, slope), values.mean()
+
+    found = classes(step, PARAMS, jnp.ones((96, WIDTH)), carried={0: 0, 1: 1})
+    assert [(one.size, one.parts) for one in found.batches] == [(24, 24)]
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert found.batches[0].name in [one.name for one in layout.logical]
+    assert layout.arguments[-1].split == ((), ())  # 96 rows: 8 devices have 3 of each part.
+    assert any(found.batches[0].name in part for one in layout.inner for part in one.split)
+
+
+def test_a_sequence_that_is_summed_like_a_batch_is_searched_once() -> None:
     found = classes(
-        jax.value_and_grad(lambda p: jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)),
-        {"up": jnp.ones((WIDTH, 256)), "down": jnp.ones((256, 1))},
-        carried={},
+        lambda p, x: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, x)),
+        PARAMS,
+        jnp.ones((16, 32, WIDTH)),
+        carried={0: 0, 1: 1},
     )
-    assert [one.size for one in found.batches] == [64]
-    assert lay_out(found, num_devices=8, script="train.py").axes == ("tp",)
+    names = [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
+    assert len(names) == len(set(names))

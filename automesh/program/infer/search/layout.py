@@ -258,6 +258,7 @@ class _Chosen:
                 and divides(one)
                 and one.name in of_data
                 and one not in over_tp
+                and one not in batches[:2]
             ),
             None,
         )
