@@ -116,7 +116,14 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         kwargs: Any = {}
         if code.co_flags & _VARKEYWORDS:
             kwargs = frame.f_locals.get(code.co_varnames[count + 1])
-        if callable(wrapper) and isinstance(args, tuple) and isinstance(kwargs, dict):
+        # What jax has compiled has parameters without names.
+        is_jax = isinstance(wrapper, jax.stages.Compiled)
+        if (
+            callable(wrapper)
+            and not is_jax
+            and isinstance(args, tuple)
+            and isinstance(kwargs, dict)
+        ):
             yield (
                 wrapper,
                 cast("tuple[Any, ...]", args),
