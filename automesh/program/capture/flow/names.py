@@ -160,7 +160,7 @@ def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tup
         if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
             continue
         # A data set as a list of rows is no state, and takes long to look through.
-        if name.startswith("_") or (isinstance(value, (list, tuple, dict)) and len(value) > _MANY):
+        if name.startswith(("_", ".")) or (isinstance(value, (list, tuple, dict)) and len(value) > _MANY):
             continue
         leaves = [
             leaf
