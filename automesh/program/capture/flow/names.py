@@ -159,8 +159,10 @@ def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tup
     for name, value in _variables_at(frame):
         if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
             continue
+        if name.startswith(("_", ".")):  # `.0` is what a comprehension goes through.
+            continue
         # A data set as a list of rows is no state, and takes long to look through.
-        if name.startswith(("_", ".")) or (isinstance(value, (list, tuple, dict)) and len(value) > _MANY):
+        if isinstance(value, (list, tuple, dict)) and len(cast("Any", value)) > _MANY:
             continue
         leaves = [
             leaf
