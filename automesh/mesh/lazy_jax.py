@@ -17,8 +17,8 @@ def shardings_half() -> Any:
 
 
 def applied_half() -> Any:
-    """Imports `automesh.program.infer.search.applied`, which traces steps, from a higher layer."""
-    return _import_jax_half("automesh.program.infer.search.applied")
+    """Imports `automesh.program.infer.search.wrapped`, which traces steps, from a higher layer."""
+    return _import_jax_half("automesh.program.infer.search.wrapped")
 
 
 def attached_selector() -> str:

@@ -90,7 +90,7 @@ def sharding_at(
     """
     pattern = shardings.first(path)
     if not pattern:
-        raise not_covered([path])
+        raise not_covered({path: len(shape)}, shardings)
     over = _fitting(path, shape, pattern, shardings[pattern], mapping, mesh)
     parts = [axes if len(axes) > 1 else axes[0] if axes else None for axes in over]
     while parts and parts[-1] is None:
@@ -98,14 +98,22 @@ def sharding_at(
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
-def not_covered(paths: Sequence[str]) -> UsageError:
-    """Makes the error for arrays that no pattern matches."""
+def not_covered(missing: Mapping[str, int], shardings: Shardings) -> UsageError:
+    """Makes the error for arrays that no pattern matches.
+
+    Args:
+      missing: by path, the number of dimensions.
+    """
+    paths = list(missing)
     shown = ", ".join(f"`{path}`" for path in paths[:_SHOWN])
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    begin = ", ".join(f"`{root}`" for root in shardings.roots)
+    known = f" (there are some for {begin})" if begin else ""
+    dims = ", ".join(['""'] * missing[paths[0]])
     return UsageError(
         f"no pattern of the rule's shardings covers {shown}{more}",
-        hint='add one under [rule.shardings], as in "params/**/up" = ["embed", "mlp"], or search '
-        "the script again",
+        hint=f'add "{paths[0]}" = [{dims}] under [rule.shardings]{known} to leave it whole, '
+        "or search the script as it is now",
     )
 
 
@@ -134,7 +142,8 @@ def root_of(
         if not prefix and all(by):
             break
     if not covering:
-        raise not_covered([_joined(name, path) for path in fewest or paths])
+        ranks = dict(zip(paths, map(len, shapes), strict=True))
+        raise not_covered({_joined(name, path): ranks[path] for path in fewest or paths}, shardings)
     (first, by), *others = covering.items()
     said = [shardings[pattern] for pattern in by]
     for other, patterns in others:
@@ -208,7 +217,8 @@ def _fitting(
             raise UsageError(
                 f"dimension {place} of `{path}` is {size}, which the {parts} parts over "
                 f"{'*'.join(axes)} do not divide, by its pattern `{pattern}`",
-                hint="search the script as it is now, or take the axis out of the pattern",
+                hint="give it a size that they divide (leave out a last, smaller batch), or take "
+                "the axis out of the pattern",
             )
     return over
 

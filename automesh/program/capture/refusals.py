@@ -23,6 +23,20 @@ from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
 _MESH = re.compile(r"mesh(?!grid)", re.I)
+# Errors of jax about values that a trace does not have.
+_NEEDS_VALUES = frozenset(
+    {
+        "ConcretizationTypeError",
+        "NonConcreteBooleanIndexError",
+        "TracerArrayConversionError",
+        "TracerBoolConversionError",
+        "TracerIntegerConversionError",
+    }
+)
+_CALLS_NONE = (
+    "let it call its training step, jitted, at least three times (a step of NumPy alone has "
+    "nothing to be searched), or "
+)
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
@@ -113,7 +127,7 @@ def no_step(
         return UsageError(
             f"{name} has no function `build`, and it ended without calling a function that "
             f"`jax.jit` made{mesh}",
-            hint=named + HINT,
+            hint=named + ("" if named else _CALLS_NONE) + HINT,
         )
     listed = [f"`{one}` at {place}" if place.file else f"`{one}`" for one, place in called.items()]
     once = ", ".join(listed[:6])
@@ -180,6 +194,13 @@ def _failed(name: str, error: Exception) -> UsageError:
         return UsageError(
             f"{name} fails at {place}: {text}",
             hint=f"install `{error.name}` in the environment that automesh runs in",
+        )
+    if type(error).__name__ in _NEEDS_VALUES:
+        return UsageError(
+            f"{name} fails at {place} before its step, where a shape or a branch depends on the "
+            f"values of an array that `jax.jit` traces: {text}",
+            hint="give it a fixed size (`jnp.nonzero(..., size=...)`, `jnp.where` for a mask, "
+            "`jax.lax.cond` for a branch), or do that before the step",
         )
     return UsageError(
         f"{name} fails at {place} before its step: {text}",

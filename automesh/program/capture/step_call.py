@@ -95,8 +95,12 @@ def trace(call: Call, *, with_names: bool = False) -> TracedCall:
 
 
 def mesh_in_force() -> Mesh | None:
-    """The mesh that `jax.set_mesh` has put in force; None without one."""
-    mesh = jax.sharding.get_mesh()
+    """The mesh that `jax.set_mesh` has put in force; None without one, and while something is
+    traced, when jax does not say."""
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
+        return None
     return None if mesh.empty else mesh
 
 

@@ -23,9 +23,10 @@ from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
 from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
-from automesh.program.infer.walk import shape_of, walk
+from automesh.program.infer.walk import Walked, shape_of, walk
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
+_TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.STATISTIC})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,15 @@ def classes_of(
     )
     roles = roles_of(opened, {place + num_held: result for place, result in carried.items()})
     walked = walk(opened, roles.made(), num_held=num_held)
+    if graded := _graded(walked, roles):
+        roles = replace(
+            roles,
+            inputs=tuple(
+                Role.PARAMETER if place in graded else role
+                for place, role in enumerate(roles.inputs)
+            ),
+        )
+        walked = walk(opened, roles.made(), num_held=num_held)
     every, events = walked.all, walked.events
     for place, result in roles.state_of.items():
         every.join_all(walked.inputs[place], walked.outputs[result])
@@ -124,6 +134,24 @@ def classes_of(
         loss=next((place for place, one in enumerate(results) if one.role == Role.LOSS), None),
     )
     return one_of_a_kind(step)
+
+
+def _graded(walked: Walked, roles: Roles) -> set[int]:
+    """The inputs whose gradients are results, if nothing is trained in the step itself: a jitted
+    loss with its gradients, whose parameters change outside."""
+    if any(role in _TRAINED for role in roles.inputs):
+        return set()
+    every = walked.all
+    backward = {every.factors(dim) for dim in walked.events.backward}
+
+    def form(dims: Dims) -> tuple[tuple[int, ...], ...]:
+        return tuple(every.factors(dim) for dim in dims)
+
+    results = {form(dims) for dims in walked.outputs if dims}
+    made = {one for one in results if all(not part or part in backward for part in one)}
+    return {
+        place for place in roles.floats if any(own := form(walked.inputs[place])) and own in made
+    }
 
 
 def _called(opened: Any, names: Sequence[str], num_held: int) -> list[str]:

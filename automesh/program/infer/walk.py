@@ -36,6 +36,8 @@ from automesh.program.infer.operation import (
 RULES: dict[str, Rule] = {**rules.RULES, **indexing.RULES, **windows.RULES}
 # These operations on held arrays make no new data.
 _SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | rules.ELEMENTWISE
+# Rows that are written into a held array leave it one: a replay buffer, before rows are drawn.
+_WRITES_INTO = frozenset({"scatter", "dynamic_update_slice"})
 # Integers keep their meaning through these operations, up to an offset.
 _SAME_INTEGERS = primitives(
     """
@@ -256,6 +258,8 @@ class _Walker:
             self.events.divisions.append(
                 Division(dims=found[0], shape=operation.shapes[0], place=operation.place())
             )
+        if name in _WRITES_INTO and not backward and not made & ArrayOrigin.STATE:
+            held = given[0].is_held
         if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
             frame.equal[equation.outvars[0]] = number
             held = False

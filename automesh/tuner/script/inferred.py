@@ -9,6 +9,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.limits import STORED_STEP_BYTES
+from automesh.mesh.rules.shardings import path_of
 from automesh.program.capture.nouns import Discovery
 from automesh.program.infer.search.layout import DP, TP, Layout, lay_out
 from automesh.report.progress import Progress
@@ -107,6 +108,11 @@ def _data_parallel(layout: Layout, devices: int, granules: int) -> str:
     return ",".join([*parts, f"{DP}:{each}"] if each > 1 else parts)
 
 
+def _listed_roots(layout: Layout) -> str:
+    roots = dict.fromkeys(path_of(one.name).partition("/")[0] for one in layout.arguments)
+    return " and ".join(f"`{root}`" for root in roots)
+
+
 def _notices(found: Discovery, layout: Layout) -> tuple[str, ...]:
     step = found.capture.step
     said = [
@@ -120,6 +126,12 @@ def _notices(found: Discovery, layout: Layout) -> tuple[str, ...]:
         )
     if outside := step.about_outside():
         said.append(outside)
+    if step.loop is not None:
+        said.append(
+            f"the shardings of the rule are for one turn of the loop at {step.loop.at}: to use "
+            "them with `config.apply`, jit the turn as a function of its own, whose parameters "
+            f"are called {_listed_roots(layout)}"
+        )
     if not step.carried and not step.outside:
         said.append(
             f"no output of `{step.name}` comes back as its argument: every step is measured from "

@@ -120,6 +120,16 @@ HOPELESS = {
             w, loss = train_step(w, x)
             print(float(first.sum()))
     """,
+    "values-decide-a-shape": """
+        import jax, jax.numpy as jnp
+        @jax.jit
+        def train_step(w, x):
+            kept = x[x[:, 0] > 0]
+            return w - jax.grad(lambda w: jnp.mean((kept @ w) ** 2))(w)
+        w = jnp.ones((4, 2))
+        for _ in range(5):
+            w = train_step(w, jnp.ones((8, 4)))
+    """,
     "only-a-function": "def make_step(mesh):\n    ...",
     "functions-without-a-mesh": """
         import jax

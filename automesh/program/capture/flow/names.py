@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -115,12 +116,35 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         kwargs: Any = {}
         if code.co_flags & _VARKEYWORDS:
             kwargs = frame.f_locals.get(code.co_varnames[count + 1])
-        if callable(wrapper) and isinstance(args, tuple) and isinstance(kwargs, dict):
+        # What jax has compiled has parameters without names.
+        is_jax = isinstance(wrapper, jax.stages.Compiled)
+        if (
+            callable(wrapper)
+            and not is_jax
+            and isinstance(args, tuple)
+            and isinstance(kwargs, dict)
+        ):
             yield (
                 wrapper,
                 cast("tuple[Any, ...]", args),
                 cast("dict[str, Any]", kwargs),
             )
+
+
+def _variables_at(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The variables of a function, those of its module that it names, and attributes of its
+    objects, as `self.params`."""
+    known = dict(frame.f_locals)
+    named = {
+        name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals
+    }
+    for name, value in (named | known).items():
+        yield name, value
+        module = sys.modules.get(type(value).__module__)
+        file = getattr(module, "__file__", None) or "<"
+        if is_users_file(file) and jax.tree_util.all_leaves([value]):
+            for attribute, part in getattr(value, "__dict__", {}).items():
+                yield f"{name}.{attribute}", part
 
 
 def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, list[Any]]]:
@@ -132,11 +156,13 @@ def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tup
         frame = frame.f_back
     if frame is None or not wanted:
         return
-    for name, value in list(frame.f_locals.items()):
+    for name, value in _variables_at(frame):
         if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
             continue
+        if name.startswith(("_", ".")):  # `.0` is what a comprehension goes through.
+            continue
         # A data set as a list of rows is no state, and takes long to look through.
-        if name.startswith("_") or (isinstance(value, (list, tuple, dict)) and len(value) > _MANY):
+        if isinstance(value, (list, tuple, dict)) and len(cast("Any", value)) > _MANY:
             continue
         leaves = [
             leaf

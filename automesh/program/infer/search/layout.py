@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from automesh.errors import UsageError
 from automesh.mesh.axes import MAPPING, Plan
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
+from automesh.program.infer.search.nothing import nothing_held, nothing_to_split
 from automesh.program.infer.search.shares import shares_of
 from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
 from automesh.space.space import LogicalAxis
@@ -48,6 +48,7 @@ _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves ea
 _SEQUENCE = ("time", "sequence", "length")
 _CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
+_STATE = (*_WEIGHTS, *_CHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +157,13 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
     Raises:
       UsageError: no dimension of the step can be split over these devices; says why.
     """
+    if not classes.arguments:
+        raise nothing_held(script)
     chosen = _Chosen.of(classes, num_devices)
     logical = chosen.logical()
     most = chosen.most_parts() if logical else 1
     if most % num_devices or num_devices < 2:
-        raise _nothing(classes, num_devices, script, most=most)
+        raise nothing_to_split(classes, num_devices, script, most=most)
     names = frozenset(axis.name for axis in logical)
     arguments = tuple(
         NamedSplit(name=array.name, split=chosen.split_of(number, names), classes=array.dims)
@@ -223,9 +226,13 @@ class _Chosen:
         def divides(one: DimensionClass) -> bool:
             return not one.whole and math.gcd(one.parts, num_devices) > 1
 
+        # A batch that no argument and no constraint has, such as rows that the step holds and uses
+        # all of, would be split nowhere.
+        placed = {dim for one in classes.arguments if one.role not in _STATE for dim in one.dims}
+        placed |= {dim for one in (*classes.inner, *classes.activations) for dim in one.dims}
         batches = tuple(
             sorted(
-                (one for one in classes.batches if divides(one)),
+                (one for one in classes.batches if divides(one) and one.name in placed),
                 key=lambda one: -math.gcd(one.parts, num_devices),
             )
         )
@@ -274,7 +281,7 @@ class _Chosen:
         weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
-            if array.role not in (*_WEIGHTS, *_CHANGED):
+            if array.role not in _STATE:
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
@@ -344,7 +351,7 @@ class _Chosen:
     def split_of(self, number: int, names: frozenset[str]) -> Split:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
-        is_state = array.role in (*_WEIGHTS, *_CHANGED)
+        is_state = array.role in _STATE
         if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
         if not is_state:
@@ -453,32 +460,3 @@ def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
     if not dims:
         return tuple(() for _ in range(rank))
     return tuple((name,) if name in names else () for name in dims)
-
-
-def _nothing(classes: StepClasses, num_devices: int, script: str, *, most: int) -> UsageError:
-    """The error that nothing can be split, or not over so many devices.
-
-    Args:
-      most: product of the possible parts of all classes.
-    """
-    if num_devices < 2:
-        return UsageError(
-            f"{script} makes no mesh, and there is one device: nothing can be split",
-            hint="name several with `--target`: `cpu:8` for virtual ones, `tpu-v5p-16`",
-        )
-    sizes = ", ".join(
-        f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "")
-        for one in classes.classes[:4]
-    )
-    cures = next((one.cure for one in classes.classes if one.cure), "")
-    if (fewer := math.gcd(most, num_devices)) > 1:
-        return UsageError(
-            f"{script} makes no mesh, and the dimensions of its step can be split over {fewer} "
-            f"devices, not over {num_devices}: {sizes}",
-            hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide",
-        )
-    return UsageError(
-        f"{script} makes no mesh, and no dimension of its step can be split over {num_devices} "
-        f"devices: {sizes or 'it has none'}",
-        hint=cures or "give it a batch that the devices divide",
-    )

@@ -84,3 +84,42 @@ def test_variables_with_the_same_arrays_are_found_beside_the_call() -> None:
     assert set(found) >= {"params", "moments"}
     assert "rows" not in found
     assert len(params) + len(moments) + len(rows) == 20_003
+
+
+HELD = {"w": jnp.ones((5, 7))}
+
+
+class Own:
+    def __init__(self) -> None:
+        self.params = [jnp.ones((5, 7))]
+
+
+def test_variables_of_the_module_and_of_objects_are_found() -> None:
+    own = Own()
+    assert HELD and own
+    found = dict(variables_like([((5, 7), "float32")]))
+    assert set(found) == {"HELD", "own.params"}
+
+
+def test_what_is_compiled_ahead_leaves_the_names_of_its_parameters() -> None:
+    seen: list[tuple[str, ...]] = []
+
+    class Compiled(jax.stages.Compiled):
+        def __init__(self) -> None: ...
+
+    # As text, which is no code of the user's.
+    exec(
+        "def __call__(self, *args, **kwargs):\n"
+        "    seen.append(leaf_names(call_of(step, *args), Split()))\n"
+        "Compiled.__call__ = __call__",
+        {
+            "seen": seen,
+            "leaf_names": leaf_names,
+            "call_of": call_of,
+            "step": step,
+            "Split": Split,
+            "Compiled": Compiled,
+        },
+    )
+    Compiled()(W, X)
+    assert seen == [("state", "batch[0]")]

@@ -231,3 +231,10 @@ def test_nothing_that_can_be_split_is_one_sentence(devices: int) -> None:
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert devices == 1 or caught.value.hint == "pad it to 8"
+
+
+def test_a_batch_that_nothing_has_is_not_split_and_so_fsdp_is_not_searched() -> None:
+    state = tuple(one for one in ARGUMENTS if one.role is not Role.DATA)
+    layout = lay_out(StepClasses(classes=CLASSES, arguments=state), num_devices=8, script="t.py")
+    assert "batch" not in [one.name for one in layout.logical]
+    assert not {"dp", "fsdp"} & set(layout.axes)

@@ -1,0 +1,56 @@
+"""Why nothing of a step can be split, in one sentence (no jax)."""
+
+from __future__ import annotations
+
+import math
+
+from automesh.errors import UsageError
+from automesh.program.infer.nouns import Role, StepClasses
+
+_TRAINED = (Role.PARAMETER, Role.FROZEN, Role.MOMENT)
+
+
+def nothing_to_split(
+    classes: StepClasses, num_devices: int, script: str, *, most: int
+) -> UsageError:
+    """The error that nothing can be split, or not over so many devices.
+
+    Args:
+      most: product of the possible parts of all classes.
+    """
+    if num_devices < 2:
+        return UsageError(
+            f"{script} makes no mesh, and there is one device: nothing can be split",
+            hint="name several with `--target`: `cpu:8` for virtual ones, `tpu-v5p-16`",
+        )
+    if not classes.batches and not any(one.role in _TRAINED for one in classes.arguments):
+        return UsageError(
+            f"{script} makes no mesh, and its step trains nothing: no array has a gradient, and no "
+            "dimension is a batch, so that nothing tells what could be split",
+            hint="choose the training step with `--step NAME`, or split the arrays in the script",
+        )
+    sizes = ", ".join(
+        f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "")
+        for one in classes.classes[:4]
+    )
+    cures = next((one.cure for one in classes.classes if one.cure), "")
+    if (fewer := math.gcd(most, num_devices)) > 1:
+        return UsageError(
+            f"{script} makes no mesh, and the dimensions of its step can be split over {fewer} "
+            f"devices, not over {num_devices}: {sizes}",
+            hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide",
+        )
+    return UsageError(
+        f"{script} makes no mesh, and no dimension of its step can be split over {num_devices} "
+        f"devices: {sizes or 'it has none'}",
+        hint=cures or "give it a batch that the devices divide",
+    )
+
+
+def nothing_held(script: str) -> UsageError:
+    """The error that a step takes no arrays."""
+    return UsageError(
+        f"{script} makes no mesh, and its step takes no arrays: it computes with those that it "
+        "holds, as they were when `jax.jit` first traced it",
+        hint="give the step its parameters and its batch as arguments, and return the parameters",
+    )

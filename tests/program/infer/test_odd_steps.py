@@ -1,0 +1,113 @@
+"""Steps that are no plain training step: replay buffers, counts, arrays that the step holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from automesh.errors import UsageError
+from automesh.program.infer.classes import classes_of
+from automesh.program.infer.nouns import Role, StepClasses
+from automesh.program.infer.search.layout import lay_out
+
+ROWS, DRAWN, WIDTH = 4096, 256, 16
+
+
+def classes(step: Callable[..., Any], *args: Any, carried: Mapping[int, int]) -> StepClasses:
+    closed = jax.make_jaxpr(step)(*args)
+    names = [f"args{jax.tree_util.keystr(path)}" for path, _ in
+             jax.tree_util.tree_leaves_with_path(args)]  # fmt: skip
+    return classes_of(closed, carried=carried, names=names)
+
+
+def act_and_learn(w: Any, buffer: Any, place: Any, seen: Any, key: Any) -> Any:
+    """Writes rows into a replay buffer, and learns from others that it draws."""
+    buffer = buffer.at[(place + jnp.arange(32)) % ROWS].set(seen)
+    rows = buffer[jax.random.randint(key, (DRAWN,), 0, ROWS)]
+    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(rows @ w) ** 2))(w)
+    return w - 0.1 * slope, buffer, place + 32, value
+
+
+def test_rows_that_are_drawn_from_a_buffer_are_the_batch() -> None:
+    found = classes(
+        act_and_learn,
+        jnp.ones((WIDTH, 8)),
+        jnp.ones((ROWS, WIDTH)),
+        jnp.int32(0),
+        jnp.ones((32, WIDTH)),
+        jax.random.key(0),
+        carried={0: 0, 1: 1, 2: 2},
+    )
+    assert [one.size for one in found.batches] == [DRAWN]
+    assert found.arguments[1].role == Role.STATISTIC
+    assert found.named(found.arguments[1].dims[0]).whole.startswith("the step takes rows of it")
+    (drawn,) = [one for one in found.inner if one.shape == (DRAWN, WIDTH)]
+    assert drawn.dims[0] == found.batches[0].name
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert found.batches[0].name in [one.name for one in layout.logical]
+
+
+def test_a_step_that_trains_nothing_says_so() -> None:
+    found = classes(
+        lambda counts, tokens: counts.at[tokens].add(1),
+        jnp.zeros(1024, jnp.int32),
+        jnp.zeros(256, jnp.int32),
+        carried={0: 0},
+    )
+    with pytest.raises(UsageError, match="trains nothing: no array has a gradient"):
+        lay_out(found, num_devices=8, script="train.py")
+
+
+def test_a_step_that_holds_its_arrays_says_so() -> None:
+    w, x = jnp.ones((WIDTH, 8)), jnp.ones((64, WIDTH))
+    found = classes(lambda: w - jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), carried={})
+    with pytest.raises(UsageError, match="takes no arrays") as refused:
+        lay_out(found, num_devices=8, script="train.py")
+    assert "as arguments" in str(refused.value.hint)
+
+
+def loss(p: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)
+
+
+PARAMS = {"down": jnp.ones((64, 8)), "up": jnp.ones((WIDTH, 64))}
+
+
+def test_what_a_gradient_is_returned_of_is_a_parameter_though_it_changes_outside() -> None:
+    found = classes(jax.value_and_grad(loss), PARAMS, jnp.ones((32, WIDTH)), carried={})
+    assert [one.role for one in found.arguments] == [Role.PARAMETER, Role.PARAMETER, Role.DATA]
+    # Not the outputs of the last layer, too, over which the loss is a mean.
+    assert [one.size for one in found.batches] == [32]
+    assert any(found.batches[0].name in one.dims for one in found.activations)
+
+
+def test_rows_that_are_taken_part_by_part_are_split_inside_of_each_part() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def turn(total: Any, part: Any) -> Any:
+            value, slope = jax.value_and_grad(loss)(p, part)
+            return jax.tree.map(jnp.add, total, slope), value
+
+        slope, values = jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, p), x.reshape(4, 24, WIDTH))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, slope), values.mean()
+
+    found = classes(step, PARAMS, jnp.ones((96, WIDTH)), carried={0: 0, 1: 1})
+    assert [(one.size, one.parts) for one in found.batches] == [(24, 24)]
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert found.batches[0].name in [one.name for one in layout.logical]
+    assert layout.arguments[-1].split == ((), ())  # 96 rows: 8 devices have 3 of each part.
+    assert any(found.batches[0].name in part for one in layout.inner for part in one.split)
+
+
+def test_a_sequence_that_is_summed_like_a_batch_is_searched_once() -> None:
+    found = classes(
+        lambda p, x: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, x)),
+        PARAMS,
+        jnp.ones((16, 32, WIDTH)),
+        carried={0: 0, 1: 1},
+    )
+    names = [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
+    assert len(names) == len(set(names))
