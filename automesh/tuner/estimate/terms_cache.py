@@ -1,10 +1,10 @@
 """A cache of propagations in the study's folder, so that a resumed search need not repeat them.
 
 A search for another number of devices takes from it what does not depend on that number. It asks
-for the same sets of active axes at the same smallest sizes, and only the larger sizes at which the
-terms are used are others. Where the step is the same on all meshes (`Propagation.is_general`), the
-answer is the same: it is found by a second name, which leaves out the larger sizes. A second name
-is a small file that holds the first one.
+for the same sets of active axes, only at other sizes. Where the step is the same on all meshes
+(`Propagation.is_general`), the terms are formulas that hold there, too, as they hold for the larger
+meshes of one search. They are found by a second name, which leaves out the sizes: a small file that
+holds the first name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from automesh import limits
+from automesh.cost.pricing import holds
+from automesh.cost.terms import Terms
 from automesh.errors import AutomeshError
 from automesh.files import write_whole
 from automesh.jsonio import NotJson, read_json, to_json, to_text
@@ -24,6 +28,7 @@ from automesh.program.nouns import Propagation
 from automesh.reading import Unreadable, read_bytes
 from automesh.skipped import Skipped
 from automesh.texts.storage_url import masked_word
+from automesh.tuner.estimate.propagations import Sizes
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
@@ -80,7 +85,7 @@ class TermsCache:
                     self.keep(job, kept.propagation)
                 return kept.propagation
         for folder in (*own, *self.others):
-            kept = self._read_general(folder, _general(job))
+            kept = self._read_general(folder, job)
             if kept is not None:
                 self.keep(job, kept.propagation)
                 return kept.propagation
@@ -118,9 +123,9 @@ class TermsCache:
             second = self.folder / self._second_name(_general(job))
             write_whole(second, path.name, lasting=False)
 
-    def _read_general(self, folder: Path, general: PropagateJob) -> StoredPropagation | None:
-        """The answer to a job with the same sizes, whatever larger sizes that job names."""
-        path = folder / self._second_name(general)
+    def _read_general(self, folder: Path, job: PropagateJob) -> StoredPropagation | None:
+        """The answer to a job at any sizes of the same axes, if it holds at those of this job."""
+        path = folder / self._second_name(_general(job))
         if not os.path.lexists(path):
             return None
         try:
@@ -132,8 +137,10 @@ class TermsCache:
         if kept is None or (kept.form, kept.source_hash, kept.versions) != self._mine:
             return None
         # Compared in the form in which it is stored: without secrets.
-        is_same = _general(kept.job) == _masked(general)
-        return kept if is_same and _may_be_general(kept.job, kept.propagation) else None
+        is_same = _general(kept.job) == _masked(_general(job))
+        if not is_same or not _may_be_general(kept.job, kept.propagation):
+            return None
+        return kept if _holds_at(kept.propagation.terms, job.sizes) else None
 
     def _read(self, path: Path) -> StoredPropagation | None:
         if not os.path.lexists(path):
@@ -165,12 +172,19 @@ def _anywhere(job: PropagateJob) -> PropagateJob:
 
 
 def _general(job: PropagateJob) -> PropagateJob:
-    """The job without its devices and without the larger sizes at which its terms are used."""
-    return replace(_anywhere(job), probes=(), largest=())
+    """The job without its devices and without the sizes of its axes."""
+    sizes = tuple((axis, 0) for axis, _ in job.sizes)
+    return replace(_anywhere(job), sizes=sizes, probes=(), largest=())
+
+
+def _holds_at(terms: Terms, sizes: Sizes) -> bool:
+    """Whether terms hold at other sizes than they were made at."""
+    row = np.array([[size for _, size in sizes]], np.int64)
+    return bool(holds(terms, tuple(axis for axis, _ in sizes), row)[0])
 
 
 def _may_be_general(job: PropagateJob, propagation: Propagation) -> bool:
-    """Whether a propagation answers jobs with other larger sizes, too."""
+    """Whether a propagation answers jobs with other sizes, too."""
     asks_more = propagation.asked or propagation.failed_probes or propagation.results
     return propagation.is_general and not asks_more and not job.exact and job.cure is None
 

@@ -27,7 +27,7 @@ _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
     "give it more --budget, or see with --timeout whether it hangs"
 )
-# How late the only visit of a search may be: a share of the budget, or so many seconds.
+# How late the only visits of a search may be: a share of the budget, or so many seconds.
 _LATE_SHARE = 0.5
 _LATE_S = 60.0
 
@@ -52,7 +52,7 @@ class FirstVisits:
         if known.reference is None:
             # Time is used up, and nothing is known that says whether others are right.
             if not known.calibrations:
-                self._run_one(plans)
+                self._run_late(plans)
             return
         for number, plan in enumerate(plans):
             is_due = sum(one in known.calibrations for one in plans) < 2
@@ -70,22 +70,32 @@ class FirstVisits:
         if plan in known.calibrations and known.reference is not None:
             known.judge(plan, known.reference)
 
-    def _run_one(self, plans: Sequence[Plan]) -> None:
-        """Runs one plan all the same, although the time is over: a search that has compiled
-        something does not end without a time that was measured."""
+    def _run_late(self, plans: Sequence[Plan]) -> None:
+        """Runs two plans all the same, although the time is over: a search that has compiled
+        something does not end without a time that was measured, and another one beside it.
+
+        The second one is left out where the first has used up the time for both.
+        """
         known, search = self.known, self.known.search
         more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
-        for plan in plans:
-            if plan in known.done:
-                continue
-            search.progress.notice(
-                f"the time was used up before any plan had run: {plan} is run once all the same"
-            )
-            late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
+        begun_s = search.clock()
+        late = BoundedPool(pool=self.pool, until_s=begun_s + more_s, clock=search.clock)
+        for plan in [plan for plan in plans if plan not in known.done]:
+            first = next(iter(known.calibrations), None)
+            if first is None:
+                why = "the time was used up before any plan had run"
+            elif search.clock() - begun_s <= more_s / 2:
+                why = f"{first} alone says nothing of others"
+            else:
+                break
+            search.progress.notice(f"{why}: {plan} is run once all the same")
             self._visit(plan, late)
             self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
+            if plan in known.calibrations and known.reference is not None:
+                known.judge(plan, known.reference)
             known.note_visits()
-            return
+            if len(known.calibrations) > 1 or late.is_over:
+                return
 
     def _visit(self, plan: Plan, within: BoundedPool | None = None) -> None:
         """Visits a plan; its failure is noted, unless it is only that time was used up."""

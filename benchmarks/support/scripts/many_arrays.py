@@ -4,7 +4,10 @@ The layers are a Python loop and not a scan, as in many models that were ported 
 frameworks. `--layers N` makes it smaller.
 """
 
+from __future__ import annotations
+
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +37,17 @@ def layers() -> int:
 LAYERS = layers()
 
 
-def normalized(x, scale, shift):
+Weights = dict[str, Any]
+
+
+def normalized(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale + shift
+    return (
+        centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale + shift
+    )
 
 
-def layer(w, x):
+def layer(w: Weights, x: jax.Array) -> jax.Array:
     h = normalized(x, w["attention_scale"], w["attention_shift"])
     mixed = jax.nn.sigmoid(h @ w["query"]) * jnp.tanh(h @ w["key"]) + h @ w["value"]
     x = x + mixed @ w["out"]
@@ -47,17 +55,17 @@ def layer(w, x):
     return x + jax.nn.gelu(h @ w["up"] + w["up_shift"]) @ w["down"] + w["down_shift"]
 
 
-def build(mesh):
-    def struct(shape, axes):
+def build(mesh: jax.sharding.Mesh) -> tuple[Any, tuple[Any, ...]]:
+    def struct(shape: tuple[int, ...], axes: tuple[Any, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
 
-    def loss(weights, x):
+    def loss(weights: list[Weights], x: jax.Array) -> jax.Array:
         y = x
         for w in weights:
             y = layer(w, y)
         return jnp.mean((y - x) ** 2)
 
-    def step(weights, x):
+    def step(weights: list[Weights], x: jax.Array) -> tuple[list[Weights], jax.Array]:
         value, gradients = jax.value_and_grad(loss)(weights, x)
         return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), value
 

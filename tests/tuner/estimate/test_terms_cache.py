@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from automesh.cost.terms import DivisibilityGuard
 from automesh.program.nouns import Propagation
 from automesh.tuner.estimate import terms_cache
 from automesh.tuner.estimate.propagations import Need
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
-from tests.support.fakes.estimate_pool import STEP, propagation
+from tests.support.fakes.estimate_pool import STEP, propagation, terms
 
 SIZES = (("dp", 2),)
 NEED = Need(call=((), ()), active=("dp",), sizes=SIZES, probes=(), spare=(), members=(0,))
@@ -40,7 +41,7 @@ def general(job: PropagateJob, **changes: object) -> Propagation:
 
 
 LARGER = replace(JOB, probes=((("dp", 8),),), largest=(("dp", 8),))
-LARGEST = replace(JOB, probes=((("dp", 64),),), largest=(("dp", 64),))
+LARGEST = replace(JOB, sizes=(("dp", 4),), probes=((("dp", 64),),), largest=(("dp", 64),))
 
 
 def test_a_search_for_more_devices_finds_what_is_alike_on_all_meshes(tmp_path: Path) -> None:
@@ -60,6 +61,8 @@ def test_a_search_for_more_devices_finds_what_is_alike_on_all_meshes(tmp_path: P
         propagation(LARGER),
         general(LARGER, asked=("the number of devices",)),
         general(LARGER, failed_probes=((("dp", 8),),)),
+        general(LARGER, terms=terms(LARGER, fixed=("dp",))),
+        general(LARGER, terms=terms(LARGER, guards=(DivisibilityGuard(size=6, axes=("dp",)),))),
     ],
 )
 def test_what_depends_on_the_sizes_or_the_devices_is_propagated_anew(
@@ -75,7 +78,8 @@ def test_another_job_does_not_find_what_is_alike_on_all_meshes(tmp_path: Path) -
     cache = TermsCache(folder=tmp_path, source_hash="a", versions=())
     cache.keep(LARGER, general(LARGER))
     for other in (
-        replace(LARGEST, sizes=(("dp", 4),)),
+        replace(LARGEST, sizes=(("dp", 4), ("tp", 2))),
+        replace(LARGEST, sizes=(("tp", 4),)),
         replace(LARGEST, platform="tpu"),
         replace(LARGEST, knobs=(("remat", True),)),
         replace(LARGEST, exact=True),
