@@ -48,7 +48,10 @@ class FirstVisits:
         When the time for it is over, those left wait for the next search.
         """
         known, search = self.known, self.known.search
-        self.ensure_reference(plans)
+        # Where time is used up already, a process would be ended before it has begun to work.
+        is_over = not known.calibrations and self.time_left.now_s >= self.time_left.end_s
+        if not is_over:
+            self.ensure_reference(plans)
         if known.reference is None:
             # Time is used up, and nothing is known that says whether others are right.
             if not known.calibrations:
@@ -74,20 +77,21 @@ class FirstVisits:
         """Runs two plans all the same, although the time is over: a search that has compiled
         something does not end without a time that was measured, and another one beside it.
 
-        The second one is left out where the first has used up the time for both.
+        The second one is left out where what is left of the time would hardly suffice: it takes as
+        long as the first one, but for the start of its process.
         """
         known, search = self.known, self.known.search
         more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
         begun_s = search.clock()
         late = BoundedPool(pool=self.pool, until_s=begun_s + more_s, clock=search.clock)
         for plan in [plan for plan in plans if plan not in known.done]:
-            first = next(iter(known.calibrations), None)
-            if first is None:
-                why = "the time was used up before any plan had run"
-            elif search.clock() - begun_s <= more_s / 2:
-                why = f"{first} alone says nothing of others"
-            else:
-                break
+            first = next(iter(known.calibrations.values()), None)
+            why = "the time was used up before any plan had run"
+            if first is not None:
+                took_s = search.clock() - begun_s
+                if 2 * took_s - first.first.start_s > more_s:
+                    break
+                why = f"{first.plan} alone says nothing of others"
             search.progress.notice(f"{why}: {plan} is run once all the same")
             self._visit(plan, late)
             self.ensure_reference(plans)  # Of the baseline that ran just now, without time.

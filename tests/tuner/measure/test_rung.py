@@ -241,7 +241,7 @@ def test_a_plan_that_hangs_at_its_first_visit_does_not_outlast_the_budget(
     here = scene({BASE: 0.1, A: 0.08, B: 0.1, C: 0.1, D: 0.1})
     here.pool.hangs = {(hanging, 0)}
     here.search(60.0)
-    assert here.pool.now_s <= 75.0
+    assert here.pool.now_s <= 80.0  # two others are run all the same
     # Nobody knows yet whether it hangs or is slow: it is visited again, and runs.
     assert here.outcomes()[hanging] is None
     found = here.search(600.0)
@@ -257,7 +257,7 @@ def test_without_a_baseline_a_reference_that_hangs_is_looked_for_again(
     single = replace(A, axes=tuple(replace(axis, ici=1) for axis in A.axes))
     here.pool.hangs = {(single, 0)}
     here.search(60.0)
-    assert here.pool.now_s <= 75.0
+    assert here.pool.now_s <= 80.0  # two others are run all the same
     here.search(600.0)
     assert here.outcomes().keys() >= {A, B}
     assert all(
