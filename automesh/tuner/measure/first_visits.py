@@ -88,8 +88,8 @@ class FirstVisits:
             first = next(iter(known.calibrations.values()), None)
             why = "the time was used up before any plan had run"
             if first is not None:
-                took_s = search.clock() - begun_s
-                if 2 * took_s - first.first.start_s > more_s:
+                used_s = search.clock() - begun_s
+                if used_s + first.first.setup_s + first.whole_s > more_s:
                     break
                 why = f"{first.plan} alone says nothing of others"
             search.progress.notice(f"{why}: {plan} is run once all the same")
