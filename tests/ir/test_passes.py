@@ -1,8 +1,15 @@
 """Rewrites that follow the partitioner and the compilers."""
 
+import itertools
+
 import pytest
 
 from automesh.cost.terms import value_of
+from automesh.ir.passes.collectives import (
+    gather_what_is_narrow,
+    reassociate_reductions,
+    scatter_reductions,
+)
 from automesh.ir.passes.run import RULES, rewrite
 from automesh.ir.passes.windowed import IN_RING, INTENSITY, WINDOWED
 from tests.support.samples.graphs import SIZES, Program, names
@@ -269,3 +276,53 @@ def test_a_gather_that_the_program_asks_for_is_no_ring(declared, is_ring):
     graph = program.graph(dot)
     rewrite(graph, "tpu")
     assert bool(graph.top.operations[-1].attributes.get(WINDOWED)) is is_ring
+
+
+class Counted(list):
+    """Operations that count how often they are walked, and looked up by walking them."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+    def __contains__(self, one):
+        self.walks += 1
+        return super().__contains__(one)
+
+    def index(self, *given):
+        self.walks += 1
+        return super().index(*given)
+
+
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [
+        (gather_what_is_narrow, ("convert", "all_gather")),
+        (reassociate_reductions, ("add", "all_reduce")),
+        (scatter_reductions, ("reduce_scatter", "all_reduce")),
+    ],
+)
+def test_a_program_of_many_layers_is_walked_as_often_as_one_of_few(change, made):
+    """Every layer's change walked the whole program: a quarter of the time at 600 layers."""
+    program, returned = Program(), []
+    for _ in range(50):
+        weight = program.argument((64, 32), (("fsdp",), ()))
+        returned.append(program("convert", program.gather(weight, "fsdp"), dtype="bf16"))
+        parts = [program.reduce(program.argument((8, 16)), "tp") for _ in range(2)]
+        returned.append(program("add", *parts))
+        gradient = program.reduce(program.argument((64, 32)), *ROWS)
+        returned.append(program.slice(gradient, ("fsdp",), ()))
+    graph = program.graph(*returned)
+    before = graph.top.operations = Counted(graph.top.operations)
+    change(graph)
+    assert before.walks < 10
+    following = [one.name for one in graph.top.operations]
+    pairs = list(itertools.pairwise(following))
+    assert pairs.count(made) == 50
+    made_before = set(graph.top.arguments)
+    for operation in graph.top.operations:
+        assert made_before.issuperset(operation.operands)
+        made_before.update(operation.results)
+    assert made_before.issuperset(graph.top.returned)
