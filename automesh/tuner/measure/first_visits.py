@@ -77,28 +77,27 @@ class FirstVisits:
         """Runs two plans all the same, although the time is over: a search that has compiled
         something does not end without a time that was measured, and another one beside it.
 
-        The second one is left out where what is left of the time would hardly suffice: it takes as
-        long as the first one, but for the start of its process.
+        The second one runs in the process of the first, if that takes no longer than half of what
+        the first one may take with the start of the process.
         """
         known, search = self.known, self.known.search
         more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
-        begun_s = search.clock()
-        late = BoundedPool(pool=self.pool, until_s=begun_s + more_s, clock=search.clock)
         for plan in [plan for plan in plans if plan not in known.done]:
             first = next(iter(known.calibrations.values()), None)
             why = "the time was used up before any plan had run"
             if first is not None:
-                used_s = search.clock() - begun_s
-                if used_s + first.first.setup_s + first.whole_s > more_s:
-                    break
+                more_s /= 2
+                if first.first.setup_s + first.whole_s > more_s:
+                    return
                 why = f"{first.plan} alone says nothing of others"
             search.progress.notice(f"{why}: {plan} is run once all the same")
+            late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
             self._visit(plan, late)
             self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
             if plan in known.calibrations and known.reference is not None:
                 known.judge(plan, known.reference)
             known.note_visits()
-            if len(known.calibrations) > 1 or late.is_over:
+            if first is not None or late.is_over:
                 return
 
     def _visit(self, plan: Plan, within: BoundedPool | None = None) -> None:
