@@ -336,6 +336,9 @@ class Propagation:
         traced, in words, each once; if nothing, the terms hold for any devices of the platform.
       results: bytes of each result on one device, if they were asked for.
       pipeline: of a step that is a pipeline; `terms` then says only where all its terms hold.
+      is_general: True if enough meshes were lowered, and their programs differ in the sizes of
+        their axes alone: then the terms do not depend on the other sizes that the job names, so
+        that searches for another number of devices may use them.
     """
 
     terms: Terms
@@ -346,6 +349,7 @@ class Propagation:
     asked: tuple[str, ...] = ()
     results: tuple[Monomial, ...] = ()
     pipeline: PipelineTerms | None = None
+    is_general: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

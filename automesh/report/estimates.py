@@ -90,9 +90,14 @@ class Estimates:
         known = frozenset(part for plan in self.found for part in _parts(plan))
         plans = count(len(waiting), "plan")
         why = f"{next(iter(self.missing[plan] for plan in waiting))}; the same command goes on"
-        if named := common_parts(known, Counter(map(_parts, waiting))):
-            return f"meshes with {' or '.join(named)}: not estimated yet ({plans}): {why}"
-        return f"{plans} not estimated yet, such as {min(map(str, waiting))}: {why}"
+        named, others = common_parts(known, Counter(map(_parts, waiting)))
+        if not named:
+            return f"{plans} not estimated yet, such as {min(map(str, waiting))}: {why}"
+        which = f"meshes with {' or '.join(named)}"
+        if others:
+            mine = [str(plan) for plan in waiting if _parts(plan) in others]
+            which = f"{which}, and {count(len(mine), 'plan')}, such as {min(mine)}"
+        return f"{which}: not estimated yet ({plans}): {why}"
 
 
 def _parts(plan: Plan) -> tuple[str, ...]:

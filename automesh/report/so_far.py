@@ -6,7 +6,7 @@ search, or looks at it from elsewhere, sees a table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from automesh.report.blocks.nouns import Report, Section, Sentence
@@ -30,8 +30,8 @@ class SoFar:
       rows: best first; behind them the script's own plan, if it is estimated.
       estimated: how many plans have an estimate, those that are not in `rows` included.
       plans: how many are to have one.
-      missing: what those without one have in common, in words: `meshes with tp`; else how many
-        they are; empty if all have one.
+      missing: what those without one have in common, in words: `meshes with tp`, and how many
+        others there are; empty if all have one.
       stop_reason: why nothing more was estimated; empty while estimates are made.
     """
 
@@ -73,32 +73,38 @@ def drawn(so_far: SoFar, *, width: int, rows: int) -> str:
     return "\n" + render(report, width=width, colour=False)
 
 
-def what_is_missing(known: frozenset[str], waiting: Mapping[Parts, int], example: str) -> str:
+def what_is_missing(
+    known: frozenset[str], waiting: Mapping[Parts, int], example: Callable[[Parts], str]
+) -> str:
     """Says what plans without an estimate have in common.
 
     Args:
       known: parts of plans that have an estimate.
       waiting: by what they use, how many plans have none.
-      example: one of these.
+      example: gives one of the plans that use these parts.
 
     Returns:
-      `meshes with tp or sp`, or `3 plans, such as dp:4,tp:2`; empty if none waits.
+      `meshes with tp or sp`, `3 plans, such as dp:4,tp:2`, or both; empty if none waits.
     """
-    if not waiting:
-        return ""
-    if named := common_parts(known, waiting):
-        return f"meshes with {' or '.join(named)}"
-    return f"{count(sum(waiting.values()), 'plan')}, such as {example}"
+    named, others = common_parts(known, waiting)
+    said = [f"meshes with {' or '.join(named)}"] if named else []
+    if others:
+        number = sum(waiting[parts] for parts in others)
+        said.append(f"{count(number, 'plan')}, such as {example(others[0])}")
+    return ", and ".join(said)
 
 
-def common_parts(known: frozenset[str], waiting: Mapping[Parts, int]) -> tuple[str, ...]:
-    """Finds parts of which every plan that waits uses one, and no plan that has an estimate.
+def common_parts(
+    known: frozenset[str], waiting: Mapping[Parts, int]
+) -> tuple[tuple[str, ...], tuple[Parts, ...]]:
+    """Finds parts that plans without an estimate use, and no plan that has an estimate.
 
     Args:
       known, waiting: as of `what_is_missing`.
 
     Returns:
-      Those that most plans use first; nothing if there are none, or too many to be named.
+      These parts, those that most plans use first; nothing if they are too many to be named. Then
+      what the other plans without an estimate use.
     """
     numbers: dict[str, int] = {}
     for parts, number in waiting.items():
@@ -106,9 +112,11 @@ def common_parts(known: frozenset[str], waiting: Mapping[Parts, int]) -> tuple[s
             if part not in known:
                 numbers[part] = numbers.get(part, 0) + number
     named: list[str] = []
-    left = set(waiting)
+    left = dict.fromkeys(waiting)
     for part in sorted(numbers, key=lambda part: -numbers[part]):
         if any(part in parts for parts in left):
             named.append(part)
-            left = {parts for parts in left if part not in parts}
-    return () if left or len(named) > MOST_NAMED else tuple(named)
+            left = dict.fromkeys(parts for parts in left if part not in parts)
+    if len(named) > MOST_NAMED:
+        return (), tuple(waiting)
+    return tuple(named), tuple(left)

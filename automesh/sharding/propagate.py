@@ -118,7 +118,14 @@ def propagate(
         lower_s=programs.lower_s - lowering_before_s,
         propagate_s=perf_counter() - begun,
         results=results,
+        is_general=cure is None and not (exact or failed) and _is_general(programs, located),
     )
+
+
+def _is_general(programs: Programs, located: SizedProgram) -> bool:
+    """Whether the program would be the same one if other sizes of the mesh were asked for, too."""
+    is_alike = located.derived or (not programs.varies and programs.witnesses >= ENOUGH)
+    return is_alike and not located.fixed and not located.limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,16 @@
 are those of the end, until all is estimated.
 
 Each step is searched for two targets, with `--repeat` several times, and with `--against` in turn
-with another checkout of automesh: a machine that does other work slows both down alike. The last
-line on stdout is JSON; progress goes to stderr.
+with another checkout of automesh: a machine that does other work slows both down alike. With
+`--after` each is also searched in a folder where a search for another target has left what it
+knows, and the seconds of CPU of both are compared. The last line on stdout is JSON; progress goes
+to stderr.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -52,6 +55,8 @@ STEPS: Mapping[str, Step] = {
     "long_context": Step(
         script=EXAMPLES / "long_context.py", args=("--size", "8b-128k"), space="long_context"
     ),
+    # 7,201 arrays in 600 unrolled layers.
+    "many_arrays": Step(script=ROOT / "benchmarks" / "support" / "scripts" / "many_arrays.py"),
 }
 
 
@@ -64,6 +69,9 @@ def main(
         Path | None, typer.Option(help="A checkout of automesh to be timed in turn.")
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 1,
+    after: Annotated[
+        str, typer.Option(help="A target that is searched before, in the same folder.")
+    ] = "",
 ) -> None:
     """Times the first answer of dry runs."""
     versions = {"now": ROOT, **({"before": against} if against is not None else {})}
@@ -80,12 +88,23 @@ def main(
                     except (RuntimeError, subprocess.TimeoutExpired) as error:
                         said = str(error)
                     print(f"{name} for {aim}, {version}: {said}", file=sys.stderr, flush=True)
-            answer[f"{Path(name).stem} {aim}"] = compared(runs)
+            found = answer[f"{Path(name).stem} {aim}"] = compared(runs)
+            if after and runs["now"]:
+                second = timed(one, aim, ROOT, after=after)
+                found[f"after {after}"] = second_search(runs["now"][0], second)
+                print(
+                    f"{name} for {aim}, after {after}: {said_of(second)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     print(json.dumps(answer))
 
 
-def timed(step: Step, target: str, checkout: Path) -> dict[str, Any]:
+def timed(step: Step, target: str, checkout: Path, *, after: str = "") -> dict[str, Any]:
     """Runs one dry run in a study of its own.
+
+    Args:
+      after: a target that is searched before in the same folder, and not timed; empty for none.
 
     Raises:
       RuntimeError: it failed.
@@ -101,19 +120,48 @@ def timed(step: Step, target: str, checkout: Path) -> dict[str, Any]:
             "budget": f"{TIMEOUT_S:.0f}s",
             "results": folder,
         }
+        if after:
+            watched({**wanted, "target": after}, checkout, folder)
         load, began_s = os.getloadavg()[0], time.time()
-        done = subprocess.run(
-            [sys.executable, str(WATCHED), json.dumps(wanted)],
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            cwd=folder,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{step.script.name} ended with {done.returncode}:\n{done.stderr}")
+        done = watched(wanted, checkout, folder)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {**read(said, began_s), "load": round(load, 1)}
+
+
+def watched(
+    wanted: Mapping[str, Any], checkout: Path, folder: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs `watched.py`; arguments and errors as of `timed`."""
+    done = subprocess.run(
+        [sys.executable, str(WATCHED), json.dumps(wanted)],
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=folder,
+    )
+    if done.returncode != 0:
+        script = Path(wanted["script"]).name
+        raise RuntimeError(f"{script} ended with {done.returncode}:\n{done.stderr}")
+    return done
+
+
+def second_search(alone: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search saves that another target's search has gone before, and by how much its
+    estimates differ.
+
+    The terms of a set of axes may have been made at other sizes there.
+    """
+    off = [
+        abs(second["estimates"][plan] / seconds - 1) if plan in second["estimates"] else math.inf
+        for plan, seconds in alone["estimates"].items()
+    ]
+    return {
+        "cpu_s": second["cpu_s"],
+        "part_of_cpu": round(second["cpu_s"] / max(alone["cpu_s"], 1e-9), 2),
+        "estimates_that_differ": sum(one > 0 for one in off),
+        "largest_difference": max(off, default=0.0),
+    }
 
 
 def read(said: Sequence[Mapping[str, Any]], began_s: float) -> dict[str, Any]:

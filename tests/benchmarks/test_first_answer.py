@@ -49,3 +49,13 @@ def test_versions_are_compared_by_their_medians_and_by_every_estimate() -> None:
     assert not first_answer.compared(runs)["estimates_equal"]
     for failed in ({"now": runs["now"], "before": []}, {"now": [], "before": runs["before"]}):
         assert "before_over_now" not in first_answer.compared(failed)
+
+
+def test_a_second_search_is_compared_by_its_cpu_and_every_estimate() -> None:
+    alone = {"cpu_s": 40.0, "estimates": {"dp:8": 1.0, "tp:8": 2.0}}
+    second = {"cpu_s": 10.0, "estimates": {"dp:8": 1.0, "tp:8": 2.002}}
+    found = first_answer.second_search(alone, second)
+    assert (found["part_of_cpu"], found["estimates_that_differ"]) == (0.25, 1)
+    assert abs(found["largest_difference"] - 0.001) < 1e-9
+    del second["estimates"]["tp:8"]
+    assert first_answer.second_search(alone, second)["largest_difference"] == float("inf")

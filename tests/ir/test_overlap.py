@@ -3,8 +3,8 @@
 import pytest
 
 from automesh.cost.terms import value_of
-from automesh.ir.terms import collectives
 from automesh.ir.terms.collect import collect
+from automesh.ir.terms.collectives import first_uses, last_makers
 from tests.support.samples.graphs import SIZES, Program
 
 ROWS = ("dp", "fsdp")
@@ -127,9 +127,11 @@ def test_views_that_come_together_again_are_followed_once(is_before: bool) -> No
     last = program.dot(value, program.argument((64, 64)))
     graph = program.graph(last)
     order = {operation: place for place, operation in enumerate(graph.top.operations)}
-    found = (
-        collectives._kernels_behind(last.producer, order)
-        if is_before
-        else collectives._kernels_using([first])
-    )
-    assert list(found) == [(first if is_before else last).producer]
+    first, last = first.producer, last.producer
+    assert first is not None and last is not None
+    if is_before:
+        assert last_makers(graph.top, order)[last] == order[first]
+        assert last_makers(graph.top, order)[first] == -1
+    else:
+        assert first_uses(graph.top, order)[first] == order[last]
+        assert first_uses(graph.top, order)[last] == len(order)

@@ -1,8 +1,17 @@
 """Rewrites that follow the partitioner and the compilers."""
 
+import gc
+import itertools
+import time
+
 import pytest
 
 from automesh.cost.terms import value_of
+from automesh.ir.passes.collectives import (
+    gather_what_is_narrow,
+    reassociate_reductions,
+    scatter_reductions,
+)
 from automesh.ir.passes.run import RULES, rewrite
 from automesh.ir.passes.windowed import IN_RING, INTENSITY, WINDOWED
 from tests.support.samples.graphs import SIZES, Program, names
@@ -269,3 +278,54 @@ def test_a_gather_that_the_program_asks_for_is_no_ring(declared, is_ring):
     graph = program.graph(dot)
     rewrite(graph, "tpu")
     assert bool(graph.top.operations[-1].attributes.get(WINDOWED)) is is_ring
+
+
+def layers(count):
+    """A program in which all changes of collectives apply to every layer."""
+    program, returned = Program(), []
+    for _ in range(count):
+        weight = program.argument((64, 32), (("fsdp",), ()))
+        returned.append(program("convert", program.gather(weight, "fsdp"), dtype="bf16"))
+        parts = [program.reduce(program.argument((8, 16)), "tp") for _ in range(2)]
+        returned.append(program("add", *parts))
+        gradient = program.reduce(program.argument((64, 32)), *ROWS)
+        returned.append(program.slice(gradient, ("fsdp",), ()))
+    return program.graph(*returned)
+
+
+def took_s(change, count):
+    def once():
+        graph = layers(count)
+        gc.collect()
+        gc.disable()  # A collection would walk the objects of all tests before.
+        try:
+            begun_s = time.process_time()
+            change(graph)
+            return time.process_time() - begun_s
+        finally:
+            gc.enable()
+
+    return min(once() for _ in range(3 if count < 1000 else 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [
+        (gather_what_is_narrow, ("convert", "all_gather")),
+        (reassociate_reductions, ("add", "all_reduce")),
+        (scatter_reductions, ("reduce_scatter", "all_reduce")),
+    ],
+)
+def test_a_change_takes_time_in_proportion_to_the_layers(change, made):
+    """Every layer's change walked the whole program: a quarter of the time at 600 layers."""
+    graph = layers(50)
+    change(graph)
+    following = [one.name for one in graph.top.operations]
+    assert list(itertools.pairwise(following)).count(made) == 50
+    known = set(graph.top.arguments)
+    for operation in graph.top.operations:
+        assert known.issuperset(operation.operands)
+        known.update(operation.results)
+    assert known.issuperset(graph.top.returned)
+    # Sixteen times as many layers; with a walk for each, more than a hundred times as long.
+    assert took_s(change, 1600) < 64 * took_s(change, 100)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.jsonio import from_json, to_json
-from automesh.report.so_far import SoFar, what_is_missing
+from automesh.report.so_far import SoFar, common_parts, what_is_missing
 from tests.support.samples import results_samples
 
 
@@ -22,12 +22,17 @@ from tests.support.samples import results_samples
         ({"dp", "tp"}, {("dp", "tp"): 3}, "3 plans, such as dp:2,tp:4"),
         ({"dp", "remat=full"}, {("dp", "remat=none"): 3}, "meshes with remat=none"),
         (set(), {tuple(axis): 1 for axis in "abcde"}, "5 plans, such as dp:2,tp:4"),
+        (
+            {"dp", "tp"},
+            {("dp", "sp"): 3, ("tp",): 2, ("dp", "tp"): 1},
+            "meshes with sp, and 3 plans, such as dp:2,tp:4",
+        ),
     ],
 )
 def test_what_those_without_an_estimate_have_in_common_is_named(
     known: set[str], waiting: dict[tuple[str, ...], int], said: str
 ) -> None:
-    assert what_is_missing(frozenset(known), waiting, "dp:2,tp:4") == said
+    assert what_is_missing(frozenset(known), waiting, lambda _: "dp:2,tp:4") == said
 
 
 _PARTS = st.lists(st.sampled_from("abcdef"), unique=True, max_size=4).map(tuple)
@@ -37,13 +42,14 @@ _PARTS = st.lists(st.sampled_from("abcdef"), unique=True, max_size=4).map(tuple)
 def test_what_is_named_covers_all_that_wait_and_none_that_are_known(
     known: frozenset[str], waiting: dict[tuple[str, ...], int]
 ) -> None:
-    said = what_is_missing(known, waiting, "x")
-    if not said.startswith("meshes with "):
-        assert said == ("" if not waiting else f"{2 * len(waiting)} plans, such as x")
-        return
-    named = set(said.removeprefix("meshes with ").split(" or "))
-    assert not named & known
-    assert all(named & set(parts) for parts in waiting)
+    named, others = common_parts(known, waiting)
+    assert not known.intersection(named)
+    for parts in waiting:
+        assert (parts in others) == (not set(named) & set(parts))
+    said = what_is_missing(known, waiting, lambda parts: f"{parts}")
+    assert said.startswith("meshes with ") == bool(named)
+    if others:
+        assert said.endswith(f"{2 * len(others)} plans, such as {others[0]}")
 
 
 def test_a_study_can_keep_it() -> None:

@@ -126,11 +126,18 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     alone = set(program.state.on_one_device)
     carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
     total = sum(value.bytes.at(program.sizes) for _, value in carried)
+    # Of arrays with the same shape and the same axes, the first one.
+    distinct: dict[tuple[tuple[int, ...], Split], tuple[int, Value]] = {}
+    for argument, value in carried:
+        distinct.setdefault((value.shape, value.axes), (argument, value))
+    alike: dict[tuple[int, ...], list[tuple[int, Value]]] = {}
+    for (shape, _), one in distinct.items():
+        alike.setdefault(shape, []).append(one)
     found: dict[tuple[tuple[str, ...], str], list[tuple[int, Split]]] = {}
     for argument, value in carried:
         if value.global_bytes < LEAST_BYTES:
             continue
-        split = _split_of_equal_array(value, carried, program)
+        split = _split_of_equal_array(value, alike[value.shape], program)
         if split is None and value.bytes.at(program.sizes) >= _SHARE * total:
             split = _majority_split(value, carried, program.sizes)
         if split is not None:
@@ -253,12 +260,16 @@ def _axes_that_differ(program: PartitionedProgram) -> tuple[str, ...]:
 
 
 def _split_of_equal_array(
-    value: Value, carried: Sequence[tuple[int, Value]], program: PartitionedProgram
+    value: Value, alike: Sequence[tuple[int, Value]], program: PartitionedProgram
 ) -> _Found | None:
-    """Returns the sharding of another array of the state with the same shape and more axes."""
+    """Returns the sharding of another array of the state with more axes.
+
+    Args:
+      alike: the arrays of the state with the same shape, those with the same axes once.
+    """
     mine = _every(value.axes)
-    for argument, other in carried:
-        if other.shape == value.shape and mine < _every(other.axes):
+    for argument, other in alike:
+        if mine < _every(other.axes):
             missing = _every(other.axes) - mine
             axes = tuple(axis for axis, _ in program.graph.mesh if axis in missing)
             return axes, other.axes, program.state.name(argument)

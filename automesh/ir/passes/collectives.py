@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from automesh.ir.graph import Block, Graph, Operation, Value, element_bytes
 from automesh.ir.op_kinds import COLLECTIVES
 from automesh.ir.passes.edits import (
+    Changes,
     blocks,
     drop,
     like,
@@ -173,11 +174,12 @@ def gather_what_is_narrow(graph: Graph) -> None:
     """
     returned = returned_values(graph)
     for block in blocks(graph):
-        for place, operation in reversed(list(enumerate(block.operations))):
+        changes = Changes(block)
+        for operation in reversed(list(block.operations)):
             if operation.name not in COLLECTIVES or len(operation.results) != 1:
                 continue
             conversion = only_user(operation.results[0], returned)
-            if conversion is None or not _narrows(conversion) or conversion not in block.operations:
+            if conversion is None or not _narrows(conversion) or conversion not in changes:
                 continue
             before = like(operation.operands[0], dtype=conversion.results[0].dtype)
             first = Operation(
@@ -189,8 +191,9 @@ def gather_what_is_narrow(graph: Graph) -> None:
             set_operands(operation, [before])
             take_result(operation, conversion.results[0])
             conversion.results = []
-            drop(block, {conversion})
-            block.operations.insert(place, first)
+            changes.drop(conversion)
+            changes.put(operation, [first, operation])
+        changes.apply()
 
 
 def _narrows(operation: Operation) -> bool:
@@ -205,12 +208,10 @@ def reassociate_reductions(graph: Graph) -> None:
     """all_reduce(x) + all_reduce(y) -> all_reduce(x + y)."""
     returned = returned_values(graph)
     for block in blocks(graph):
-        place = 0
-        while place < len(block.operations):
-            total = block.operations[place]
-            pair = _summands(total, block, returned)
+        changes = Changes(block)
+        for total in list(block.operations):
+            pair = _summands(total, changes, returned)
             if pair is None:
-                place += 1
                 continue
             left, right = pair
             both = [left.operands[0], right.operands[0]]
@@ -226,13 +227,14 @@ def reassociate_reductions(graph: Graph) -> None:
             )
             take_result(reduction, result)
             set_operands(total, both)
-            block.operations.insert(place + 1, reduction)
-            drop(block, {left, right})
-            place -= 1
+            changes.put(total, [total, reduction])
+            changes.drop(left)
+            changes.drop(right)
+        changes.apply()
 
 
 def _summands(
-    total: Operation, block: Block, returned: set[Value]
+    total: Operation, inside: Changes, returned: set[Value]
 ) -> tuple[Operation, Operation] | None:
     if total.name != "add" or len(total.operands) != 2:
         return None
@@ -244,7 +246,7 @@ def _summands(
         is_sum = one.name == "all_reduce" and one.attributes.get("reducer", "add") == "add"
         if not is_sum or only_user(one.results[0], returned) is not total:
             return None
-        if one not in block.operations:
+        if one not in inside:
             return None
     same = left.attributes["axes"] == right.attributes["axes"]
     return (left, right) if same else None
@@ -258,18 +260,19 @@ def scatter_reductions(graph: Graph) -> None:
     returned = returned_values(graph)
     sizes = dict(graph.mesh)
     for block in blocks(graph):
-        inside = set(block.operations)
+        changes = Changes(block)
         for operation in list(block.operations):
             if operation.name != "all_reduce" or is_manual(operation):
                 continue
             path = _path_to_slice(operation, returned)
             producer = operation.operands[0].producer
-            if not path or path[-1] not in inside or (producer and producer.name == "scatter"):
+            if not path or path[-1] not in changes or (producer and producer.name == "scatter"):
                 continue
             reduced, sliced = operation.attributes["axes"], path[-1].attributes["axes"]
             if sliced and set(sliced) <= set(reduced):
                 rest = tuple(axis for axis in reduced if axis not in sliced)
-                _scatter(block, operation, path, rest, sizes)
+                _scatter(changes, operation, path, rest, sizes)
+        changes.apply()
 
 
 def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation]:
@@ -287,7 +290,7 @@ def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation
 
 
 def _scatter(
-    block: Block,
+    changes: Changes,
     reduction: Operation,
     path: list[Operation],
     rest: tuple[str, ...],
@@ -314,16 +317,16 @@ def _scatter(
     )
     take_result(scattered, part)
     set_operands(reduction, ())
-    place = block.operations.index(reduction)
-    block.operations[place] = scattered
+    made = [scattered]
     if rest:
         last = _over(reduction, rest, sizes, operands=[part], results=[])
         take_result(last, result)
-        block.operations.insert(place + 1, last)
+        made.append(last)
+    changes.put(reduction, made)
     end = path[-1].results[0]
     path[-1].results = []
     before_slice = path[-1].operands[0]
-    drop(block, {path[-1]})
+    changes.drop(path[-1])
     assert before_slice.producer is not None
     take_result(before_slice.producer, end)
 

@@ -81,3 +81,40 @@ def drop(block: Block, gone: set[Operation]) -> None:
     for operation in gone:
         set_operands(operation, ())
     block.operations = [one for one in block.operations if one not in gone]
+
+
+class Changes:
+    """Changes of the operations of one block, which are made together.
+
+    Each by itself would walk the whole block, so that a program of a thousand layers would be
+    walked a thousand times.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._inside = set(block.operations)
+        self._put: dict[Operation, list[Operation]] = {}
+
+    def __contains__(self, operation: Operation) -> bool:
+        """Whether an operation is in the block after the changes until now."""
+        return operation in self._inside
+
+    def drop(self, operation: Operation) -> None:
+        """Removes an operation; nothing may read its results any more."""
+        set_operands(operation, ())
+        self._inside.discard(operation)
+
+    def put(self, operation: Operation, instead: list[Operation]) -> None:
+        """Replaces an operation of the block by others, which may include it."""
+        self._put[operation] = instead
+        self._inside.discard(operation)
+        self._inside.update(instead)
+
+    def apply(self) -> None:
+        """Makes all changes."""
+        self._block.operations = [
+            one
+            for operation in self._block.operations
+            for one in self._put.get(operation, (operation,))
+            if one in self._inside
+        ]

@@ -11,8 +11,9 @@ for a gather without a matrix product in that part. Such a part of a block is a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from automesh.collectives import STABLEHLO
@@ -35,32 +36,27 @@ class Slots:
 
     count: int
     of: dict[Operation, int]
-    _order: dict[Operation, int]
     _uses: dict[Operation, int]
+    _ready: dict[Operation, int]
     _products: tuple[int, ...]
     _starts: tuple[int, ...]
 
     def before(self, gather: Operation) -> int | None:
         """Returns the slot that a gather may hide in; None if no product hides it there."""
         use = self._uses[gather]
-        number = max((n for n, start in enumerate(self._starts) if start < use), default=0)
-        ready = max((self._order[one] for one in _kernels_behind(gather, self._order)), default=-1)
-        begins = max(self._starts[number], ready + 1)
-        return number if any(begins <= place < use for place in self._products) else None
+        number = max(bisect_left(self._starts, use) - 1, 0)
+        begins = max(self._starts[number], self._ready[gather] + 1)
+        following = bisect_left(self._products, begins)
+        hides = following < len(self._products) and self._products[following] < use
+        return number if hides else None
 
 
 def slots_of(block: Block) -> Slots:
     """Cuts a block where a gather is used for the first time, and after every loop."""
     order = {operation: place for place, operation in enumerate(block.operations)}
     end = len(block.operations)
-    uses = {
-        operation: min(
-            (order[user] for user in _kernels_using(operation.results) if user in order),
-            default=end,
-        )
-        for operation in block.operations
-        if operation.name in COLLECTIVES
-    }
+    first = first_uses(block, order)
+    uses = {one: first[one] for one in block.operations if one.name in COLLECTIVES}
     cuts = {use for one, use in uses.items() if one.name == "all_gather" and use < end}
     cuts |= {order[one] + 1 for one in block.operations if one.bodies}
     starts = (0, *sorted(cuts - {0}))
@@ -73,49 +69,56 @@ def slots_of(block: Block) -> Slots:
     return Slots(
         count=len(starts),
         of=of,
-        _order=order,
         _uses=uses,
+        _ready=last_makers(block, order),
         _products=tuple(place for one, place in order.items() if one.name in PRODUCTS),
         _starts=starts,
     )
 
 
-def _kernels_using(values: Sequence[Value]) -> Iterator[Operation]:
-    """Finds the kernels that use some values, or views of them."""
-    return _beyond_views([user for value in values for user in value.users], _users)
-
-
-def _kernels_behind(operation: Operation, inside: dict[Operation, int]) -> Iterator[Operation]:
-    """Finds the kernels of the block that make what an operation reads."""
-
-    def makers(one: Operation) -> list[Operation]:
-        return [producer for producer in _makers(one) if producer in inside]
-
-    return _beyond_views(makers(operation), makers)
-
-
-def _beyond_views(
-    first: Sequence[Operation], following: Callable[[Operation], list[Operation]]
-) -> Iterator[Operation]:
-    """Finds the nearest operations that are more than a view of their operands, each once.
-
-    Paths through views may join again and again, so that following each would take two to the power
-    of their number.
+def first_uses(block: Block, order: Mapping[Operation, int]) -> dict[Operation, int]:
+    """Finds the place of the first kernel that uses each operation's results, or views of them.
 
     Args:
-      first: where to begin.
-      following: the operations beyond a view.
+      order: the place of each operation of the block.
+
+    Returns:
+      By operation the place; the number of operations if no kernel of the block uses them.
     """
-    waiting, seen = list(first), set(first)
-    while waiting:
-        one = waiting.pop()
-        if one.name not in VIRTUAL:
-            yield one
-            continue
-        for other in following(one):
-            if other not in seen:
-                seen.add(other)
-                waiting.append(other)
+    end = len(block.operations)
+    found: dict[Operation, int] = {}
+    for operation in reversed(block.operations):
+        found[operation] = min(
+            (
+                found[user] if user.name in VIRTUAL else order[user]
+                for user in _users(operation)
+                if user in order
+            ),
+            default=end,
+        )
+    return found
+
+
+def last_makers(block: Block, order: Mapping[Operation, int]) -> dict[Operation, int]:
+    """Finds the place of the last kernel that makes what each operation reads, beyond views.
+
+    Args:
+      order: the place of each operation of the block.
+
+    Returns:
+      By operation the place; -1 if no kernel of the block makes it.
+    """
+    found: dict[Operation, int] = {}
+    for operation in block.operations:
+        found[operation] = max(
+            (
+                found[maker] if maker.name in VIRTUAL else order[maker]
+                for maker in _makers(operation)
+                if maker in order
+            ),
+            default=-1,
+        )
+    return found
 
 
 # Finds the source line for an operation that the partitioner has inserted.

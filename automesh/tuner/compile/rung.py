@@ -115,7 +115,7 @@ class CompileRung:
         next run.
       is_first: whether this run has compiled nothing before. Then it waits for its first compile,
         since a compile longer than the whole budget would otherwise never finish; it also waits for
-        a running compile of the baseline.
+        running compiles of the baseline and of a second plan.
     """
 
     search: SearchContext
@@ -142,6 +142,8 @@ class CompileRung:
     _started: int = field(init=False, default=0)
     _took_s: float = field(init=False, default=0.0)
     _recorded: int = field(init=False, default=0)
+    _began_s: float = field(init=False, default=0.0)
+    _first_s: float = field(init=False, default=0.0)
 
     def run(self) -> Mapping[Plan, Outcome]:
         """Compiles until all plans are done or the deadline has passed.
@@ -149,6 +151,7 @@ class CompileRung:
         Returns:
           The outcome of every finished plan that matches the script as it is now.
         """
+        self._began_s = self.search.clock()
         while True:
             self._reload()
             if all(plan in self._done for plan in self._plans):
@@ -174,9 +177,17 @@ class CompileRung:
 
     def _must_wait(self) -> bool:
         """Whether nothing is compiled yet, or the baseline is being compiled, which all speedups
-        refer to."""
+        refer to, or the second plan, without which there is nothing to choose from.
+
+        The second one is waited for as long again as the first one took.
+        """
+        if not self._recorded:
+            return True
+        is_soon = self.search.clock() - self._first_s <= self._first_s - self._began_s
+        if len(self._done) < 2 and is_soon:
+            return True
         running = (trial.plan for trial, _ in self._running.values())
-        return not self._recorded or any(plan in self.search.legal.baseline for plan in running)
+        return any(plan in self.search.legal.baseline for plan in running)
 
     def _reload(self) -> None:
         """Loads the outcomes of other searches on this storage and of earlier runs."""
@@ -286,6 +297,8 @@ class CompileRung:
         refuse_to_blame(result)
         refuse_options(result)
         self._took_s = self.search.clock() - began_s
+        if not self._recorded:
+            self._first_s = self.search.clock()
         self._recorded += 1
         if isinstance(result, Lowered):
             if result.fingerprint in self._known:

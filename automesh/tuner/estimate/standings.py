@@ -151,11 +151,13 @@ class Standings:
             self._best, baseline=self.baseline, device_memory_bytes=self.device_memory_bytes
         )
         behind = (one for one in ranked[ROWS:] if one.is_baseline)
-        waiting, example = Counter[Parts](), ""
+        waiting, first = Counter[Parts](), dict[Parts, tuple[Group, Need]]()
         for group, need in self._waiting.values():
             waiting[_parts(need)] += len(need.members)
-            example = example or self._example(group, need)
-        missing = what_is_missing(frozenset(self._parts), waiting, example)
+            first.setdefault(_parts(need), (group, need))
+        missing = what_is_missing(
+            frozenset(self._parts), waiting, lambda parts: self._example(*first[parts])
+        )
         if (apart := self._count(_OPEN) - waiting.total()) > 0:
             odd = f"{count(apart, 'plan')} with a program of their own"
             missing = f"{missing}, and {odd}" if missing else odd

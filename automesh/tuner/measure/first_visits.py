@@ -27,7 +27,7 @@ _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
     "give it more --budget, or see with --timeout whether it hangs"
 )
-# How late the only visit of a search may be: a share of the budget, or so many seconds.
+# How late the only visits of a search may be: a share of the budget, or so many seconds.
 _LATE_SHARE = 0.5
 _LATE_S = 60.0
 
@@ -48,11 +48,14 @@ class FirstVisits:
         When the time for it is over, those left wait for the next search.
         """
         known, search = self.known, self.known.search
-        self.ensure_reference(plans)
+        # Where time is used up already, a process would be ended before it has begun to work.
+        is_over = not known.calibrations and self.time_left.now_s >= self.time_left.end_s
+        if not is_over:
+            self.ensure_reference(plans)
         if known.reference is None:
             # Time is used up, and nothing is known that says whether others are right.
             if not known.calibrations:
-                self._run_one(plans)
+                self._run_late(plans)
             return
         for number, plan in enumerate(plans):
             is_due = sum(one in known.calibrations for one in plans) < 2
@@ -70,22 +73,32 @@ class FirstVisits:
         if plan in known.calibrations and known.reference is not None:
             known.judge(plan, known.reference)
 
-    def _run_one(self, plans: Sequence[Plan]) -> None:
-        """Runs one plan all the same, although the time is over: a search that has compiled
-        something does not end without a time that was measured."""
+    def _run_late(self, plans: Sequence[Plan]) -> None:
+        """Runs two plans all the same, although the time is over: a search that has compiled
+        something does not end without a time that was measured, and another one beside it.
+
+        The second one runs in the process of the first, if that takes no longer than half of what
+        the first one may take with the start of the process.
+        """
         known, search = self.known, self.known.search
         more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
-        for plan in plans:
-            if plan in known.done:
-                continue
-            search.progress.notice(
-                f"the time was used up before any plan had run: {plan} is run once all the same"
-            )
+        for plan in [plan for plan in plans if plan not in known.done]:
+            first = next(iter(known.calibrations.values()), None)
+            why = "the time was used up before any plan had run"
+            if first is not None:
+                more_s /= 2
+                if first.first.setup_s + first.whole_s > more_s:
+                    return
+                why = f"{first.plan} alone says nothing of others"
+            search.progress.notice(f"{why}: {plan} is run once all the same")
             late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
             self._visit(plan, late)
             self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
+            if plan in known.calibrations and known.reference is not None:
+                known.judge(plan, known.reference)
             known.note_visits()
-            return
+            if first is not None or late.is_over:
+                return
 
     def _visit(self, plan: Plan, within: BoundedPool | None = None) -> None:
         """Visits a plan; its failure is noted, unless it is only that time was used up."""

@@ -121,3 +121,37 @@ def test_a_program_is_not_waited_for_whose_compile_has_failed() -> None:
 )
 def test_what_is_waited_for(seconds: float, is_first: bool, expected: tuple[float, int]) -> None:
     assert ended_s(seconds, is_first=is_first) == expected
+
+
+class Uneven(Slow):
+    """A pool with two workers, of which the second takes longer than the first."""
+
+    second_s: float = 0.0
+
+    def submit(
+        self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool, patient: bool
+    ) -> int:
+        ticket = super().submit(job, timeout_s, on_event, fresh=fresh, patient=patient)
+        if ticket == 2:
+            self.running[ticket] = self.clock.now_s + self.second_s
+        return ticket
+
+
+@pytest.mark.parametrize(
+    ("second_s", "is_first", "expected"),
+    [
+        (230.0, True, (230.0, 2)),
+        (300.0, True, (265.0, 1)),  # the second is waited for as long again as the first one took
+        (230.0, False, (125.0, 0)),
+    ],
+)
+def test_a_second_plan_is_waited_for(
+    second_s: float, is_first: bool, expected: tuple[float, int]
+) -> None:
+    """A search ended with its baseline alone, whose rival was compiled a second later."""
+    clock = Clock()
+    pool = Uneven(clock=clock, seconds=130.0)
+    pool.second_s = second_s
+    rung = rung_of(clock, pool, Memory(), is_first=is_first, workers=2, plans=PLANS[:2])
+    rung.search.legal = SimpleNamespace(baseline=())  # pyright: ignore
+    assert (len(rung.run()), clock.now_s) == expected[::-1]
