@@ -242,6 +242,7 @@ class Cure:
       shape: of the affected array, if that is no argument.
       splits: per array, the mesh axes of each dimension: the wanted ones, or before and after.
       source: line of the affected operation: `file.py:12`, or empty.
+      also: cures of other arrays at the same line, which are applied with it.
     """
 
     kind: str
@@ -250,6 +251,7 @@ class Cure:
     shape: tuple[int, ...] = ()
     splits: tuple[tuple[tuple[str, ...], ...], ...] = ()
     source: str = ""
+    also: tuple[Cure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

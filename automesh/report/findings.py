@@ -147,9 +147,9 @@ def _per_microbatch(finding: Finding, sizes: _Sizes) -> str:
 def _gradient(finding: Finding, sizes: _Sizes) -> str:
     whole = value_of(finding.bytes, sizes)
     return (
-        f"the loop adds up {_array(finding)} for {clean(finding.detail)} whole along "
-        f"{_axes(finding)}: {format_bytes(whole)} on every device, and "
-        f"{format_bytes(whole / _parts(finding, sizes))} if it were split like that"
+        f"the gradient {_array(finding)} is kept whole along {_axes(finding)}: "
+        f"{format_bytes(whole)} on every device, and {format_bytes(whole / _parts(finding, sizes))} "
+        f"if it were split like {clean(finding.detail)}"
     )
 
 
@@ -201,6 +201,13 @@ def _callback(finding: Finding, sizes: _Sizes) -> str:
     return (
         f"the step calls Python on the host{_times(finding, sizes)}: {_bytes(finding, sizes)} go "
         f"there and back each time, {_array(finding)} and the like{gathered}, and the devices wait"
+    )
+
+
+def _transfer(finding: Finding, sizes: _Sizes) -> str:
+    return (
+        f"the loop fetches {_array(finding)} from the memory of the host{_times(finding, sizes)}: "
+        f"{_bytes(finding, sizes)} on a device each time"
     )
 
 
@@ -335,9 +342,9 @@ RULES: Mapping[str, Words] = {
     "replicated-gradient": Words(
         title="replicated gradient",
         what=_gradient,
-        why="what a loop carries keeps the split that it starts with, and nothing says that it is "
-        "that of the parameter",
-        cure=_says("constrain it in the loop like the parameter: `with_sharding_constraint`"),
+        why="what a loop carries keeps the split that it starts with, and what a constraint leaves "
+        "whole stays whole: nothing says that the gradient is split like its parameter",
+        cure=_says("constrain it like the parameter: `with_sharding_constraint`"),
     ),
     "padding-waste": Words(
         title="padding waste",
@@ -384,6 +391,13 @@ RULES: Mapping[str, Words] = {
         why="`jax.pure_callback`, `jax.debug.print` and their like are calls of the program in the "
         "middle of its work",
         cure=_says("do it behind the step, on what the step returns, or not in every step"),
+    ),
+    "host-transfer": Words(
+        title="host transfer in a loop",
+        what=_transfer,
+        why="the loop carries an array that lies in the memory of the host, so that each iteration "
+        "begins with the copy of all of it over the bus between host and device",
+        cure=_says("fetch it once in front of the loop, and move the result behind it"),
     ),
     "whole-random-bits": Words(
         title="whole random bits",

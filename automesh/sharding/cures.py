@@ -29,7 +29,7 @@ def apply_cure(module: Any, cure: Cure) -> None:
       StepRefused: the cure finds no place in this program.
     """
     copy = _Copy(bindings(), module)
-    if not CURES[cure.kind](copy, cure):
+    if not any([CURES[one.kind](copy, one) for one in (cure, *cure.also)]):
         raise StepRefused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
 
 

@@ -1,6 +1,6 @@
 """Rules about work on single devices, or repeated on all of them.
 
-They find calls of Python on the host, random bits, and work that depends on the device's place in
+They find calls of Python on the host, transfers to it, random bits, and work that depends on the device's place in
 the mesh.
 """
 
@@ -12,9 +12,11 @@ from automesh.cost.terms import Finding, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
 from automesh.ir.graph import Block, Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS
+from automesh.ir.passes.offload import is_move, is_to_host
 from automesh.ir.terms.collectives import nearby_source
 
 HOST_CALLBACK = "host-callback"
+HOST_TRANSFER = "host-transfer"
 WHOLE_RANDOM_BITS = "whole-random-bits"
 UNEVEN_WORK = "uneven-work"
 # `xla_ffi_python_cpu_callback` and similar calls, and the stand-in for absent devices.
@@ -47,6 +49,28 @@ def calls_python(operation: Operation) -> bool:
     """Whether an operation calls Python on the host."""
     target = str(operation.attributes.get("target", ""))
     return operation.name == "custom_call" and target.endswith(_CALLBACK)
+
+
+def host_transfer(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds arrays that a loop fetches whole from the memory of the host in every iteration.
+
+    Layers of a stack that lies there, and activations that were moved there, are fetched in parts:
+    that is what the memory of the host is for.
+    """
+    operation = seen.operation
+    if not is_move(operation) or is_to_host(operation) or not seen.loops:
+        return
+    fetched = operation.results[0]
+    is_carried = program.loop_of(operation.operands[0]) is not None
+    if not is_carried or fetched.global_bytes < LEAST_BYTES:
+        return
+    yield Finding(
+        rule=HOST_TRANSFER,
+        array=words(fetched),
+        bytes=(fetched.bytes,),
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+    )
 
 
 def whole_random_bits(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:

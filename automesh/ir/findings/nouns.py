@@ -18,6 +18,20 @@ _FARTHEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """A sharding that the script asks for inside the step.
+
+    Attributes:
+      axes: per dimension, the mesh axes that split it.
+      source: its line: `file.py:12`.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
     """The arguments and results of a step, by their positions in its program.
 
@@ -29,6 +43,7 @@ class StepState:
       lost: other donated arguments that no result replaces.
       on_one_device: arguments that are on one device, although the mesh has several.
       source: line of the step's function: `file.py:12`, or empty.
+      constraints: of arrays inside the step.
     """
 
     names: tuple[str, ...] = ()
@@ -38,6 +53,7 @@ class StepState:
     lost: tuple[int, ...] = ()
     on_one_device: tuple[int, ...] = ()
     source: str = ""
+    constraints: tuple[Constraint, ...] = ()
 
     def name(self, argument: int) -> str:
         """Returns the name of an argument: `args[0]['w']`."""

@@ -6,7 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from automesh.cost.terms import Cure, Finding, Monomial, value_of
-from automesh.ir.findings.devices import calls_python, host_callback, uneven_work, whole_random_bits
+from automesh.ir.findings.devices import (
+    calls_python,
+    host_callback,
+    host_transfer,
+    uneven_work,
+    whole_random_bits,
+)
 from automesh.ir.findings.nouns import LEAST_BYTES, OperationSite, PartitionedProgram, words
 from automesh.ir.findings.packed import slice_across_parts
 from automesh.ir.findings.precision import wide_products, wide_reductions
@@ -157,14 +163,17 @@ def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) ->
     `ir.passes.sunk`.
     """
     operation = seen.operation
-    if operation.name != "all_reduce" or operation.attributes.get("manual") or not seen.loops:
+    if operation.name != "all_reduce" or not seen.loops:
         return
     if not operation.attributes["axes"]:
         return
     loop, reduced = seen.loops[-1], operation.results[0]
     if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:
         return
-    total = _carried_sum(reduced, loop)
+    is_manual = bool(operation.attributes.get("manual"))
+    # The pass moves the reductions of a `jax.shard_map`, too, if nothing else is done to them.
+    is_left = not is_manual or program.platform == "cpu" or _is_scaled(reduced)
+    total = _carried_sum(reduced, loop) if is_left else None
     if total is not None and program.like_state(total) is not None:
         yield Finding(
             rule=GRADIENT_PER_MICROBATCH,
@@ -220,8 +229,48 @@ def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Ite
         )
 
 
+def whole_gradient(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds reduced gradients that are used whole before a part of them updates the state.
+
+    A reduction that only the slice of it follows is a reduce-scatter.
+    """
+    operation = seen.operation
+    if operation.name != "all_reduce" or operation.attributes.get("manual"):
+        return
+    reduced = operation.results[0]
+    if reduced.is_constant or reduced.global_bytes < LEAST_BYTES:
+        return
+    over = set(operation.attributes["axes"])
+    for held in _turned(reduced):
+        like = next(
+            (one for one in program.carried() if one[1].shape == held.shape and over & _every(one[1])),
+            None,
+        )
+        if like is None or _every(held) & over:
+            continue
+        cuts = [user for user in held.users if user.name == "all_slice"]
+        is_used = any(user.name in ELEMENTWISE and user.name != "transpose" for user in held.users)
+        if cuts and is_used and _becomes_state(held, program):
+            argument, wanted = like
+            missing = over & _every(wanted)
+            yield Finding(
+                rule=REPLICATED_GRADIENT,
+                array=words(held),
+                bytes=(held.bytes,),
+                axes=tuple(axis for axis, _ in program.graph.mesh if axis in missing),
+                count=seen.count,
+                source=_line_that_keeps_whole(held, missing, program) or nearby_source(operation),
+                detail=program.state.name(argument),
+                cure=Cure(kind="constrain-carried", shape=held.shape, splits=(wanted.axes,)),
+            )
+            return
+
+
 def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
-    """Finds the largest array of each dimension that axes do not divide evenly."""
+    """Finds dimensions that axes do not divide evenly: the first large array that has them.
+
+    Later ones get their split from it.
+    """
     found: dict[tuple[int, tuple[str, ...]], tuple[float, Value, str]] = {}
     for seen in program.operations():
         for value in seen.operation.results:
@@ -232,9 +281,9 @@ def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
                 continue
             for d, (size, padded) in enumerate(zip(value.stated, value.shape, strict=True)):
                 key = (size, value.axes[d])
-                if 1 < size != padded and wasted > found.get(key, (0.0,))[0]:
-                    source = nearby_source(seen.operation)
-                    found[key] = wasted, value, source
+                if 1 < size != padded and key not in found:
+                    source = _constraint_of(size, value.axes[d], program)
+                    found[key] = wasted, value, source or nearby_source(seen.operation)
     sizes = program.sizes
     for (size, axes), (wasted, value, source) in found.items():
         share = wasted / value.global_bytes
@@ -257,8 +306,10 @@ RULES: tuple[Callable[[PartitionedProgram, OperationSite], Iterable[Finding]], .
     undivided_operation,
     gradient_per_microbatch,
     replicated_gradient,
+    whole_gradient,
     baked_constant,
     host_callback,
+    host_transfer,
     whole_random_bits,
     uneven_work,
 )
@@ -270,6 +321,19 @@ RULES_OF_ALL: tuple[Callable[[PartitionedProgram], Iterable[Finding]], ...] = (
     unrolled_layers,
     slice_across_parts,
 )
+
+
+def _constraint_of(size: int, axes: tuple[str, ...], program: PartitionedProgram) -> str:
+    """Returns the line that asks for a split of a dimension; empty if none does."""
+    return next(
+        (
+            one.source
+            for one in program.state.constraints
+            for length, split in zip(one.shape, one.axes, strict=True)
+            if length == size and split == axes
+        ),
+        "",
+    )
 
 
 def _gathers(operation: Operation) -> bool:
@@ -408,6 +472,40 @@ def _carried_sum(reduced: Value, loop: Operation) -> Value | None:
             return None
         value = user.results[0]
     return None
+
+
+def _turned(value: Value) -> Iterator[Value]:
+    """Lists a value with its views, transposes and conversions."""
+    waiting = [value]
+    for _ in range(_FARTHEST):
+        if not waiting:
+            return
+        one = waiting.pop()
+        yield one
+        waiting += [
+            user.results[0]
+            for user in set(one.users)
+            if user.name in VIEWS or user.name in ("transpose", "convert")
+        ]
+
+
+def _line_that_keeps_whole(held: Value, axes: set[str], program: PartitionedProgram) -> str:
+    """Returns the line of a constraint that leaves an array whole along the axes."""
+    return next(
+        (
+            one.source
+            for one in program.state.constraints
+            if one.shape == held.shape and not axes & {name for split in one.axes for name in split}
+        ),
+        "",
+    )
+
+
+def _is_scaled(reduced: Value) -> bool:
+    """Whether arithmetic comes between a reduction and the sum of the loop, as in `pmean`."""
+    return any(
+        user.name in ELEMENTWISE and user.name not in ("add", "convert") for user in reduced.users
+    )
 
 
 def _is_only_added_to(gather: Operation) -> bool:
