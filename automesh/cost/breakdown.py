@@ -18,6 +18,7 @@ from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import DistinctKernels, HostLink, KernelPieces
+from automesh.cost.over_dcn import over_dcn
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import (
     Finding,
@@ -234,7 +235,10 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         uncounted=terms.uncounted,
         host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
         platform=terms.platform,
-        findings=tuple(one for one in terms.findings if one.is_on(sizes)),
+        findings=(
+            *(one for one in terms.findings if one.is_on(sizes)),
+            *over_dcn(terms, collectives),
+        ),
         first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
 

@@ -316,6 +316,7 @@ class Terms:
         see `automesh.ir.memory.spread`; a most of 0: unknown.
       guards: conditions under which the terms hold; any other mesh needs its own propagation.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
+      batch_axes: axes that split the rows of arguments that are no state.
       limits: axes for which the terms hold up to some size only, and that size.
       window_threshold_bytes: multiplications around anything smaller are not windowed; see
         `automesh.cost.windowed`.
@@ -339,6 +340,7 @@ class Terms:
     guards: tuple[DivisibilityGuard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     window_threshold_bytes: float = 0.0
     window_flops_per_byte: float = 0.0

@@ -244,6 +244,15 @@ def _slices(finding: Finding, sizes: _Sizes) -> str:
     )
 
 
+def _crossing(finding: Finding, sizes: _Sizes) -> str:
+    granules, _, seconds = clean(finding.detail).partition(" ")
+    return (
+        f"{_axes(finding)} goes over {granules} granules (slices or nodes), and does not split the "
+        f"batch: its collectives, {round(value_of(finding.count, sizes))} a step of "
+        f"{_bytes(finding, sizes)} on average, take {seconds} on the network between them"
+    )
+
+
 def _says(text: str) -> Callable[[Finding], str]:
     return lambda _: text
 
@@ -428,6 +437,16 @@ RULES: Mapping[str, Words] = {
             "give what is packed a dimension of its own, which no axis splits, in the weight and "
             "in what comes out of it: `reshape(..., 3, heads, size)` and index it, or several "
             "weights"
+        ),
+    ),
+    "axis-over-dcn": Words(
+        title="axis over DCN",
+        what=_crossing,
+        why="an axis that splits weights or a sequence sends activations in every layer, forward "
+        "and backward, and the network between granules is many times slower than the links inside",
+        cure=_says(
+            "let this axis fit inside of a granule, and a data-parallel axis cross: "
+            "`dcn.dp:2,tp:8` instead of `tp:16`"
         ),
     ),
     "parts-below-tile": Words(

@@ -29,7 +29,8 @@ def apply_cure(module: Any, cure: Cure) -> None:
       StepRefused: the cure finds no place in this program.
     """
     copy = _Copy(bindings(), module)
-    if not any([CURES[one.kind](copy, one) for one in (cure, *cure.also)]):
+    applied = [CURES[one.kind](copy, one) for one in (cure, *cure.also)]
+    if not any(applied):
         raise StepRefused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
 
 

@@ -98,17 +98,16 @@ def propagate(
         if not fixed.issuperset(guard.axes)
     )
     state = first.state
-    of_state = tuple(
-        state_findings(
-            PartitionedProgram(graph=first.graph, platform=programs.platform, state=state)
-        )
-    )
+    program = PartitionedProgram(graph=first.graph, platform=programs.platform, state=state)
+    of_state = tuple(state_findings(program))
+    batch_axes = program.batch_axes()
     collected = collect(graph, active=active, platform=programs.platform, state=state)
     terms = replace(
         collected,
         first=_footprint(first.graph, programs.platform) if graph is not first.graph else None,
         findings=merged(not_silenced((*of_state, *collected.findings)), dict(sizes)),
         active=active,
+        batch_axes=batch_axes,
         sampled=tuple(sizes),
         guards=guards,
         fixed=tuple(axis for axis in active if axis in fixed),
@@ -142,9 +141,7 @@ class _PartitionedStep:
 
     @property
     def state(self) -> StepState:
-        return replace(
-            state_of(self.carried, self.moved), constraints=constraints_of(self.ready)
-        )
+        return replace(state_of(self.carried, self.moved), constraints=constraints_of(self.ready))
 
 
 _Change = Callable[[Any], None]

@@ -111,6 +111,17 @@ class PartitionedProgram:
             if argument < len(arguments)
         )
 
+    def batch_axes(self) -> tuple[str, ...]:
+        """Returns the mesh axes that split the rows of arguments that are no state."""
+        state = {argument for argument, _ in self.state.pairs}
+        found = {
+            axis
+            for number, value in enumerate(self.graph.top.arguments)
+            if number not in state and value.shape
+            for axis in value.axes[0]
+        }
+        return tuple(axis for axis, _ in self.graph.mesh if axis in found)
+
     def like_state(self, value: Value) -> tuple[int, Value] | None:
         """Returns the first argument of the state with the shape of a value."""
         return next((one for one in self.carried() if one[1].shape == value.shape), None)

@@ -243,7 +243,11 @@ def whole_gradient(program: PartitionedProgram, seen: OperationSite) -> Iterator
     over = set(operation.attributes["axes"])
     for held in _turned(reduced):
         like = next(
-            (one for one in program.carried() if one[1].shape == held.shape and over & _every(one[1])),
+            (
+                one
+                for one in program.carried()
+                if one[1].shape == held.shape and over & _every(one[1])
+            ),
             None,
         )
         if like is None or _every(held) & over:

@@ -107,8 +107,7 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
         whole = [
             (argument, value, after)
             for argument, value in large
-            if argument not in told
-            and (after := _split_by(axis, value, program.sizes)) is not None
+            if argument not in told and (after := _split_by(axis, value, program.sizes)) is not None
         ]
         places = _large_enough(axis, whole, carried, program.sizes)
         if places:
@@ -243,13 +242,7 @@ def _axes_of_state(
     total = sum(value.global_bytes for _, value in carried)
     if total < LEAST_BYTES:
         return
-    state = {argument for argument, _ in program.state.pairs}
-    of_batch = {
-        axis
-        for number, value in enumerate(program.graph.top.arguments)
-        if number not in state and value.axes and value.shape
-        for axis in value.axes[0]
-    }
+    of_batch = program.batch_axes()
     for axis, size in program.sizes.items():
         split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
         is_meant = _NAMED in axis or (axis in of_batch and split >= LEAST_BYTES)
@@ -292,7 +285,9 @@ def _split_by(axis: str, value: Value, sizes: dict[str, int]) -> Split | None:
     """
     if axis in _every(value.axes):
         return None
-    held = [length // parts(axes, sizes) for length, axes in zip(value.shape, value.axes, strict=True)]
+    held = [
+        length // parts(axes, sizes) for length, axes in zip(value.shape, value.axes, strict=True)
+    ]
     place = max(
         (d for d, length in enumerate(held) if length >= sizes[axis] and length % sizes[axis] == 0),
         key=lambda d: held[d],
