@@ -2,7 +2,7 @@
 
 finding: undivided-operation
 mesh: dp:-1
-line: 25
+line: 23
 """
 
 import jax
