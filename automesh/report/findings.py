@@ -148,8 +148,9 @@ def _gradient(finding: Finding, sizes: _Sizes) -> str:
     whole = value_of(finding.bytes, sizes)
     return (
         f"the gradient {_array(finding)} is kept whole along {_axes(finding)}: "
-        f"{format_bytes(whole)} on every device, and {format_bytes(whole / _parts(finding, sizes))} "
-        f"if it were split like {clean(finding.detail)}"
+        f"{format_bytes(whole)} on every device, and "
+        f"{format_bytes(whole / _parts(finding, sizes))} if it were split like "
+        f"{clean(finding.detail)}"
     )
 
 

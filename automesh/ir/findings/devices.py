@@ -1,7 +1,7 @@
 """Rules about work on single devices, or repeated on all of them.
 
-They find calls of Python on the host, transfers to it, random bits, and work that depends on the device's place in
-the mesh.
+They find calls of Python on the host, transfers from its memory, random bits, and work that depends
+on the device's place in the mesh.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def _large_enough(
 
 
 def _split_by(axis: str, value: Value, sizes: dict[str, int]) -> Split | None:
-    """Returns the sharding of an array with one more axis, on the largest dimension that it divides.
+    """Returns the sharding of an array with one more axis, on the largest possible dimension.
 
     None: the axis splits it already, or divides no dimension.
     """

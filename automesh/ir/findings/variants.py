@@ -20,7 +20,8 @@ def variants(cure: Cure) -> Iterator[Cure]:
     """Lists the variants of a cure that are worth a try.
 
     State that comes back with another sharding can be returned as it was given, or be given as it
-    comes back, if that is not whole on every device; and several sequences of moves may lead from one sharding to another.
+    comes back, if that is not whole on every device; and several sequences of moves may lead from
+    one sharding to another.
     """
     if cure.kind != "hops":
         yield cure
