@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from automesh.ir.findings.nouns import Constraint
+from automesh.ir.findings.nouns import StatedConstraint
 from automesh.program.lower.lowered import walk
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.passes import PreparedModule, bindings
 
 
-def constraints_of(ready: PreparedModule) -> tuple[Constraint, ...]:
+def constraints_of(ready: PreparedModule) -> tuple[StatedConstraint, ...]:
     """Lists the constraints of the user's code, each line and shape once."""
     found = bindings()
     sources = SourceReader(found, ready.sources)
-    listed: dict[Constraint, None] = {}
+    listed: dict[StatedConstraint, None] = {}
     with ready.module.context:
         for operation in walk(found.ir, ready.module):
             if operation.name != "sdy.sharding_constraint":
@@ -27,7 +27,7 @@ def constraints_of(ready: PreparedModule) -> tuple[Constraint, ...]:
             if source:
                 split = found.sdy.TensorShardingAttr(operation.attributes["sharding"])
                 listed[
-                    Constraint(
+                    StatedConstraint(
                         shape=tuple(found.ir.RankedTensorType(operation.results[0].type).shape),
                         axes=tuple(_axes(found.sdy, one) for one in split.dimension_shardings),
                         source=source,

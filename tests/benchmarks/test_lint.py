@@ -49,7 +49,7 @@ def test_a_broken_step_is_named_once_and_its_twin_is_silent(name: str) -> None:
         terms_of(programs_of(sample, STEPS[name], is_mended=is_mended), sample).findings
         for is_mended in (False, True)
     )
-    assert [(one.rule, one.source) for one in broken] == [(sample.finding, sample.source)]
+    assert [one.source for one in broken if one.rule == sample.finding] == [sample.source]
     assert mended == ()
 
 

@@ -18,7 +18,7 @@ _FARTHEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
+class StatedConstraint:
     """A sharding that the script asks for inside the step.
 
     Attributes:
@@ -53,7 +53,7 @@ class StepState:
     lost: tuple[int, ...] = ()
     on_one_device: tuple[int, ...] = ()
     source: str = ""
-    constraints: tuple[Constraint, ...] = ()
+    constraints: tuple[StatedConstraint, ...] = ()
 
     def name(self, argument: int) -> str:
         """Returns the name of an argument: `args[0]['w']`."""
