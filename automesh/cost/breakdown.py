@@ -8,7 +8,7 @@ times with overlap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from automesh.cost.terms import (
     Footprint,
     Kernel,
     Matmul,
+    Monomial,
     Terms,
     Uncounted,
     flops,
@@ -32,9 +33,11 @@ from automesh.cost.terms import (
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.mesh.plan_arrays import Batch, Sizes
+from automesh.units import format_seconds
 
 # Sizes of a multiplication that uses any known device fully; smaller ones are compared with it.
 _LARGE = 8192.0
+AXIS_OVER_DCN = "axis-over-dcn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,9 +237,41 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         uncounted=terms.uncounted,
         host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
         platform=terms.platform,
-        findings=tuple(one for one in terms.findings if one.is_on(sizes)),
+        findings=(
+            *(one for one in terms.findings if one.is_on(sizes)),
+            *_over_dcn(terms, collectives),
+        ),
         first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
+
+
+def _over_dcn(terms: Terms, collectives: Iterable[CollectiveCost]) -> Iterator[Finding]:
+    """Finds axes that do not split the batch, but cross the network; the line is the slowest's.
+
+    Data-parallel axes send gradients once a step, and are meant to cross DCN. An axis that splits
+    weights or a sequence sends activations in every layer, forth and back.
+
+    Args:
+      collectives: priced on the mesh in question.
+    """
+    crossing = [one for one in collectives if one.granules > 1 and one.dcn_s > 0]
+    for axis in terms.active:
+        mine = [one for one in crossing if axis in one.axes]
+        mine = [one for one in mine if not set(one.axes) & set(terms.batch_axes)]
+        if axis in terms.batch_axes or not mine:
+            continue
+        slowest = max(mine, key=lambda one: one.dcn_s)
+        count = sum(one.count for one in mine)
+        sent = sum(one.count * one.payload_bytes for one in mine)
+        yield Finding(
+            rule=AXIS_OVER_DCN,
+            array="its activations",
+            bytes=(Monomial(coefficient=sent / count),),
+            axes=(axis,),
+            count=(Monomial(coefficient=count),),
+            source=slowest.source,
+            detail=f"{slowest.granules} {format_seconds(sum(one.dcn_s for one in mine))}",
+        )
 
 
 def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:

@@ -242,6 +242,7 @@ class Cure:
       shape: of the affected array, if that is no argument.
       splits: per array, the mesh axes of each dimension: the wanted ones, or before and after.
       source: line of the affected operation: `file.py:12`, or empty.
+      also: cures of other arrays at the same line, which are applied with it.
     """
 
     kind: str
@@ -250,6 +251,7 @@ class Cure:
     shape: tuple[int, ...] = ()
     splits: tuple[tuple[tuple[str, ...], ...], ...] = ()
     source: str = ""
+    also: tuple[Cure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +316,7 @@ class Terms:
         see `automesh.ir.memory.spread`; a most of 0: unknown.
       guards: conditions under which the terms hold; any other mesh needs its own propagation.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
+      batch_axes: axes that split the rows of arguments that are no state.
       limits: axes for which the terms hold up to some size only, and that size.
       window_threshold_bytes: multiplications around anything smaller are not windowed; see
         `automesh.cost.windowed`.
@@ -337,6 +340,7 @@ class Terms:
     guards: tuple[DivisibilityGuard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     window_threshold_bytes: float = 0.0
     window_flops_per_byte: float = 0.0

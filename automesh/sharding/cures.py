@@ -29,7 +29,8 @@ def apply_cure(module: Any, cure: Cure) -> None:
       StepRefused: the cure finds no place in this program.
     """
     copy = _Copy(bindings(), module)
-    if not CURES[cure.kind](copy, cure):
+    applied = [CURES[one.kind](copy, one) for one in (cure, *cure.also)]
+    if not any(applied):
         raise StepRefused(Failed(stage=STAGE, reason=f"the cure `{cure.kind}` has no place in it"))
 
 
@@ -118,6 +119,14 @@ class _Copy:
                         yield operation
                     yield from self.operations(name, operation)
 
+    def behind(self, value: Any) -> Any:
+        """Returns the operation of the step in front of which a value is just made."""
+        operations = list(self.block.operations)
+        if isinstance(value.owner, self.ir.Block):
+            return operations[0].operation
+        place = next(n for n, one in enumerate(operations) if one.operation == value.owner)
+        return operations[place + 1].operation
+
     def constrained(self, value: Any, split: Split, before: Any) -> Any:
         """Adds a sharding constraint to a value, in front of an operation."""
         with self.ir.InsertionPoint(before), before.location:
@@ -132,10 +141,17 @@ def _donate(copy: _Copy, cure: Cure) -> bool:
 
 
 def _return_as_given(copy: _Copy, cure: Cure) -> bool:
-    for argument, result in zip(cure.arguments, cure.results, strict=True):
-        whole: Split = ((),) * len(copy.shape_of(copy.block.arguments[argument]))
-        given = copy.arguments[argument].get(_SHARDING)
-        copy.results[result][_SHARDING] = copy.sharding(whole) if given is None else given
+    """Returns arrays as they were given; constraints that ask for the split of the result go."""
+    for argument, result, returned in zip(cure.arguments, cure.results, cure.splits, strict=True):
+        shape = copy.shape_of(copy.block.arguments[argument])
+        whole: Split = ((),) * len(shape)
+        stated = copy.arguments[argument].get(_SHARDING)
+        given = copy.sharding(whole) if stated is None else stated
+        copy.results[result][_SHARDING] = given
+        for operation in copy.operations(_CONSTRAINT):
+            wanted = copy.split_of(operation.attributes["sharding"])
+            if copy.shape_of(operation.results[0]) == shape and wanted == returned:
+                operation.attributes["sharding"] = given
     copy.keep_entries()
     return True
 
@@ -268,12 +284,16 @@ def _convert_back(copy: _Copy, cure: Cure) -> bool:
         if place is None:
             return False
         taken.add(place)
-        with ir.InsertionPoint(copy.returned), copy.returned.location:
-            converted = ir.Operation.create(
-                "stablehlo.convert",
-                results=[given.type],
-                operands=[copy.returned.operands[place]],
+        wide = copy.returned.operands[place]
+        behind = copy.behind(wide)
+        with ir.InsertionPoint(behind), behind.location:
+            converted, back = (
+                ir.Operation.create("stablehlo.convert", results=[kind], operands=[wide])
+                for kind in (given.type, wide.type)
             )
+        back.operands[0] = converted.results[0]
+        # What else reads the array reads it as it is returned.
+        wide.replace_all_uses_except(back.results[0], [converted])
         copy.returned.operands[place] = converted.results[0]
         copy.arguments[argument][_DONOR] = ir.BoolAttr.get(True)
         copy.note_replaced(argument, place)

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from automesh.cost.terms import Cure, DivisibilityGuard, Footprint, Terms
+from automesh.ir.findings.merged import merged
 from automesh.ir.findings.nouns import PartitionedProgram, StepState
 from automesh.ir.findings.registry import state_findings
 from automesh.ir.graph import Block, Graph, Value
@@ -30,6 +31,7 @@ from automesh.sharding.carry import (
     state_of,
     with_arguments,
 )
+from automesh.sharding.constraints import constraints_of
 from automesh.sharding.cures import apply_cure
 from automesh.sharding.fitting import SizedProgram, Sizes
 from automesh.sharding.mlir.module import read_graph
@@ -95,17 +97,17 @@ def propagate(
         for guard in dict.fromkeys(guard for one in graphs for guard in _guards(one))
         if not fixed.issuperset(guard.axes)
     )
-    of_state = tuple(
-        state_findings(
-            PartitionedProgram(graph=first.graph, platform=programs.platform, state=first.state)
-        )
-    )
-    collected = collect(graph, active=active, platform=programs.platform, state=first.state)
+    state = first.state
+    program = PartitionedProgram(graph=first.graph, platform=programs.platform, state=state)
+    of_state = tuple(state_findings(program))
+    batch_axes = program.batch_axes()
+    collected = collect(graph, active=active, platform=programs.platform, state=state)
     terms = replace(
         collected,
         first=_footprint(first.graph, programs.platform) if graph is not first.graph else None,
-        findings=not_silenced((*of_state, *collected.findings)),
+        findings=merged(not_silenced((*of_state, *collected.findings)), dict(sizes)),
         active=active,
+        batch_axes=batch_axes,
         sampled=tuple(sizes),
         guards=guards,
         fixed=tuple(axis for axis in active if axis in fixed),
@@ -146,7 +148,7 @@ class _PartitionedStep:
 
     @property
     def state(self) -> StepState:
-        return state_of(self.carried, self.moved)
+        return replace(state_of(self.carried, self.moved), constraints=constraints_of(self.ready))
 
 
 _Change = Callable[[Any], None]

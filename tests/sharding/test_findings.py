@@ -99,22 +99,23 @@ def test_a_moment_that_is_whole_although_its_parameter_is_split(spec: tuple[str,
 
 
 def test_a_large_parameter_without_a_twin_that_no_axis_splits() -> None:
-    def build(mesh: Any) -> Any:
+    def build(mesh: Any, axis: str = "fsdp") -> Any:
         def loss(state: Any, x: Any) -> Any:
             return jnp.mean((jnp.tanh(x @ state["up"]) @ state["down"] + state["bias"]) ** 2)
 
         state = {
-            "up": array(mesh, (512, 4096), "fsdp"),
+            "up": array(mesh, (512, 4096), axis),
             "down": array(mesh, (4096, 768)),
             "bias": array(mesh, (768,)),
         }
         return descend(
-            loss, mesh, state, array(mesh, (32, 512), "fsdp"),
+            loss, mesh, state, array(mesh, (32, 512), axis if axis == "fsdp" else None),
             out_shardings=(jax.tree.map(lambda one: one.sharding, state), None),
         )  # fmt: skip
 
-    # It is the larger half: nothing says that fsdp was meant to split it.
-    assert "replicated-state" not in found_in(build, fsdp=4)
+    # It is the larger half: nothing says that tp was meant to split it, but for fsdp its name does.
+    assert "replicated-state" not in found_in(partial(build, axis="tp"), tp=4)
+    assert found_in(build, fsdp=4)["replicated-state"].array == "args[0]['down']"
 
     def mostly_split(mesh: Any) -> Any:
         step, (state, batch) = build(mesh)
@@ -316,6 +317,11 @@ def test_a_comment_at_the_line_silences_a_rule() -> None:
         ("x = 1  # automesh: ignore[padding-waste]", False),
         ("x = 1  # automesh:ignore[padding-waste, lost-donation]", True),
         ("x = 'ignore[lost-donation]'", False),
+        ("x = 1  # automesh: allow lost-donation", True),
+        ("x = 1  # automesh: allow padding-waste, lost-donation  (as measured)", True),
+        ("x = 1  # automesh: allow padding-waste", False),
+        ("x = 1  # automesh: allow", True),
+        ("x = 1  # automesh: allow[padding-waste]", False),
     ],
 )
 def test_comments_name_rules(line: str, expected: bool) -> None:

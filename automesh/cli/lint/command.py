@@ -40,7 +40,7 @@ MESH the script's own mesh is looked at, and all meshes of a script that says no
 
 Printed are for each finding its line, rule, array and bytes, why the compiler does so, and the
 cure; where a cure could be tried in a copy of the step, the change and what it saves, estimated.
-A comment at the line silences a rule: `# automesh: ignore[microbatch-reshape]`. docs/lint.md has
+A comment at the line silences a rule: `# automesh: allow microbatch-reshape`. docs/lint.md has
 an example of every rule.
 
 \b

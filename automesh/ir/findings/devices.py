@@ -1,7 +1,7 @@
 """Rules about work on single devices, or repeated on all of them.
 
-They find calls of Python on the host, random bits, and work that depends on the device's place in
-the mesh.
+They find calls of Python on the host, transfers from its memory, random bits, and work that depends
+on the device's place in the mesh.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from automesh.ir.findings.rule import (
 )
 from automesh.ir.graph import Block, Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS
+from automesh.ir.passes.offload import is_move, is_to_host
 from automesh.ir.terms.collectives import nearby_source
 
 HOST_CALLBACK = "host-callback"
+HOST_TRANSFER = "host-transfer"
 WHOLE_RANDOM_BITS = "whole-random-bits"
 UNEVEN_WORK = "uneven-work"
 # `xla_ffi_python_cpu_callback` and similar calls, and the stand-in for absent devices.
@@ -66,6 +68,35 @@ def calls_python(operation: Operation) -> bool:
     """Whether an operation calls Python on the host."""
     target = str(operation.attributes.get("target", ""))
     return operation.name == "custom_call" and target.endswith(_CALLBACK)
+
+
+def host_transfer(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds arrays that a loop fetches whole from the memory of the host in every iteration.
+
+    Layers of a stack that lies there, and activations that were moved there, are fetched in parts:
+    that is what the memory of the host is for.
+    """
+    operation = seen.operation
+    if not is_move(operation) or is_to_host(operation) or not seen.loops:
+        return
+    fetched = operation.results[0]
+    is_carried = program.loop_of(operation.operands[0]) is not None
+    if not is_carried or fetched.global_bytes < LEAST_BYTES:
+        return
+    yield Finding(
+        rule=HOST_TRANSFER,
+        array=words(fetched),
+        bytes=(fetched.bytes,),
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+    )
+
+
+def _host_transfer_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"the loop fetches {array_of(finding)} from the memory of the host"
+        f"{times_of(finding, sizes)}: {bytes_of(finding, sizes)} on a device each time"
+    )
 
 
 def whole_random_bits(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
@@ -193,6 +224,15 @@ RULES: tuple[Rule, ...] = (
         "middle of its work",
         cure=advice("do it behind the step, on what the step returns, or not in every step"),
         is_always_shown=True,
+    ),
+    Rule(
+        name=HOST_TRANSFER,
+        check=OperationCheck(host_transfer),
+        title="host transfer in a loop",
+        what=_host_transfer_words,
+        why="the loop carries an array that lies in the memory of the host, so that each iteration "
+        "begins with the copy of all of it over the bus between host and device",
+        cure=advice("fetch it once in front of the loop, and move the result behind it"),
     ),
     Rule(
         name=WHOLE_RANDOM_BITS,

@@ -18,6 +18,20 @@ _FARTHEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatedConstraint:
+    """A sharding that the script asks for inside the step.
+
+    Attributes:
+      axes: per dimension, the mesh axes that split it.
+      source: its line: `file.py:12`.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
     """The arguments and results of a step, by their positions in its program.
 
@@ -29,6 +43,7 @@ class StepState:
       lost: other donated arguments that no result replaces.
       on_one_device: arguments that are on one device, although the mesh has several.
       source: line of the step's function: `file.py:12`, or empty.
+      constraints: of arrays inside the step.
     """
 
     names: tuple[str, ...] = ()
@@ -38,6 +53,7 @@ class StepState:
     lost: tuple[int, ...] = ()
     on_one_device: tuple[int, ...] = ()
     source: str = ""
+    constraints: tuple[StatedConstraint, ...] = ()
 
     def name(self, argument: int) -> str:
         """Returns the name of an argument: `args[0]['w']`."""
@@ -94,6 +110,17 @@ class PartitionedProgram:
             for argument, _ in self.state.pairs
             if argument < len(arguments)
         )
+
+    def batch_axes(self) -> tuple[str, ...]:
+        """Returns the mesh axes that split the rows of arguments that are no state."""
+        state = {argument for argument, _ in self.state.pairs}
+        found = {
+            axis
+            for number, value in enumerate(self.graph.top.arguments)
+            if number not in state and value.shape
+            for axis in value.axes[0]
+        }
+        return tuple(axis for axis, _ in self.graph.mesh if axis in found)
 
     def like_state(self, value: Value) -> tuple[int, Value] | None:
         """Returns the first argument of the state with the shape of a value."""

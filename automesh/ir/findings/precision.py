@@ -129,6 +129,11 @@ def _is_narrow(product: Operation) -> bool:
     return all(one.dtype.startswith(_NARROW) for one in product.operands[:2])
 
 
+def _scales(user: Operation) -> bool:
+    """Whether an operation multiplies by a constant, as a mean over devices does."""
+    return user.name in ("multiply", "divide") and any(one.is_constant for one in user.operands)
+
+
 def _narrowed_to(value: Value) -> str:
     """Returns the narrow type to which all readers at once convert a value; else empty."""
     found: set[str] = set()
@@ -142,7 +147,7 @@ def _narrowed_to(value: Value) -> str:
         for user in set(one.users):
             if user.name == "convert":
                 found.add(user.results[0].dtype)
-            elif user.name in VIEWS or user.name in ("transpose", "all_slice"):
+            elif user.name in VIEWS or user.name in ("transpose", "all_slice") or _scales(user):
                 waiting.append(user.results[0])
             else:
                 return ""

@@ -195,14 +195,17 @@ def gradient_per_microbatch(program: PartitionedProgram, seen: OperationSite) ->
     `ir.passes.sunk`.
     """
     operation = seen.operation
-    if operation.name != "all_reduce" or operation.attributes.get("manual") or not seen.loops:
+    if operation.name != "all_reduce" or not seen.loops:
         return
     if not operation.attributes["axes"]:
         return
     loop, reduced = seen.loops[-1], operation.results[0]
     if reduced.global_bytes < LEAST_BYTES or value_of(seen.count, program.sizes) < 2:
         return
-    total = _carried_sum(reduced, loop)
+    is_manual = bool(operation.attributes.get("manual"))
+    # The pass moves the reductions of a `jax.shard_map`, too, if nothing else is done to them.
+    is_left = not is_manual or program.platform == "cpu" or _is_scaled(reduced)
+    total = _carried_sum(reduced, loop) if is_left else None
     if total is not None and program.like_state(total) is not None:
         yield Finding(
             rule=GRADIENT_PER_MICROBATCH,
@@ -268,14 +271,65 @@ def replicated_gradient(program: PartitionedProgram, seen: OperationSite) -> Ite
 def _replicated_gradient_words(finding: Finding, sizes: Sizes) -> str:
     whole = value_of(finding.bytes, sizes)
     return (
-        f"the loop adds up {array_of(finding)} for {clean(finding.detail)} whole along "
-        f"{axes_of(finding)}: {format_bytes(whole)} on every device, and "
-        f"{format_bytes(whole / parts(finding.axes, sizes))} if it were split like that"
+        f"the gradient {array_of(finding)} is kept whole along {axes_of(finding)}: "
+        f"{format_bytes(whole)} on every device, and "
+        f"{format_bytes(whole / parts(finding.axes, sizes))} if it were split like "
+        f"{clean(finding.detail)}"
     )
 
 
+def _kept_whole(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds gradients that stay whole, in the loop that adds them up or by a constraint."""
+    yield from replicated_gradient(program, seen)
+    yield from whole_gradient(program, seen)
+
+
+def whole_gradient(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds reduced gradients that are used whole before a part of them updates the state.
+
+    A reduction that only the slice of it follows is a reduce-scatter.
+    """
+    operation = seen.operation
+    if operation.name != "all_reduce" or operation.attributes.get("manual"):
+        return
+    reduced = operation.results[0]
+    if reduced.is_constant or reduced.global_bytes < LEAST_BYTES:
+        return
+    over = set(operation.attributes["axes"])
+    for held in _turned(reduced):
+        like = next(
+            (
+                one
+                for one in program.carried()
+                if one[1].shape == held.shape and over & _every(one[1])
+            ),
+            None,
+        )
+        if like is None or _every(held) & over:
+            continue
+        cuts = [user for user in held.users if user.name == "all_slice"]
+        is_used = any(user.name in ELEMENTWISE and user.name != "transpose" for user in held.users)
+        if cuts and is_used and _becomes_state(held, program):
+            argument, wanted = like
+            missing = over & _every(wanted)
+            yield Finding(
+                rule=REPLICATED_GRADIENT,
+                array=words(held),
+                bytes=(held.bytes,),
+                axes=tuple(axis for axis, _ in program.graph.mesh if axis in missing),
+                count=seen.count,
+                source=_line_that_keeps_whole(held, missing, program) or nearby_source(operation),
+                detail=program.state.name(argument),
+                cure=Cure(kind="constrain-carried", shape=held.shape, splits=(wanted.axes,)),
+            )
+            return
+
+
 def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
-    """Finds the largest array of each dimension that axes do not divide evenly."""
+    """Finds dimensions that axes do not divide evenly: the first large array that has them.
+
+    Later ones get their split from it.
+    """
     found: dict[tuple[int, tuple[str, ...]], tuple[float, Value, str]] = {}
     for seen in program.operations():
         for value in seen.operation.results:
@@ -286,9 +340,9 @@ def padding_waste(program: PartitionedProgram) -> Iterator[Finding]:
                 continue
             for d, (size, padded) in enumerate(zip(value.stated, value.shape, strict=True)):
                 key = (size, value.axes[d])
-                if 1 < size != padded and wasted > found.get(key, (0.0,))[0]:
-                    source = nearby_source(seen.operation)
-                    found[key] = wasted, value, source
+                if 1 < size != padded and key not in found:
+                    source = _constraint_of(size, value.axes[d], program)
+                    found[key] = wasted, value, source or nearby_source(seen.operation)
     sizes = program.sizes
     for (size, axes), (wasted, value, source) in found.items():
         share = wasted / value.global_bytes
@@ -310,6 +364,19 @@ def _padding_waste_words(finding: Finding, sizes: Sizes) -> str:
         f"{axes_of(finding)} {_divide(finding)} the {size} of {array_of(finding)}: the compiler "
         f"pads it to {padded}, {bytes_of(finding, sizes)} of padding on a device in this array "
         "alone"
+    )
+
+
+def _constraint_of(size: int, axes: tuple[str, ...], program: PartitionedProgram) -> str:
+    """Returns the line that asks for a split of a dimension; empty if none does."""
+    return next(
+        (
+            one.source
+            for one in program.state.constraints
+            for length, split in zip(one.shape, one.axes, strict=True)
+            if length == size and split == axes
+        ),
+        "",
     )
 
 
@@ -451,6 +518,40 @@ def _carried_sum(reduced: Value, loop: Operation) -> Value | None:
     return None
 
 
+def _turned(value: Value) -> Iterator[Value]:
+    """Lists a value with its views, transposes and conversions."""
+    waiting = [value]
+    for _ in range(_FARTHEST):
+        if not waiting:
+            return
+        one = waiting.pop()
+        yield one
+        waiting += [
+            user.results[0]
+            for user in set(one.users)
+            if user.name in VIEWS or user.name in ("transpose", "convert")
+        ]
+
+
+def _line_that_keeps_whole(held: Value, axes: set[str], program: PartitionedProgram) -> str:
+    """Returns the line of a constraint that leaves an array whole along the axes."""
+    return next(
+        (
+            one.source
+            for one in program.state.constraints
+            if one.shape == held.shape and not axes & {name for split in one.axes for name in split}
+        ),
+        "",
+    )
+
+
+def _is_scaled(reduced: Value) -> bool:
+    """Whether arithmetic comes between a reduction and the sum of the loop, as in `pmean`."""
+    return any(
+        user.name in ELEMENTWISE and user.name not in ("add", "convert") for user in reduced.users
+    )
+
+
 def _is_only_added_to(gather: Operation) -> bool:
     """Whether a gathered array is only used element by element, and split again afterwards."""
     if not _gathers(gather):
@@ -566,12 +667,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name=REPLICATED_GRADIENT,
-        check=OperationCheck(replicated_gradient),
+        check=OperationCheck(_kept_whole),
         title="replicated gradient",
         what=_replicated_gradient_words,
-        why="what a loop carries keeps the split that it starts with, and nothing says that it is "
-        "that of the parameter",
-        cure=advice("constrain it in the loop like the parameter: `with_sharding_constraint`"),
+        why="what a loop carries keeps the split that it starts with, and what a constraint leaves "
+        "whole stays whole: nothing says that the gradient is split like its parameter",
+        cure=advice("constrain it like the parameter: `with_sharding_constraint`"),
     ),
     Rule(
         name=PADDING_WASTE,

@@ -38,6 +38,11 @@ class WholeProgramCheck:
     find: Callable[[PartitionedProgram], Iterable[Finding]]
 
 
+@dataclass(frozen=True, slots=True)
+class PricedCheck:
+    """None in the program: `automesh.cost.breakdown` finds it where a mesh is priced."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A rule and its words.
@@ -55,7 +60,7 @@ class Rule:
     """
 
     name: str
-    check: StateCheck | OperationCheck | WholeProgramCheck
+    check: StateCheck | OperationCheck | WholeProgramCheck | PricedCheck
     title: str
     what: Callable[[Finding, Sizes], str]
     why: str

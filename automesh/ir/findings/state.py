@@ -28,6 +28,11 @@ REPLICATED_STATE = "replicated-state"
 STATE_ON_ONE_DEVICE = "state-on-one-device"
 # A whole array is reported if it takes at least this part of a device's bytes of the state.
 _SHARE = 0.1
+# Several are, or those that other axes split, if they take this part together, and each at least
+# the second one.
+_SHARE_TOGETHER, _SHARE_OF_ONE = 0.5, 0.02
+# An axis of this name is meant to split the state.
+_NAMED = "fsdp"
 
 
 def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
@@ -125,7 +130,9 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     moved = {argument for argument, _ in program.state.moved}
     alone = set(program.state.on_one_device)
     carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
-    total = sum(value.bytes.at(program.sizes) for _, value in carried)
+    large = [(a, v) for a, v in carried if v.global_bytes >= LEAST_BYTES]
+    found: dict[tuple[tuple[str, ...], bool], list[tuple[int, Split, str]]] = {}
+    told: set[int] = set()
     # Of arrays with the same shape and the same axes, the first one.
     distinct: dict[tuple[tuple[int, ...], Split], tuple[int, Value]] = {}
     for argument, value in carried:
@@ -133,30 +140,36 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     alike: dict[tuple[int, ...], list[tuple[int, Value]]] = {}
     for (shape, _), one in distinct.items():
         alike.setdefault(shape, []).append(one)
-    found: dict[tuple[tuple[str, ...], str], list[tuple[int, Split]]] = {}
-    for argument, value in carried:
-        if value.global_bytes < LEAST_BYTES:
-            continue
+    for argument, value in large:
         split = _split_of_equal_array(value, alike[value.shape], program)
-        if split is None and value.bytes.at(program.sizes) >= _SHARE * total:
-            split = _majority_split(value, carried, program.sizes)
         if split is not None:
             axes, after, twin = split
-            found.setdefault((axes, twin), []).append((argument, after))
-    for (axes, twin), places in found.items():
-        arguments = [argument for argument, _ in places]
+            found.setdefault((axes, True), []).append((argument, after, twin))
+            told.add(argument)
+    for axis in _axes_of_state(program, carried):
+        whole = [
+            (argument, value, after)
+            for argument, value in large
+            if argument not in told and (after := _split_by(axis, value, program.sizes)) is not None
+        ]
+        places = _large_enough(axis, whole, carried, program.sizes)
+        if places:
+            found.setdefault(((axis,), False), []).extend((a, after, "") for a, after in places)
+            told |= {argument for argument, _ in places}
+    for (axes, _), places in found.items():
+        arguments = [argument for argument, _, _ in places]
         results = dict(program.state.pairs)
         yield _finding(
             program,
             REPLICATED_STATE,
             arguments,
             axes=axes,
-            detail=twin,
+            detail=places[0][2],
             cure=Cure(
                 kind="split-like",
                 arguments=tuple(arguments),
                 results=tuple(results[argument] for argument in arguments),
-                splits=tuple(after for _, after in places),
+                splits=tuple(after for _, after, _ in places),
             ),
         )
 
@@ -276,26 +289,70 @@ def _split_of_equal_array(
     return None
 
 
-def _majority_split(
-    value: Value, carried: Sequence[tuple[int, Value]], sizes: dict[str, int]
-) -> _Found | None:
-    """Returns a split along the axes that split most bytes of the state, for a whole array."""
-    if _every(value.axes):
+def _axes_of_state(
+    program: PartitionedProgram, carried: Sequence[tuple[int, Value]]
+) -> Iterator[str]:
+    """Lists the axes that are meant to split the state.
+
+    They split most of it; or some of it and the batch; or have a name that says so.
+    """
+    total = sum(value.global_bytes for _, value in carried)
+    if total < LEAST_BYTES:
+        return
+    of_batch = program.batch_axes()
+    for axis, size in program.sizes.items():
+        split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
+        is_meant = _NAMED in axis or (axis in of_batch and split >= LEAST_BYTES)
+        if size > 1 and (split >= total / 2 or is_meant):
+            yield axis
+
+
+def _large_enough(
+    axis: str,
+    whole: Sequence[tuple[int, Value, Split]],
+    carried: Sequence[tuple[int, Value]],
+    sizes: dict[str, int],
+) -> list[tuple[int, Split]]:
+    """Chooses arrays that an axis leaves whole, by their part of a device's bytes of the state.
+
+    Of an axis that splits most of the state, single arrays that no axis splits; of others, and of
+    arrays that other axes split, all together, as some are left whole on purpose.
+    """
+    total = sum(value.bytes.at(sizes) for _, value in carried)
+    split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
+    is_majority = split >= sum(value.global_bytes for _, value in carried) / 2
+    together = sum(value.bytes.at(sizes) for _, value, _ in whole)
+    if together >= _SHARE_TOGETHER * total:
+        return [
+            (argument, after)
+            for argument, value, after in whole
+            if value.bytes.at(sizes) >= _SHARE_OF_ONE * total
+        ]
+    return [
+        (argument, after)
+        for argument, value, after in whole
+        if is_majority and not _every(value.axes) and value.bytes.at(sizes) >= _SHARE * total
+    ]
+
+
+def _split_by(axis: str, value: Value, sizes: dict[str, int]) -> Split | None:
+    """Returns the sharding of an array with one more axis, on the largest possible dimension.
+
+    None: the axis splits it already, or divides no dimension.
+    """
+    if axis in _every(value.axes):
         return None
-    total = sum(other.global_bytes for _, other in carried)
-    for axis, size in sizes.items():
-        split = sum(one.global_bytes for _, one in carried if axis in _every(one.axes))
-        if size == 1 or split < total / 2:
-            continue
-        place = max(
-            (d for d, length in enumerate(value.shape) if length % size == 0 and length >= size),
-            key=lambda d: value.shape[d],
-            default=None,
-        )
-        if place is not None:
-            after = tuple((axis,) if d == place else () for d in range(len(value.shape)))
-            return (axis,), after, ""
-    return None
+    held = [
+        length // parts(axes, sizes) for length, axes in zip(value.shape, value.axes, strict=True)
+    ]
+    place = max(
+        (d for d, length in enumerate(held) if length >= sizes[axis] and length % sizes[axis] == 0),
+        key=lambda d: held[d],
+        default=None,
+    )
+    if place is None:
+        return None
+    return tuple((*axes, axis) if d == place else axes for d, axes in enumerate(value.axes))
 
 
 def _every(axes: Iterable[tuple[str, ...]]) -> frozenset[str]:

@@ -28,7 +28,11 @@ _SHARE = 0.05
 
 
 def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
-    """Finds products with less than a tile of rows, columns or sums on a device, but more in all.
+    """Finds products with less than a tile of columns or sums on a device, but more in all.
+
+    Looked at are the last dimensions of their operands, which lie along the lanes. Rows of a batch
+    are left out: a matrix unit takes them one after the other. A size that several products share
+    is reported once, at the first of them.
 
     The bytes are the padding of the operand; they are below 0 on meshes where the part is large
     enough.
@@ -37,7 +41,7 @@ def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
         return
     products = [one for one in program.operations() if one.operation.name == "dot_general"]
     total = sum(work_of(program, one) for one in products)
-    told: set[tuple[str, tuple[str, ...]]] = set()
+    told: set[tuple[int, tuple[str, ...]]] = set()
     for seen in products:
         operation = seen.operation
         if work_of(program, seen) < _SHARE * total:
@@ -46,11 +50,11 @@ def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
             axes = tuple(axis for d in dims for axis in value.axes[d])
             size = math.prod(value.shape[d] for d in dims)
             source = operation.source or nearby_source(operation)
-            if size < LANES or not axes or (source, axes) in told:
+            if size < LANES or not axes or (size, axes) in told:
                 continue
             if value.global_bytes < LEAST_BYTES:
                 continue
-            told.add((source, axes))
+            told.add((size, axes))
             yield Finding(
                 rule=PARTS_BELOW_TILE,
                 array=words(value),
@@ -75,9 +79,13 @@ def _parts_below_tile_words(finding: Finding, sizes: Sizes) -> str:
 def _sides(product: Operation) -> Iterator[tuple[Value, tuple[int, ...]]]:
     """Lists operands with their row, column and summed dimensions."""
     of, (left, right) = product.attributes, product.operands[:2]
-    yield left, _others(left, of["lhs_batch"], of["lhs_contracting"])
-    yield right, _others(right, of["rhs_batch"], of["rhs_contracting"])
-    yield left, tuple(of["lhs_contracting"])
+    for value, dims in (
+        (left, _others(left, of["lhs_batch"], of["lhs_contracting"])),
+        (right, _others(right, of["rhs_batch"], of["rhs_contracting"])),
+        (left, tuple(of["lhs_contracting"])),
+    ):
+        if len(value.shape) - 1 in dims:
+            yield value, dims
 
 
 def _others(value: Value, *taken: tuple[int, ...]) -> tuple[int, ...]:

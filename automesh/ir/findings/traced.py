@@ -15,7 +15,7 @@ from automesh.ir.findings.rule import (
     array_of,
     bytes_of,
 )
-from automesh.ir.graph import Block, Operation
+from automesh.ir.graph import Block, Operation, Value
 from automesh.ir.op_kinds import PRODUCTS
 from automesh.ir.terms.collectives import nearby_source
 
@@ -35,6 +35,8 @@ def baked_constant(program: PartitionedProgram, seen: OperationSite) -> Iterator
     value = operation.results[0]
     if value.global_bytes < LEAST_BYTES:
         return
+    if value.users and all(_is_numbering(value, user) for user in value.users):
+        return
     user = next(iter(value.users), None)
     yield Finding(
         rule=BAKED_CONSTANT,
@@ -50,6 +52,14 @@ def _baked_constant_words(finding: Finding, sizes: Sizes) -> str:
         f"{bytes_of(finding, sizes)} on every device, which every compile and every cache entry "
         "carries along"
     )
+
+
+def _is_numbering(value: Value, user: Operation) -> bool:
+    """Whether an operation sorts the numbers of places along with an array, as `top_k` does.
+
+    XLA makes these numbers on each device; only our copy of the program has them as a constant.
+    """
+    return user.name == "sort" and value.dtype.startswith(("i", "ui")) and len(user.operands) > 1
 
 
 def unrolled_layers(program: PartitionedProgram) -> Iterator[Finding]:

@@ -20,11 +20,12 @@ def variants(cure: Cure) -> Iterator[Cure]:
     """Lists the variants of a cure that are worth a try.
 
     State that comes back with another sharding can be returned as it was given, or be given as it
-    comes back; and several sequences of moves may lead from one sharding to another.
+    comes back, if that is not whole on every device; and several sequences of moves may lead from
+    one sharding to another.
     """
     if cure.kind != "hops":
         yield cure
-    if cure.kind == "return-as-given":
+    if cure.kind == "return-as-given" and all(any(split) for split in cure.splits):
         yield replace(cure, kind="split-like")
     if cure.kind == "hops":
         before, after = cure.splits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from automesh.cost.terms import Cure, Finding
 from automesh.texts.terminal import clean
@@ -41,7 +41,12 @@ def _return_as_given(finding: Finding, _: Cure) -> str:
 
 def _split_like(finding: Finding, cure: Cure) -> str:
     name = finding.detail if finding.rule == "layer-split-stack" else finding.array
-    return f"NamedSharding(mesh, {spec(cure.splits[0])}) for {clean(name)}, in and out"
+    return f"NamedSharding(mesh, {_specs(cure.splits)}) for {clean(name)}, in and out"
+
+
+def _specs(splits: Iterable[Split]) -> str:
+    """Lists each sharding once, as `P('fsdp') and P(None, 'fsdp')`."""
+    return " and ".join(dict.fromkeys(map(spec, splits)))
 
 
 def _hops(_: Finding, cure: Cure) -> str:
@@ -50,7 +55,8 @@ def _hops(_: Finding, cure: Cure) -> str:
 
 
 def _carried(_: Finding, cure: Cure) -> str:
-    return f"with_sharding_constraint(..., NamedSharding(mesh, {spec(cure.splits[0])})) in the loop"
+    splits = _specs(one.splits[0] for one in (cure, *cure.also))
+    return f"with_sharding_constraint(..., NamedSharding(mesh, {splits})) of what is added up"
 
 
 def _interleave(finding: Finding, cure: Cure) -> str:

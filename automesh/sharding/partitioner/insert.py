@@ -36,6 +36,7 @@ _MESH = re.compile(r"<@([^,]+),")
 _TENSOR = re.compile(r"\[([^\]]*)\]")
 _NUMBER = re.compile(r"\d+")
 # As in `[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]`.
+_LABELS = re.compile(r"\[([^\]]*)\]")
 _KERNEL = re.compile(r"x\[([^\]]*)\]")
 _FACTOR = re.compile(r"[a-z](?:_\d+)?")
 _CONVOLUTION = "stablehlo.convolution"
@@ -131,6 +132,9 @@ class _Inserter:
 
     def visit(self, operation: Any) -> None:
         """Reshards around one operation with known operands and result; leaves others to Shardy."""
+        if self._is_grouped(operation):
+            self._gather_around(operation, batch=0)
+            return
         rule = _rule_of(operation)
         manual = _manual_axes(operation, self._sdy)
         devices = tuple(
@@ -227,8 +231,41 @@ class _Inserter:
         of the call, and keeps its part of the results.
         """
         batch = batch_dimensions(operation, self._ir)
-        if batch is None or not all(map(_is_array, (*operation.operands, *operation.results))):
-            return
+        if batch is not None and all(map(_is_array, (*operation.operands, *operation.results))):
+            self._gather_around(operation, batch=batch)
+
+    def _is_grouped(self, operation: Any) -> bool:
+        """Whether a convolution has groups that no axis splits.
+
+        XLA splits it along its groups or not at all (`HandleConvolution`): axes of its batch do not
+        split it. One with a group for each feature is rewritten before the partitioner comes to it.
+        """
+        if operation.name != _CONVOLUTION:
+            return False
+        groups, batches = (
+            int(self._ir.IntegerAttr(operation.attributes[name]).value)
+            for name in ("feature_group_count", "batch_group_count")
+        )
+        if groups == batches == 1:
+            return False
+        image, kernel, made = (
+            [label.strip() for label in labels.split(",")]
+            for labels in _LABELS.findall(str(operation.attributes["dimension_numbers"]))
+        )
+        sizes = [self._ir.RankedTensorType(one.type).shape for one in operation.operands]
+        features = sizes[1][kernel.index("i")]
+        if (groups > 1 and features == 1) or batches == sizes[0][image.index("b")]:
+            return False
+        manual = _manual_axes(operation, self._sdy)
+        grouped = (
+            (operation.operands[0], image.index("f" if groups > 1 else "b")),
+            (operation.operands[1], kernel.index("o")),
+            (operation.results[0], made.index("f")),
+        )
+        return not any((self._parts(one, manual) or {d: ()})[d] for one, d in grouped)
+
+    def _gather_around(self, operation: Any, *, batch: int) -> None:
+        """Gathers operands along all but their first `batch` dimensions, and cuts the results."""
         manual = _manual_axes(operation, self._sdy)
         before = [self._parts(one, manual) for one in operation.operands]
         after = [self._parts(one, manual) for one in operation.results]

@@ -22,9 +22,10 @@ from automesh.report.lint.change import change_of
 from automesh.report.lint.nouns import Linted, LintReport, Tried
 from automesh.report.progress import Progress
 from automesh.tuner.estimate.terms_cache import TermsCache
-from automesh.tuner.explain.mesh import Ground, estimate_of, explained, find_plan
+from automesh.tuner.explain.mesh import Ground, estimate_of, explained
 from automesh.tuner.explain.study import hardware_for
 from automesh.tuner.lint.places import files_by_name
+from automesh.tuner.lint.plans import plan_named
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.capture import space_for
 from automesh.tuner.session import Session, open_session
@@ -144,7 +145,7 @@ def _choice(
     if mesh.strip():
         devices = session.preparation.aim.num_devices
         plans = tuple(dict.fromkeys([*session.legal.enumeration.legal, *baseline]))
-        plan, notice = find_plan(mesh, plans, num_devices=devices)
+        plan, notice = plan_named(mesh, plans, num_devices=devices)
         return (lambda _: (plan,)), ((notice,) if notice else ())
     if not every and baseline:
         return (lambda _: baseline[:1]), ()

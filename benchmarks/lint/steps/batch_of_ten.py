@@ -2,7 +2,7 @@
 
 finding: padding-waste
 mesh: dp:-1
-line: 22
+line: 23
 """
 
 import jax

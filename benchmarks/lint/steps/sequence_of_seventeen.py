@@ -2,7 +2,7 @@
 
 finding: padding-waste
 mesh: sp:-1
-line: 22
+line: 23
 """
 
 import jax
