@@ -99,9 +99,12 @@ class Estimates:
     """Terms of one example for one platform: one propagation per set of active axes."""
 
     def __init__(self, example: str, platform: str, size: str) -> None:
-        build = load_entry(Case(example=example, sizes=(), size=size).entry)
+        case = Case(example=example, sizes=(), size=size)
+        build = load_entry(case.entry)
         self._programs = Programs(
-            build=lambda axes: build_on(build, axes), axis_names=AXES, platform=platform
+            build=lambda axes: build_on(build, axes, knobs=case.arguments),
+            axis_names=AXES,
+            platform=platform,
         )
         self._known: dict[tuple[str, ...], Terms] = {}
         self.own = 0

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from automesh.collectives import KINDS
 from automesh.cost.terms import Footprint, LivenessPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
-from automesh.ir.memory.order import COPY, BufferModel, CpuBufferModel, Order, Step
+from automesh.ir.memory.cpu import CpuBufferModel
+from automesh.ir.memory.order import COPY, BufferModel, Order, Step
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.offload import is_move, is_to_host
 
@@ -206,6 +207,8 @@ class _BlockWalk:
     def _overwritten(self, step: Step) -> tuple[_Buffer, ...]:
         if step.name in _UPDATES:
             return self._read(step.operands[:1])
+        if step.name == "all_reduce" and not self._compiler.reduces_in_place:
+            return ()
         return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
