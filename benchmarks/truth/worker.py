@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 
 from automesh.errors import AutomeshError
@@ -101,7 +102,7 @@ def main() -> None:
     for case in cases:
         try:
             print(json.dumps(answer(case, devices)), flush=True)
-        except Exception as error:
+        except (JaxRuntimeError, AutomeshError, ValueError, TypeError) as error:
             print(json.dumps(f"{type(error).__name__}: {str(error).splitlines()[0]}"), flush=True)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from automesh.cost.terms import LivenessPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.memory import liveness
-from automesh.ir.memory.liveness import Footprint, memory_points, undominated
 from automesh.ir.memory.combined import with_combined_reductions
+from automesh.ir.memory.liveness import Footprint, memory_points, undominated
 from automesh.ir.memory.order import BufferModel, as_step
 
 MESH = (("x", 2), ("y", 2))
@@ -224,7 +224,7 @@ def test_orders_in_which_operations_may_run(order, expected):
     wide = apply(top, "dot_general", x, source="wide")
     middle = apply(top, "dot_general", wide, source="middle")
     top.returned = [apply(top, "dot_general", middle, small, source="out")]
-    compiler = BufferModel([large, small, wide, middle, *top.returned])
+    compiler = BufferModel([large, small, wide, middle, *top.returned], {})
     assert [step.operation.source for step in compiler.steps(top, order)] == expected
 
 
@@ -236,7 +236,7 @@ def test_late_and_early_differ_for_what_is_needed_at_the_end():
     for number in range(3):
         chain = apply(top, "dot_general", chain, source=str(number))
     top.returned = [apply(top, "dot_general", chain, ready, source="out")]
-    compiler = BufferModel([])
+    compiler = BufferModel([], {})
     compiler.stored.update(one.results[0] for one in top.operations)
     orders = {
         order: [step.operation.source for step in compiler.steps(top, order)]
@@ -271,7 +271,8 @@ def product(block: Block, lhs: Value, rhs: Value, like: Value, *, lhs_last: bool
         ("f32", "f32", False, 4),  # transposed
         ("bf16", "f32", True, 0),
         ("bf16", "f32", False, 2),
-        ("bf16", "bf16", True, 8),  # both widened
+        ("bf16", "bf16", True, 0),  # jaxlib 0.10 widened both
+        ("bf16", "bf16", False, 2),
     ],
 )
 def test_the_cpu_compiler_copies_what_its_matrix_products_cannot_take(
@@ -284,10 +285,11 @@ def test_the_cpu_compiler_copies_what_its_matrix_products_cannot_take(
     stored = [x, y, out, *top.returned]
     found = peak(footprint(top, stored=stored, platform="cpu"))
     kept = 4 if result == "f32" else 2
-    assert found == pytest.approx(1.1 * 2**20 * (kept + copied))
+    assert found == 2**20 * (kept + copied)
 
 
-def test_the_cpu_compiler_widens_what_a_loop_reads_slice_by_slice():
+def test_what_a_loop_reads_slice_by_slice_keeps_its_type():
+    """A scanned stack in bf16: 79 MiB of temporaries (jaxlib 0.12), 123 with a copy in f32."""
     stack = value(16, 1024, dtype="bf16")
     top = Block(arguments=[stack])
     argument, carried = value(16, 1024, dtype="bf16"), value(1)
@@ -301,7 +303,7 @@ def test_the_cpu_compiler_widens_what_a_loop_reads_slice_by_slice():
     )
     top.returned = [apply(top, "sort", results[1], like=value(1))]
     stored = [stack, argument, carried, start, body.returned[1], results[1]]
-    assert peak(footprint(top, stored=stored, platform="cpu")) > 4 * 16 * 1024
+    assert peak(footprint(top, stored=stored, platform="cpu")) < 1024
     assert peak(footprint(top, stored=stored, platform="gpu")) < 1024
 
 
@@ -414,4 +416,5 @@ def test_all_reduces_over_other_axes_stay_apart_and_chains_meet_at_their_level()
     chain = reduced(top, "x", apply(top, "sine", reduced(top, "x", x)))
     top.returned = [chain, reduced(top, "y", x), reduced(top, "x", apply(top, "sine", x))]
     merged = with_combined_reductions([as_step(one) for one in top.operations])
-    assert [len(one.results) for one in merged if one.name == "all_reduce"] == [1, 1, 2]
+    found = [len(one.results) for one in merged if one.name == "all_reduce"]
+    assert sorted(found) == [1, 1, 2]

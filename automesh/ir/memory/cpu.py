@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from automesh.ir.graph import Block, Operation, Value
 from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step
 from automesh.ir.op_kinds import VIEWS
 
-_NARROW = frozenset(("bf16", "f16"))
 _ARITHMETIC = frozenset(("add", "divide", "exponential", "multiply", "subtract"))
 
 
@@ -17,17 +17,14 @@ class CpuBufferModel(BufferModel):
     """The buffers of XLA's CPU compiler, which runs ready steps first and copies operands.
 
     Matrix multiplications need both operands in memory with batch dimensions first and the
-    contracted ones next to each other; 16-bit operands are taken as they are only if the result is
-    wider, and are widened otherwise. A 16-bit array that a loop only reads slice by slice is
-    widened as a whole in front of it. Results of arithmetic that several operations read are
-    stored, as not every reader can fuse them. All-reduces over the same axes become one, however
-    large (jaxlib 0.10.1 and 0.12), and never write over their operands.
+    contracted ones next to each other, in the type that they multiply (bf16 stays bf16 since jaxlib
+    0.12; 0.10 widens it). Convolutions take images whose features come last, and copies of all
+    others. Gradients of maxima over windows become scatters. Results of arithmetic that several
+    operations read are stored, as not every reader can fuse them. All-reduces over the same axes
+    become one, however large (jaxlib 0.10.1 and 0.12), and never write over their operands.
     """
 
     orders: tuple[Order, ...] = ("early",)
-    # Allocated temporaries divided by the bytes that live together at the peak: 1.05 to 1.27 in six
-    # buffer assignments of the examples (jaxlib 0.10.2).
-    packing = 1.1
     reduces_in_place = False
 
     def _added(self, block: Block) -> list[Step]:
@@ -42,13 +39,77 @@ class CpuBufferModel(BufferModel):
                     self._prepared_operand(operation, side, value, copies, steps)
                     for side, value in zip(("lhs", "rhs"), operation.operands)
                 ]
-            elif operation.name == "while":
-                step.operands = [
-                    self._add_copy(value, operation, steps) if _is_widened(operation, n) else value
-                    for n, value in enumerate(operation.operands)
-                ]
+            elif operation.name == "convolution":
+                step = self._canonical_convolution(step, steps)
+            elif operation.name == "select_and_scatter":
+                step = self._expanded_scatter(step, steps)
             steps.append(step)
+            if step.results != operation.results:
+                steps.append(_copying(step.results[0], operation.results[0], operation))
         return with_combined_reductions(steps)
+
+    def _canonical_convolution(self, step: Step, steps: list[Step]) -> Step:
+        """Adds the copies that ConvCanonicalization makes: NHWC images, HWIO kernels.
+
+        Gradients by kernels take features for batches, so that both operands are transposed.
+        """
+        found = step.operation.attributes
+        orders = (
+            (found["lhs_batch"], *found["lhs_spatial"], found["lhs_feature"]),
+            (*found["rhs_spatial"], found["rhs_input"], found["rhs_output"]),
+        )
+        operands = [
+            self._transposed(value, order, step.operation, steps)
+            for value, order in zip(step.operands, orders)
+        ]
+        results = step.results
+        if not _is_sorted((found["out_batch"], *found["out_spatial"], found["out_feature"])):
+            results = [self._like(results[0], results[0].dtype)]
+        return replace(step, operands=operands, results=results)
+
+    def _transposed(
+        self, value: Value, order: tuple[int, ...], operation: Operation, steps: list[Step]
+    ) -> Value:
+        source, order = self._stored_value(value, order)
+        if self._is_in_memory(source) and _is_sorted(order):
+            return source
+        return self._add_copy(source, operation, steps)
+
+    def _expanded_scatter(self, step: Step, steps: list[Step]) -> Step:
+        """Adds what SelectAndScatterExpander makes of the gradient of a maximum over windows.
+
+        An index of the size of the image for each of its dimensions, windows over all of these, the
+        coordinates of what was chosen, and a scatter into zeros. The indices need no operand, so
+        that they are made first and live until then.
+        """
+        operation = step.operation
+        image, source = operation.operands[:2]
+        rank = len(image.shape)
+        indices = [self._like(image, "i32") for _ in range(rank)]
+        zeros = self._like(image, image.dtype)
+        chosen = [self._like(source, source.dtype), *(self._like(source, "i32") for _ in indices)]
+        places = self._like(source, "i32", repeated=rank)
+        made: list[tuple[list[Value], list[Value]]] = [
+            *(([], [one]) for one in (*indices, zeros)),
+            ([image, *indices], chosen),
+            (chosen[1:], [places]),
+        ]
+        for operands, results in made:
+            steps.append(Step(name=COPY, operands=operands, results=results, operation=operation))
+        return replace(step, name="scatter", operands=[zeros, places, source])
+
+    def _like(self, value: Value, dtype: str, repeated: int = 1) -> Value:
+        """Makes a stored value that is split as another one; `repeated` along a new dimension."""
+        grown = (*value.grown, ()) if value.grown else ()
+        made = Value(
+            shape=(*value.shape, repeated),
+            dtype=dtype,
+            axes=(*value.axes, ()),
+            manual=value.manual,
+            grown=grown,
+        )
+        self.stored.add(made)
+        return made
 
     def _prepared_operand(
         self,
@@ -59,14 +120,13 @@ class CpuBufferModel(BufferModel):
         steps: list[Step],
     ) -> Value:
         """Returns an operand in the form that a multiplication needs: itself, or a copy."""
-        is_narrow = _takes_narrow(dot)
         source, order = self._stored_value(value, _wanted_order(dot, side, len(value.shape)))
-        fits = source.dtype not in _NARROW or is_narrow
-        if self._is_in_memory(source) and fits and order == tuple(sorted(order)):
+        is_converted = source.dtype != value.dtype
+        if self._is_in_memory(source) and not is_converted and _is_sorted(order):
             return source
-        key = (source, order, is_narrow)
+        key = (source, order, value.dtype)
         if key not in copies:
-            copies[key] = self._add_copy(source, dot, steps, keep=is_narrow)
+            copies[key] = self._add_copy(source, dot, steps, dtype=value.dtype)
         return copies[key]
 
     def _stored_value(self, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
@@ -88,19 +148,27 @@ class CpuBufferModel(BufferModel):
         return True
 
     def _add_copy(
-        self, value: Value, operation: Operation, steps: list[Step], *, keep: bool = False
+        self, value: Value, operation: Operation, steps: list[Step], *, dtype: str = ""
     ) -> Value:
-        """Adds a step that copies a value, widened unless its type is to be kept."""
+        """Adds a step that copies a value, in its own type or in another one."""
         copy = Value(
             shape=value.shape,
-            dtype="f32" if value.dtype in _NARROW and not keep else value.dtype,
+            dtype=dtype or value.dtype,
             axes=value.axes,
             manual=value.manual,
             grown=value.grown,
         )
         self.stored.add(copy)
-        steps.append(Step(name=COPY, operands=[value], results=[copy], operation=operation))
+        steps.append(_copying(value, copy, operation))
         return copy
+
+
+def _copying(source: Value, result: Value, operation: Operation) -> Step:
+    return Step(name=COPY, operands=[source], results=[result], operation=operation)
+
+
+def _is_sorted(order: tuple[int, ...]) -> bool:
+    return order == tuple(sorted(order))
 
 
 def _read_often(block: Block) -> Iterator[Value]:
@@ -119,21 +187,6 @@ def _cut_from_gathers(block: Block) -> Iterator[Value]:
             maker = whole.producer
             if maker is not None and maker.name == "all_gather" and len(set(whole.users)) == 1:
                 yield operation.results[0]
-
-
-def _is_widened(loop: Operation, number: int) -> bool:
-    body = loop.bodies[0]
-    argument = body.arguments[number]
-    return (
-        argument.dtype in _NARROW
-        and body.returned[number] is argument
-        and all(user.name == "dynamic_slice" for user in argument.users)
-    )
-
-
-def _takes_narrow(dot: Operation) -> bool:
-    narrow = [value.dtype in _NARROW for value in (*dot.operands, dot.results[0])]
-    return narrow == [True, True, False]
 
 
 def _wanted_order(dot: Operation, side: str, rank: int) -> tuple[int, ...]:

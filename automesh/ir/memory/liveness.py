@@ -21,6 +21,7 @@ from automesh.cost.terms import Footprint, LivenessPoint, Monomial, Sum, value_o
 from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
 from automesh.ir.memory.cpu import CpuBufferModel
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step
+from automesh.ir.memory.tpu import TpuBufferModel
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.offload import is_move, is_to_host
 
@@ -446,7 +447,7 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
     if platform == "cpu":  # On CPUs both are the same memory.
         graph = replace(graph, host=(), host_outputs=())
     takeovers = _takeovers(graph)
-    compiler = CpuBufferModel(stored) if platform == "cpu" else BufferModel(stored)
+    compiler = _MODELS.get(platform, BufferModel)(stored, dict(graph.mesh))
     points: list[LivenessPoint] = []
     for order in compiler.orders:
         points.extend(walk(graph.top, takeovers, compiler, order))
@@ -465,6 +466,9 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
             ]
         ),
     )
+
+
+_MODELS: Mapping[str, type[BufferModel]] = {"cpu": CpuBufferModel, "tpu": TpuBufferModel}
 
 
 def _packed(point: LivenessPoint, packing: float) -> LivenessPoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,14 +48,18 @@ class BufferModel:
       packing: memory allocated for temporaries, as a multiple of the bytes that live together at
         the peak.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
+
+    Args:
+      sizes: axis sizes at which a compiler's limits are compared.
     """
 
     orders: tuple[Order, ...] = ("trace", "late")
     reduces_in_place = True
     packing: float = 1.0
 
-    def __init__(self, stored: Collection[Value]) -> None:
+    def __init__(self, stored: Collection[Value], sizes: Mapping[str, int]) -> None:
         self.stored = set(stored)
+        self._sizes = sizes
 
     def kept_bytes(self, value: Value) -> Monomial:
         """Bytes of a value's buffer on one device."""

@@ -174,11 +174,9 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     # the host (libtpu 0.0.50.1). Then the sum of the device's arrays, an upper limit, is used.
     if platform == "cpu" or peak == 0 or on_host:
         return replace(memory, peak_bytes=memory.total_bytes)
-    # It also counts arguments on the host, and buffers in the memory on the chip: in programs of
-    # libtpu 0.0.52 for v5e up to 72 MiB more than the device's arrays together.
+    # It counts arguments on the host, too.
     given = int(getattr(stats, "host_argument_size_in_bytes", 0) or 0)
-    peak = max(peak - given, argument) if given else peak
-    return replace(memory, peak_bytes=min(peak, memory.total_bytes))
+    return replace(memory, peak_bytes=max(peak - given, argument)) if given else memory
 
 
 def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -> bytes:
