@@ -10,7 +10,14 @@ from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step
 from automesh.ir.op_kinds import VIEWS
 
-_ARITHMETIC = frozenset(("add", "divide", "exponential", "multiply", "subtract"))
+# Arithmetic that is not computed again for each of its readers (InstructionFusion::IsExpensive).
+_EXPENSIVE = frozenset(
+    (
+        "atan2", "cbrt", "cosine", "divide", "erf", "erf_inv", "exponential",
+        "exponential_minus_one", "log", "log_plus_one", "logistic", "power", "remainder", "rsqrt",
+        "sine", "sqrt", "tan", "tanh",
+    )
+)  # fmt: skip
 
 
 class CpuBufferModel(BufferModel):
@@ -173,7 +180,7 @@ def _is_sorted(order: tuple[int, ...]) -> bool:
 
 def _read_often(block: Block) -> Iterator[Value]:
     for operation in block.operations:
-        if operation.name in _ARITHMETIC:
+        if operation.name in _EXPENSIVE:
             (result,) = operation.results
             if not result.is_constant and len(set(result.users)) > 1:
                 yield result
