@@ -10,6 +10,7 @@ from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step
 from automesh.ir.op_kinds import VIEWS
 
+_NARROW = frozenset(("bf16", "f16"))
 # Arithmetic that is not computed again for each of its readers (InstructionFusion::IsExpensive).
 _EXPENSIVE = frozenset(
     (
@@ -48,12 +49,27 @@ class CpuBufferModel(BufferModel):
                 ]
             elif operation.name == "convolution":
                 step = self._canonical_convolution(step, steps)
+            elif operation.name == "all_reduce":
+                step = self._widened_reduction(step, steps)
             elif operation.name == "select_and_scatter":
                 step = self._expanded_scatter(step, steps)
             steps.append(step)
-            if step.results != operation.results:
-                steps.append(_copying(step.results[0], operation.results[0], operation))
+            for made, result in zip(step.results, operation.results, strict=True):
+                if made is not result:
+                    steps.append(_copying(made, result, operation))
         return with_combined_reductions(steps)
+
+    def _widened_reduction(self, step: Step, steps: list[Step]) -> Step:
+        """Widens 16-bit operands and results (AllReducePromotion); readers narrow them again."""
+        operands, results = list(step.operands), list(step.results)
+        for number, result in enumerate(step.results):
+            if result.dtype in _NARROW:
+                operands[number] = self._add_copy(
+                    operands[number], step.operation, steps, dtype="f32"
+                )
+                results[number] = self._like(result, "f32")
+                self.stored.discard(result)
+        return replace(step, operands=operands, results=results)
 
     def _canonical_convolution(self, step: Step, steps: list[Step]) -> Step:
         """Adds the copies that ConvCanonicalization makes: NHWC images, HWIO kernels.
