@@ -45,8 +45,6 @@ class BufferModel:
     Attributes:
       stored: values that get a buffer of their own; all others are computed where they are read.
       orders: possible execution orders; the one that needs most memory counts.
-      packing: memory allocated for temporaries, as a multiple of the bytes that live together at
-        the peak.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
 
     Args:
@@ -55,15 +53,14 @@ class BufferModel:
 
     orders: tuple[Order, ...] = ("trace", "late")
     reduces_in_place = True
-    packing: float = 1.0
 
     def __init__(self, stored: Collection[Value], sizes: Mapping[str, int]) -> None:
         self.stored = set(stored)
         self._sizes = sizes
 
     def kept_bytes(self, value: Value) -> Monomial:
-        """Bytes of a value's buffer on one device."""
-        return value.bytes
+        """Bytes of a value's buffer on one device; 0 if the value is on the host."""
+        return value.device_bytes
 
     def steps(self, block: Block, order: Order) -> list[Step]:
         """Lists the steps of a block, in execution order."""

@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 
 from automesh.collectives import STABLEHLO
 from automesh.cost.terms import CollectiveTerm, Monomial, Sum, value_of
-from automesh.ir.graph import Block, Operation, Value, added, element_bytes, multiplied, times, used_in
+from automesh.ir.graph import (
+    Block,
+    Operation,
+    Value,
+    added,
+    element_bytes,
+    multiplied,
+    times,
+    used_in,
+)
 from automesh.ir.op_kinds import COLLECTIVES, PRODUCTS, VIRTUAL
 from automesh.ir.passes.windowed import IN_RING, INTENSITY, RING_OF
 from automesh.platforms import scheduling_of
