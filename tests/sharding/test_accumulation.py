@@ -118,9 +118,7 @@ def test_microbatches_that_take_a_part_of_an_axis_are_reduced_over_the_rest_of_i
     )
     terms = propagate(programs, sizes=(("dp", 8),), probes=(), enter=lambda _: None).terms
     sent = {
-        one.kind: kind_named(one.kind).wire_bytes(
-            round(value_of(one.payload_bytes, {"dp": 8})), 8
-        )
+        one.kind: kind_named(one.kind).wire_bytes(round(value_of(one.payload_bytes, {"dp": 8})), 8)
         for one in terms.collectives
     }
     assert sent["all-reduce"] == pytest.approx(2 * 2**20, rel=1e-4)

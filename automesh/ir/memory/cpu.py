@@ -24,8 +24,8 @@ _EXPENSIVE = frozenset(
 class CpuBufferModel(BufferModel):
     """The buffers of XLA's CPU compiler, which runs ready steps first and copies operands.
 
-    Matrix multiplications need both operands in memory with batch dimensions first and the
-    contracted ones next to each other, in the type that they multiply (bf16 stays bf16 since jaxlib
+    Matrix multiplications need both operands in memory, arrays of more dimensions than a matrix with
+    batch dimensions first and the contracted ones next to each other, in the type that they multiply (bf16 stays bf16 since jaxlib
     0.12; 0.10 widens it). Convolutions take images whose features come last, and copies of all
     others. Gradients of maxima over windows become scatters. Results of arithmetic that several
     operations read are stored, as not every reader can fuse them. All-reduces over the same axes
@@ -145,7 +145,11 @@ class CpuBufferModel(BufferModel):
         """Returns an operand in the form that a multiplication needs: itself, or a copy."""
         source, order = self._stored_value(value, _wanted_order(dot, side, len(value.shape)))
         is_converted = source.dtype != value.dtype
-        if self._is_in_memory(source) and not is_converted and _is_sorted(order):
+        batch = len(dot.attributes[f"{side}_batch"])
+        # Matrices are read as rows or as columns; larger arrays become matrices without a copy
+        # only in this order (DotDecomposer).
+        fits = _is_sorted(order) or (len(order) == batch + 2 and _is_sorted(order[:batch]))
+        if self._is_in_memory(source) and not is_converted and fits:
             return source
         key = (source, order, value.dtype)
         if key not in copies:
