@@ -269,3 +269,18 @@ def test_a_gather_that_the_program_asks_for_is_no_ring(declared, is_ring):
     graph = program.graph(dot)
     rewrite(graph, "tpu")
     assert bool(graph.top.operations[-1].attributes.get(WINDOWED)) is is_ring
+
+
+@pytest.mark.parametrize(("is_precise", "dtype"), [(False, "bf16"), (True, "f32")])
+def test_what_products_alone_read_is_gathered_in_bf16_on_tpus(is_precise, dtype):
+    """A stack of layers that is split over the layers: libtpu 0.0.52 gathers 64 MiB in a step, and
+    f32 would be 128."""
+    program = Program()
+    x = program.argument((64, 32), ((), ()))
+    weight = program.argument((32, 16), (("fsdp",), ()))
+    whole = program.gather(weight, "fsdp")
+    graph = program.graph(program.dot(x, whole))
+    if is_precise:
+        graph.top.operations[-1].attributes["is_precise"] = True
+    rewrite(graph, "tpu")
+    assert graph.top.operations[-1].operands[1].dtype == dtype

@@ -24,12 +24,13 @@ _EXPENSIVE = frozenset(
 class CpuBufferModel(BufferModel):
     """The buffers of XLA's CPU compiler, which runs ready steps first and copies operands.
 
-    Matrix multiplications need both operands in memory, arrays of more dimensions than a matrix with
-    batch dimensions first and the contracted ones next to each other, in the type that they multiply (bf16 stays bf16 since jaxlib
-    0.12; 0.10 widens it). Convolutions take images whose features come last, and copies of all
-    others. Gradients of maxima over windows become scatters. Results of arithmetic that several
-    operations read are stored, as not every reader can fuse them. All-reduces over the same axes
-    become one, however large (jaxlib 0.10.1 and 0.12), and never write over their operands.
+    Matrix multiplications need both operands in memory, arrays of more dimensions than a matrix
+    with batch dimensions first and the contracted ones next to each other, in the type that they
+    multiply (bf16 stays bf16 since jaxlib 0.12; 0.10 widens it). Convolutions take images whose
+    features come last, and copies of all others. Gradients of maxima over windows become scatters.
+    Results of expensive arithmetic that several operations read are stored. All-reduces over the
+    same axes become one, however large (jaxlib 0.10.1 and 0.12), and never write over their
+    operands, which are widened to 32 bits.
     """
 
     orders: tuple[Order, ...] = ("early",)
