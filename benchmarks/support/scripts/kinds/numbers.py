@@ -137,7 +137,7 @@ def _shampoo(mesh: Mesh) -> Any:
 
     def update(w: Any, x: jax.Array) -> Any:
         def loss(w: Any) -> jax.Array:
-            return sum(jnp.mean(jnp.tanh(x @ one) ** 2) for one in w)
+            return jnp.stack([jnp.mean(jnp.tanh(x @ one) ** 2) for one in w]).sum()
 
         value, gradients = jax.value_and_grad(loss)(w)
         new = []
