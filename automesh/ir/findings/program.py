@@ -324,6 +324,8 @@ def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation
     if not seen.loops and not _is_for_loop(operation.results[0]):
         return None
     made = program.maker(operation.operands[0])
+    if made is not None and made.name == "convert":  # moved in a narrower type
+        made = program.maker(made.operands[0])
     if made is None or made.name != "reshape":
         return None
     before, after = made.operands[0], made.results[0]
