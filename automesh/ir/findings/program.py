@@ -97,7 +97,10 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
         return
     reshape = _microbatches(program, seen)
     moved = operation.results[0]
-    if reshape is None or moved.is_constant or moved.global_bytes < LEAST_BYTES:
+    if reshape is None or moved.is_constant:
+        return
+    # As large as the batch is, in whatever type it is moved.
+    if math.prod(moved.shape) * element_bytes(reshape.results[0].dtype) < LEAST_BYTES:
         return
     yield Finding(
         rule=MICROBATCH_RESHAPE,
