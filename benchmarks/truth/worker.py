@@ -1,6 +1,7 @@
-"""Compiles one example on one mesh of virtual CPU devices, and says what came out as JSON.
+"""Compiles one example on some meshes, and says what came out, one line of JSON for each.
 
-The case comes as JSON in the first argument; `benchmarks.truth` starts one process for each.
+The cases come as JSON in the first argument: of one example and one platform, virtual CPU devices
+or a TPU slice that is not there. `benchmarks.truth` starts one process for each example.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
+from jax.experimental import topologies
 
 from automesh.errors import AutomeshError
 from automesh.hlo import count, read_module
@@ -25,30 +28,33 @@ from automesh.program.lower.compiled import count_serialized, read_memory, seria
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
-from benchmarks.truth.command import Case
+from benchmarks.truth.command import SLICE, Case
 
 _DUMP = {"xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}
 _DUMPED = "*after_spmd-partitioning*.hlo.pb"
 
 
-def answer(case: Case) -> dict[str, Any]:
-    """The fields of `Truth` as plain values."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", math.prod(size for _, size in case.sizes))
-    # A cached executable comes without a dump.
-    jax.config.update("jax_enable_compilation_cache", False)
-    build = load_entry(case.entry)
+def answer(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
+    """The fields of `Truth` as plain values.
+
+    Args:
+      devices: of which the first ones are taken.
+    """
     axes = [MeshAxis(name=name, ici=size) for name, size in case.sizes]
-    lowered = lower(build_on(build, axes, knobs=case.knobs)).lowered
+    needed = math.prod(size for _, size in case.sizes)
+    build = load_entry(case.entry)
+    lowered = lower(build_on(build, axes, knobs=case.arguments, devices=devices[:needed])).lowered
     with tempfile.TemporaryDirectory(prefix="automesh-truth-") as folder:
+        options = {"xla_dump_to": folder, **_DUMP} if case.platform == "cpu" else None
         begun = time.perf_counter()
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, **_DUMP})
+        compiled = lowered.compile(compiler_options=options)
         compile_s = time.perf_counter() - begun
-        partitioned = _partitioned(Path(folder), case.sizes)
+        finished = count_serialized(serialized(compiled, {}), case.sizes)
+        partitioned = _partitioned(Path(folder), case.sizes) if options else finished
     return {
         "partitioned": asdict(partitioned),
-        "flops": count_serialized(serialized(compiled, {}), case.sizes).flops,
-        "memory": asdict(read_memory(compiled, platform="cpu")),
+        "flops": finished.flops,
+        "memory": asdict(read_memory(compiled, platform=case.platform)),
         "compile_s": compile_s,
     }
 
@@ -76,12 +82,29 @@ def _module_of(dump: bytes) -> bytes:
     raise AutomeshError("the length of the dumped module cannot be read")
 
 
-def _case(text: str) -> Case:
-    fields = json.loads(text)
+def _case(fields: dict[str, Any]) -> Case:
     for name in ("sizes", "knobs"):
         fields[name] = tuple((key, value) for key, value in fields[name])
     return Case(**fields)
 
 
+def main() -> None:
+    cases = [_case(one) for one in json.loads(sys.argv[1])]
+    jax.config.update("jax_platforms", "cpu")
+    # A cached executable comes without a dump.
+    jax.config.update("jax_enable_compilation_cache", False)
+    largest = max(math.prod(size for _, size in case.sizes) for case in cases)
+    jax.config.update("jax_num_cpu_devices", largest)
+    devices: Sequence[Any] = jax.devices()
+    if cases[0].platform == "tpu":
+        found: Any = topologies.get_topology_desc(platform="tpu", topology_name=SLICE)
+        devices = found.devices
+    for case in cases:
+        try:
+            print(json.dumps(answer(case, devices)), flush=True)
+        except (JaxRuntimeError, AutomeshError, ValueError, TypeError) as error:
+            print(json.dumps(f"{type(error).__name__}: {str(error).splitlines()[0]}"), flush=True)
+
+
 if __name__ == "__main__":
-    print(json.dumps(answer(_case(sys.argv[1]))))
+    main()

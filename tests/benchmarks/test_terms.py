@@ -25,7 +25,7 @@ def figures(*options: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])["by_example"]
+    return json.loads(done.stdout.splitlines()[-1])["cpu"]["by_example"]
 
 
 def check(name: str, found: dict[str, float]) -> None:

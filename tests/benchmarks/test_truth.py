@@ -19,7 +19,9 @@ def test_all_factorizations_over_three_axes():
     assert len(factorizations(16, 3)) == 15
     every = cases()
     assert len(set(every)) == len(every)
-    assert len(every) == 25 * len(truth.LANGUAGE_MODELS) + 10 * len(truth.OTHER_STEPS)
+    assert len(every) == 25 * len(truth.LANGUAGE_MODELS) + 10 * (
+        len(truth.OTHER_STEPS) + len(truth.KINDS)
+    )
     for case in every:
         assert math.prod(size for _, size in case.sizes) in (8, 16)
         assert {a for a, size in case.sizes if size > 1} <= set(truth.CHOSEN[case.example])
@@ -71,4 +73,4 @@ def test_a_case_survives_the_way_to_the_worker():
     from benchmarks.truth.worker import _case
 
     case = Case(example="moe_lm", sizes=SMALL.sizes, knobs=(("remat", "dots"),))
-    assert _case(json.dumps(asdict(case))) == case
+    assert _case(json.loads(json.dumps(asdict(case)))) == case

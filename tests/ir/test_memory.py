@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from automesh.cost.terms import LivenessPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.memory import liveness
+from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.liveness import Footprint, memory_points, undominated
-from automesh.ir.memory.order import BufferModel
+from automesh.ir.memory.order import BufferModel, as_step
+from automesh.ir.memory.tpu import tiled
 
 MESH = (("x", 2), ("y", 2))
 
@@ -223,7 +225,7 @@ def test_orders_in_which_operations_may_run(order, expected):
     wide = apply(top, "dot_general", x, source="wide")
     middle = apply(top, "dot_general", wide, source="middle")
     top.returned = [apply(top, "dot_general", middle, small, source="out")]
-    compiler = BufferModel([large, small, wide, middle, *top.returned])
+    compiler = BufferModel([large, small, wide, middle, *top.returned], {})
     assert [step.operation.source for step in compiler.steps(top, order)] == expected
 
 
@@ -235,7 +237,7 @@ def test_late_and_early_differ_for_what_is_needed_at_the_end():
     for number in range(3):
         chain = apply(top, "dot_general", chain, source=str(number))
     top.returned = [apply(top, "dot_general", chain, ready, source="out")]
-    compiler = BufferModel([])
+    compiler = BufferModel([], {})
     compiler.stored.update(one.results[0] for one in top.operations)
     orders = {
         order: [step.operation.source for step in compiler.steps(top, order)]
@@ -267,10 +269,11 @@ def product(block: Block, lhs: Value, rhs: Value, like: Value, *, lhs_last: bool
     ("dtype", "result", "lhs_last", "copied"),
     [
         ("f32", "f32", True, 0),
-        ("f32", "f32", False, 4),  # transposed
+        ("f32", "f32", False, 0),  # read as columns
         ("bf16", "f32", True, 0),
-        ("bf16", "f32", False, 2),
-        ("bf16", "bf16", True, 8),  # both widened
+        ("bf16", "f32", False, 0),
+        ("bf16", "bf16", True, 0),  # jaxlib 0.10 widened both
+        ("bf16", "bf16", False, 0),
     ],
 )
 def test_the_cpu_compiler_copies_what_its_matrix_products_cannot_take(
@@ -283,10 +286,11 @@ def test_the_cpu_compiler_copies_what_its_matrix_products_cannot_take(
     stored = [x, y, out, *top.returned]
     found = peak(footprint(top, stored=stored, platform="cpu"))
     kept = 4 if result == "f32" else 2
-    assert found == pytest.approx(1.1 * 2**20 * (kept + copied))
+    assert found == 2**20 * (kept + copied)
 
 
-def test_the_cpu_compiler_widens_what_a_loop_reads_slice_by_slice():
+def test_what_a_loop_reads_slice_by_slice_keeps_its_type():
+    """A scanned stack in bf16: 79 MiB of temporaries (jaxlib 0.12), 123 with a copy in f32."""
     stack = value(16, 1024, dtype="bf16")
     top = Block(arguments=[stack])
     argument, carried = value(16, 1024, dtype="bf16"), value(1)
@@ -300,7 +304,7 @@ def test_the_cpu_compiler_widens_what_a_loop_reads_slice_by_slice():
     )
     top.returned = [apply(top, "sort", results[1], like=value(1))]
     stored = [stack, argument, carried, start, body.returned[1], results[1]]
-    assert peak(footprint(top, stored=stored, platform="cpu")) > 4 * 16 * 1024
+    assert peak(footprint(top, stored=stored, platform="cpu")) < 1024
     assert peak(footprint(top, stored=stored, platform="gpu")) < 1024
 
 
@@ -370,3 +374,74 @@ def test_doubling_an_axis_never_raises_the_arguments(arguments, doubled, sizes):
     )
     found = footprint(top).argument_bytes
     assert value_of(found, {**sizes, doubled: 2 * sizes[doubled]}) <= value_of(found, sizes)
+
+
+def test_all_reduces_become_one_on_cpus_that_needs_operands_and_results_at_once():
+    """Six gradients of 16 MiB, reduced over eight CPUs and subtracted from donated weights: the
+    compiler of jaxlib 0.12 has one all-reduce of six and 192.0 MiB of temporaries (16 with one
+    all-reduce after another, each over its operand)."""
+    weights = [value(2048, 2048) for _ in range(6)]
+    top = Block(arguments=[*weights, value(8, 2048)])
+    rows = top.arguments[-1]
+    for one in weights:
+        whole = apply(top, "dot_general", rows, like=one)
+        whole.producer.attributes = {
+            "lhs_batch": (), "rhs_batch": (), "lhs_contracting": (0,), "rhs_contracting": (0,)
+        }  # fmt: skip
+        reduced = apply(top, "all_reduce", whole, attributes={"axes": ("x",)})
+        top.returned.append(apply(top, "subtract", one, reduced))
+    found = footprint(top, platform="cpu", donated=tuple(range(6)))
+    assert peak(found) == pytest.approx(192 * 2**20, rel=0.15)
+
+
+def reduced(top: Block, axis: str, *operands: Value) -> Value:
+    return apply(top, "all_reduce", *operands, attributes={"axes": (axis,)})
+
+
+def test_all_reduces_that_need_each_other_by_way_of_others_stay_two():
+    """Were both of `x` one and both of `y` one, each of the two would wait for the other."""
+    x = value(1024)
+    top = Block(arguments=[x])
+    first = reduced(top, "x", apply(top, "dot_general", x))
+    second = reduced(top, "y", apply(top, "dot_general", first))
+    third = reduced(top, "y", apply(top, "sine", x))
+    fourth = reduced(top, "x", apply(top, "sine", third))
+    top.returned = [second, fourth]
+    merged = with_combined_reductions([as_step(one) for one in top.operations])
+    assert [len(one.results) for one in merged if one.name == "all_reduce"] == [1, 1, 1, 1]
+
+
+def test_all_reduces_over_other_axes_stay_apart_and_chains_meet_at_their_level():
+    x = value(1024)
+    top = Block(arguments=[x])
+    chain = reduced(top, "x", apply(top, "sine", reduced(top, "x", x)))
+    top.returned = [chain, reduced(top, "y", x), reduced(top, "x", apply(top, "sine", x))]
+    merged = with_combined_reductions([as_step(one) for one in top.operations])
+    found = [len(one.results) for one in merged if one.name == "all_reduce"]
+    assert sorted(found) == [1, 1, 2]
+
+
+def test_a_tpu_pads_the_two_dimensions_that_are_padded_least():
+    """Layouts of libtpu 0.0.52: images of 64 channels take twice their elements, and a step that
+    pools such images 33.6 MiB of arguments instead of 17.3."""
+    assert tiled((16, 64, 64, 64), "f32") == 2.0
+    assert tiled((256, 64), "f32") == tiled((128, 4, 64), "f32") == 1.0
+    assert tiled((4096, 3), "i32") == pytest.approx(4 / 3)
+    assert tiled((1024, 64), "i8") == 1.0
+    images = value(16, 64, 64, 64)
+    top = Block(arguments=[images], returned=[images])
+    assert peak(footprint(top, platform="tpu")) == 2 * 16 * 2**20
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("tpu", 2), ("gpu", 9)])
+def test_a_sum_of_products_is_one_array_on_tpus(platform, expected):
+    """`ragged_dot` is a product for each group: 110 MiB compiled, 306 with an array for each."""
+    x = value(256, 256)
+    top = Block(arguments=[x])
+    parts = [apply(top, "dot_general", x) for _ in range(8)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = apply(top, "add", total, part)
+    top.returned = [apply(top, "sort", total)]
+    found = footprint(top, stored=[*parts, *top.returned], platform=platform)
+    assert peak(found) <= expected * x.global_bytes

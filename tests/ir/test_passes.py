@@ -231,7 +231,7 @@ def test_a_gather_may_become_a_ring_if_its_axes_split_the_other_operand(rows, is
     weight = program.argument((32, 16), (("fsdp",), ()))
     graph = program.graph(program.dot(x, program.gather(weight, "fsdp")))
     rewrite(graph, "tpu")
-    gather, dot = graph.top.operations
+    *_, gather, dot = graph.top.operations
     assert bool(gather.attributes.get(IN_RING)) is is_ring
     assert bool(dot.attributes.get(WINDOWED)) is is_ring
     if is_ring:
@@ -329,3 +329,18 @@ def test_a_change_takes_time_in_proportion_to_the_layers(change, made):
     assert known.issuperset(graph.top.returned)
     # Sixteen times as many layers; with a walk for each, more than a hundred times as long.
     assert took_s(change, 1600) < 64 * took_s(change, 100)
+
+
+@pytest.mark.parametrize(("is_precise", "dtype"), [(False, "bf16"), (True, "f32")])
+def test_what_products_alone_read_is_gathered_in_bf16_on_tpus(is_precise, dtype):
+    """A stack of layers that is split over the layers: libtpu 0.0.52 gathers 64 MiB in a step, and
+    f32 would be 128."""
+    program = Program()
+    x = program.argument((64, 32), ((), ()))
+    weight = program.argument((32, 16), (("fsdp",), ()))
+    whole = program.gather(weight, "fsdp")
+    graph = program.graph(program.dot(x, whole))
+    if is_precise:
+        graph.top.operations[-1].attributes["is_precise"] = True
+    rewrite(graph, "tpu")
+    assert graph.top.operations[-1].operands[1].dtype == dtype

@@ -112,7 +112,10 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
         return
     reshape = _microbatches(program, seen)
     moved = operation.results[0]
-    if reshape is None or moved.is_constant or moved.global_bytes < LEAST_BYTES:
+    if reshape is None or moved.is_constant:
+        return
+    # As large as the batch is, in whatever type it is moved.
+    if math.prod(moved.shape) * element_bytes(reshape.results[0].dtype) < LEAST_BYTES:
         return
     yield Finding(
         rule=MICROBATCH_RESHAPE,
@@ -432,6 +435,8 @@ def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation
     if not seen.loops and not _is_for_loop(operation.results[0]):
         return None
     made = program.maker(operation.operands[0])
+    if made is not None and made.name == "convert":  # moved in a narrower type
+        made = program.maker(made.operands[0])
     if made is None or made.name != "reshape":
         return None
     before, after = made.operands[0], made.results[0]

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from automesh.collectives import KINDS
 from automesh.cost.terms import Footprint, LivenessPoint, Monomial, Sum, value_of
-from automesh.ir.graph import Block, Graph, Operation, Value, total_bytes, used_in
-from automesh.ir.memory.order import COPY, BufferModel, CpuBufferModel, Order, Step
+from automesh.ir.graph import Block, Graph, Operation, Value, added, total_bytes, used_in
+from automesh.ir.memory.cpu import CpuBufferModel
+from automesh.ir.memory.order import COPY, BufferModel, Order, Step
+from automesh.ir.memory.tpu import TpuBufferModel
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.offload import is_move, is_to_host
 
@@ -67,13 +69,13 @@ def walk(
     """
     reused = {top.arguments[argument] for argument in takeovers.values()}
     seen = {
-        argument: (_Buffer(bytes=argument.device_bytes, is_writable=argument in reused),)
+        argument: (_Buffer(bytes=compiler.kept_bytes(argument), is_writable=argument in reused),)
         for argument in top.arguments
     }
     places: dict[Value, _Buffer] = {}
     for position, value in enumerate(top.returned):
         argument = takeovers.get(position)
-        free = _Buffer(bytes=value.device_bytes)
+        free = _Buffer(bytes=compiler.kept_bytes(value))
         places[value] = free if argument is None else seen[top.arguments[argument]][0]
     points: list[LivenessPoint] = []
     _BlockWalk(compiler, order, top, seen, places, {}, points).run()
@@ -129,19 +131,13 @@ class _BlockWalk:
                 self._buffers[result] = self._read(start)
             elif self._is_stored(step, result):
                 buffer = _Buffer(
-                    bytes=self._size(step, result),
+                    bytes=self._compiler.kept_bytes(result),
                     is_writable=not _is_copied_from_host(step.operation),
                 )
                 self._buffers[result] = (buffer,)
                 self._own.setdefault(step, []).append((result, buffer))
             else:
                 self._buffers[result] = self._read(step.operands)
-
-    def _size(self, step: Step, result: Value) -> Monomial:
-        as_stated = step.bodies or result in self._places
-        if as_stated or result.on_host:
-            return result.device_bytes
-        return self._compiler.kept_bytes(result)
 
     def _is_stored(self, step: Step, result: Value) -> bool:
         return result in self._compiler.stored or result in self._places or bool(step.bodies)
@@ -206,6 +202,8 @@ class _BlockWalk:
     def _overwritten(self, step: Step) -> tuple[_Buffer, ...]:
         if step.name in _UPDATES:
             return self._read(step.operands[:1])
+        if step.name == "all_reduce" and not self._compiler.reduces_in_place:
+            return ()
         return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
@@ -443,17 +441,19 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
     if platform == "cpu":  # On CPUs both are the same memory.
         graph = replace(graph, host=(), host_outputs=())
     takeovers = _takeovers(graph)
-    compiler = CpuBufferModel(stored) if platform == "cpu" else BufferModel(stored)
+    compiler = _MODELS.get(platform, BufferModel)(stored, dict(graph.mesh))
     points: list[LivenessPoint] = []
     for order in compiler.orders:
         points.extend(walk(graph.top, takeovers, compiler, order))
     on_device = [a for n, a in enumerate(graph.top.arguments) if n not in graph.host]
+    outputs = [v for n, v in enumerate(graph.top.returned) if n not in graph.host_outputs]
+    own = [v for n, v in enumerate(graph.top.returned) if n not in takeovers]
+    padding = _padding([*on_device, *own], compiler)
+    nothing = (LivenessPoint(bytes=()),) if padding else ()
     return Footprint(
-        points=tuple(_packed(point, compiler.packing) for point in undominated(points)),
+        points=tuple(_with(padding, point) for point in undominated(points) or nothing),
         argument_bytes=total_bytes(on_device),
-        output_bytes=total_bytes(
-            [value for n, value in enumerate(graph.top.returned) if n not in graph.host_outputs]
-        ),
+        output_bytes=total_bytes(outputs),
         alias_bytes=total_bytes(
             [
                 graph.top.returned[output]
@@ -464,11 +464,22 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
     )
 
 
-def _packed(point: LivenessPoint, packing: float) -> LivenessPoint:
-    total = tuple(
-        Monomial(coefficient=packing * one.coefficient, powers=one.powers) for one in point.bytes
+_MODELS: Mapping[str, type[BufferModel]] = {"cpu": CpuBufferModel, "tpu": TpuBufferModel}
+
+
+def _padding(lasting: Sequence[Value], compiler: BufferModel) -> Sum:
+    """Counts what arguments and outputs take in addition to their elements."""
+    return added(
+        *(
+            replace(kept, coefficient=kept.coefficient - value.device_bytes.coefficient)
+            for value in lasting
+            if (kept := compiler.kept_bytes(value)) != value.device_bytes
+        )
     )
-    return LivenessPoint(bytes=total, source=point.source)
+
+
+def _with(padding: Sum, point: LivenessPoint) -> LivenessPoint:
+    return replace(point, bytes=added(*point.bytes, *padding)) if padding else point
 
 
 def _takeovers(graph: Graph) -> dict[int, int]:

@@ -23,6 +23,7 @@ from automesh.ir.passes.collectives import (
     separate_reductions_from_slices,
 )
 from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_top_k, gather_windows
+from automesh.ir.passes.narrowed import move_narrow_for_products
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
@@ -146,6 +147,12 @@ RULES: tuple[Rewrite, ...] = (
         platforms=frozenset(("gpu", "tpu")),
         source="GPU: AllReduceSplitter and ReduceScatterCreator; TPU: `all-reduce-scatter` fusions "
         "in programs of libtpu 0.0.42, not behind scatters. The CPU compiler has neither",
+    ),
+    Rewrite(
+        apply=move_narrow_for_products,
+        platforms=frozenset(("tpu",)),
+        source="programs of libtpu 0.0.52 for v5e: every gather of float32 weights or activations "
+        "that only products of the usual precision read moves bf16",
     ),
     Rewrite(
         apply=drop_unused,

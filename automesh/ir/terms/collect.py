@@ -199,7 +199,11 @@ class _Collector:
                 part.add(self._branches(operation, region, count))
             elif operation.name in COLLECTIVES:
                 term = collective_term(
-                    operation, count=count, platform=self._platform, places=places
+                    operation,
+                    count=count,
+                    platform=self._platform,
+                    places=places,
+                    sizes=self._sizes,
                 )
                 if term is not None:
                     moved.append((operation, term))

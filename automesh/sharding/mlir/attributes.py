@@ -108,6 +108,7 @@ class AttributeReader:
         numbers = self._hlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
         return {
             **self._declared(operation),
+            **_precision(operation),
             "lhs_batch": tuple(numbers.lhs_batching_dimensions),
             "rhs_batch": tuple(numbers.rhs_batching_dimensions),
             "lhs_contracting": tuple(numbers.lhs_contracting_dimensions),
@@ -143,6 +144,7 @@ class AttributeReader:
         numbers = self._hlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
         return {
             **self._declared(operation),
+            **_precision(operation),
             "lhs_batch": numbers.input_batch_dimension,
             "lhs_feature": numbers.input_feature_dimension,
             "lhs_spatial": tuple(numbers.input_spatial_dimensions),
@@ -384,3 +386,14 @@ def group_of(config: str, name: str) -> dict[str, Any]:
             return cast("dict[str, Any]", found)
         stack.extend(known.values())
     return {}
+
+
+def _precision(operation: Any) -> _Attributes:
+    """`is_precise` where a product asks for more than the platform's usual precision."""
+    text = "".join(
+        str(operation.attributes[name])
+        for name in ("precision_config", "algorithm")
+        if name in operation.attributes
+    )
+    is_usual = not text or not re.search("HIGH|algorithm", text)
+    return {} if is_usual else {"is_precise": True}

@@ -1,0 +1,63 @@
+"""Rewrites for TPUs: what is moved for products alone is moved in bfloat16."""
+
+from __future__ import annotations
+
+from automesh.ir.graph import Graph, Operation, Value
+from automesh.ir.op_kinds import VIEWS
+from automesh.ir.passes.edits import blocks, like, returned_values, set_operands
+from automesh.ir.passes.windowed import IN_RING
+
+_MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
+_ON_THE_WAY = VIEWS - {"optimization_barrier"} | {
+    "all_slice",
+    "dynamic_slice",
+    "slice",
+    "transpose",
+}
+_PRODUCTS = frozenset(("dot_general", "convolution"))
+
+
+def move_narrow_for_products(graph: Graph) -> None:
+    """dot(all_gather(x)) -> dot(all_gather(convert(x))), for x in float32.
+
+    A TPU multiplies float32 in one pass of bfloat16 unless the product asks for more. What may
+    become the ring of a windowed product keeps its type.
+    """
+    returned = returned_values(graph)
+    for block in blocks(graph):
+        for place, operation in reversed(list(enumerate(block.operations))):
+            if operation.name not in _MOVES or len(operation.results) != 1:
+                continue
+            if IN_RING in operation.attributes:
+                continue
+            found: list[Value] = []
+            if not _is_for_products(operation.results[0], returned, found):
+                continue
+            narrow = like(operation.operands[0], dtype="bf16")
+            before = Operation(
+                name="convert",
+                operands=list(operation.operands),
+                results=[narrow],
+                source=operation.source,
+            )
+            set_operands(operation, [narrow])
+            block.operations.insert(place, before)
+            for value in found:
+                value.dtype = "bf16"
+
+
+def _is_for_products(value: Value, returned: set[Value], found: list[Value]) -> bool:
+    """Whether products alone read a float32 value; collects it and its views in `found`."""
+    if value.dtype != "f32" or not value.users or value in returned:
+        return False
+    found.append(value)
+    return all(_leads_to_products(user, value, returned, found) for user in set(value.users))
+
+
+def _leads_to_products(
+    user: Operation, value: Value, returned: set[Value], found: list[Value]
+) -> bool:
+    if user.name in _PRODUCTS:
+        return not user.attributes.get("is_precise")
+    is_view = user.name in _ON_THE_WAY and len(user.results) == 1 and user.operands[0] is value
+    return is_view and _is_for_products(user.results[0], returned, found)

@@ -1,0 +1,1 @@
+"""Steps that differ in kind, each small: what estimates are compared on."""
