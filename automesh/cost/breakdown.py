@@ -38,6 +38,7 @@ from automesh.units import format_seconds
 # Sizes of a multiplication that uses any known device fully; smaller ones are compared with it.
 _LARGE = 8192.0
 AXIS_OVER_DCN = "axis-over-dcn"
+_LEAST_OVER_DCN = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +224,12 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
     points = [(value_of(point.bytes, sizes), point.source) for point in terms.points]
     peak_bytes, peak_source = max(points, default=(0.0, ""), key=lambda point: point[0])
     collectives = _merged(_collectives(terms, batch, sizes, routes_of, speeds))
+    kernels = list(_kernels(terms, batch, sizes, speeds))
+    work_s = sum(one.seconds for one in collectives) + sum(one.seconds for one in kernels)
     return MeshCost(
         sizes=tuple((axis, sizes[axis]) for axis in terms.active),
         collectives=tuple(sorted(collectives, key=lambda collective: -collective.seconds)),
-        kernels=tuple(
-            sorted(_kernels(terms, batch, sizes, speeds), key=lambda kernel: -kernel.seconds)
-        ),
+        kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
         peak_temporary_bytes=peak_bytes,
         peak_source=peak_source,
         argument_bytes=value_of(terms.argument_bytes, sizes),
@@ -239,38 +240,45 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         platform=terms.platform,
         findings=(
             *(one for one in terms.findings if one.is_on(sizes)),
-            *_over_dcn(terms, collectives),
+            *_over_dcn(terms, collectives, work_s),
         ),
         first_bytes=peak_of(terms.first, sizes) if terms.first is not None else 0.0,
     )
 
 
-def _over_dcn(terms: Terms, collectives: Iterable[CollectiveCost]) -> Iterator[Finding]:
+def _over_dcn(
+    terms: Terms, collectives: Sequence[CollectiveCost], work_s: float
+) -> Iterator[Finding]:
     """Finds axes that do not split the batch, but cross the network; the line is the slowest's.
 
     Data-parallel axes send gradients once a step, and are meant to cross DCN. An axis that splits
-    weights or a sequence sends activations in every layer, forth and back.
+    weights or a sequence sends activations in every layer, forth and back. Nothing is found while
+    it is unknown which axes split the batch.
 
     Args:
       collectives: priced on the mesh in question.
+      work_s: seconds of the step if nothing overlaps; an axis counts from a hundredth of them.
     """
     crossing = [one for one in collectives if one.granules > 1 and one.dcn_s > 0]
+    if not terms.batch_axes:
+        return
     for axis in terms.active:
         mine = [one for one in crossing if axis in one.axes]
         mine = [one for one in mine if not set(one.axes) & set(terms.batch_axes)]
-        if axis in terms.batch_axes or not mine:
+        over_s = sum(one.dcn_s for one in mine)
+        if axis in terms.batch_axes or not mine or over_s < _LEAST_OVER_DCN * work_s:
             continue
         slowest = max(mine, key=lambda one: one.dcn_s)
         count = sum(one.count for one in mine)
         sent = sum(one.count * one.payload_bytes for one in mine)
         yield Finding(
             rule=AXIS_OVER_DCN,
-            array="its activations",
+            array="activations",
             bytes=(Monomial(coefficient=sent / count),),
             axes=(axis,),
             count=(Monomial(coefficient=count),),
             source=slowest.source,
-            detail=f"{slowest.granules} {format_seconds(sum(one.dcn_s for one in mine))}",
+            detail=f"{slowest.granules} {format_seconds(over_s)}",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from automesh.cost.breakdown import AXIS_OVER_DCN
 from automesh.cost.terms import Finding, value_of
-from automesh.ir.findings.rule import PricedCheck, Rule, Sizes, advice, axes_of, bytes_of
+from automesh.ir.findings.rule import PricedCheck, Rule, Sizes, advice, array_of, axes_of, bytes_of
 from automesh.texts.terminal import clean
 
 
@@ -12,7 +12,8 @@ def _axis_over_dcn_words(finding: Finding, sizes: Sizes) -> str:
     granules, _, seconds = clean(finding.detail).partition(" ")
     return (
         f"{axes_of(finding)} goes over {granules} granules (slices or nodes), and does not split "
-        f"the batch: its collectives, {round(value_of(finding.count, sizes))} a step of "
+        f"the batch: its collectives of {array_of(finding)}, "
+        f"{round(value_of(finding.count, sizes))} a step of "
         f"{bytes_of(finding, sizes)} on average, take {seconds} on the network between them"
     )
 
