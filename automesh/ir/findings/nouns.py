@@ -207,3 +207,11 @@ def words(value: Value) -> str:
 def several(names: list[str]) -> str:
     """Shortens a list of names: `args[0]['w'] and 3 more`."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def gathers(operation: Operation) -> bool:
+    """Whether the partitioner gathers an array that is large enough to be reported."""
+    if operation.name != "all_gather" or operation.attributes.get("manual"):
+        return False
+    whole = operation.results[0]
+    return not whole.is_constant and whole.global_bytes >= LEAST_BYTES
