@@ -33,7 +33,7 @@ from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.rounds import (
     CALLS_TO_SEE,
-    Round,
+    AccumulationRound,
     arguments_of,
     in_runs,
     round_of,
@@ -100,7 +100,7 @@ class StepFinder:
     _choice: Choice | None = None
     _chosen: ScriptStep | None = None
     _collector: StepCollector | None = None
-    _round: Round | None = None
+    _round: AccumulationRound | None = None
 
     def call(self, call: Call) -> Any:
         """Runs a call, or stops the script at it.

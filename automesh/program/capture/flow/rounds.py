@@ -22,7 +22,7 @@ CALLS_TO_SEE = 2 * _MOST_TURNS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class AccumulationRound:
     """Calls that are one step.
 
     Attributes:
@@ -35,7 +35,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _RoundCall:
     """A call of the log, by its place there."""
 
     at: int
@@ -47,14 +47,14 @@ class _Call:
         return any(one is not None and one.function == number for one in self.origins)
 
 
-def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> Round | None:
+def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> AccumulationRound | None:
     """The round that begins with the calls of a function; None unless the last two were alike.
 
     Args:
       adder: the function that is called several times.
       has_ended: whether no call follows: the last round may be over.
     """
-    calls = [_Call(at=at, number=log.order[at], origins=origins) for at, origins in log.recent]
+    calls = [_RoundCall(at=at, number=log.order[at], origins=origins) for at, origins in log.recent]
     takers = {call.number for call in calls if call.number != adder and call.takes_from(adder)}
     starts = _starts(calls, adder, takers)
     found = _alike(log, calls, starts, adder)
@@ -63,7 +63,9 @@ def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> Round | No
     return found
 
 
-def _alike(log: CallLog, calls: Sequence[_Call], starts: Sequence[int], adder: int) -> Round | None:
+def _alike(
+    log: CallLog, calls: Sequence[_RoundCall], starts: Sequence[int], adder: int
+) -> AccumulationRound | None:
     if len(starts) < 3:
         return None
     before, last = calls[starts[-3] : starts[-2]], calls[starts[-2] : starts[-1]]
@@ -78,7 +80,7 @@ def _alike(log: CallLog, calls: Sequence[_Call], starts: Sequence[int], adder: i
         and set(numbers[:turns]) == {adder}
         and 0 < len(others) == len(set(others))
     )
-    return Round(numbers=numbers, kept=_kept(log, first, second)) if is_round else None
+    return AccumulationRound(numbers=numbers, kept=_kept(log, first, second)) if is_round else None
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ def arguments_of(
     return found
 
 
-def _starts(calls: Sequence[_Call], adder: int, takers: set[int]) -> list[int]:
+def _starts(calls: Sequence[_RoundCall], adder: int, takers: set[int]) -> list[int]:
     """The calls of the adder that begin a round: the first one, and those behind a taker's."""
     found: list[int] = []
     is_over = True
@@ -145,7 +147,7 @@ def _starts(calls: Sequence[_Call], adder: int, takers: set[int]) -> list[int]:
     return found or [0]
 
 
-def _members(calls: Sequence[_Call], adder: int) -> set[int]:
+def _members(calls: Sequence[_RoundCall], adder: int) -> set[int]:
     """The functions of a round: what the adder makes goes through them, and comes back to it."""
     after, before = {adder}, {adder}
     for _ in calls:
@@ -155,7 +157,7 @@ def _members(calls: Sequence[_Call], adder: int) -> set[int]:
     return after & before
 
 
-def _kept(log: CallLog, before: Sequence[_Call], last: Sequence[_Call]) -> tuple[
+def _kept(log: CallLog, before: Sequence[_RoundCall], last: Sequence[_RoundCall]) -> tuple[
     tuple[int, ...], ...
 ]:  # fmt: skip
     inside = {
