@@ -4,7 +4,9 @@ Two steps. `lines` runs the ten-minute run of the tests once under coverage.py, 
 runs which line. `run` draws mutants from the packages whose faults would make a verdict wrong, and
 runs for each the tests that come by its line, until one fails. Needs `pip install cosmic-ray
 pytest-cov`. What is judged is kept in `results/mutants`: the same command goes on where it was
-stopped. The last line of `run` on stdout is JSON; progress goes to stderr.
+stopped. Mutants are named by their lines, so that a change of the code draws others: write tests
+for those that lived on the same code, and run `run --again`. The last line of `run` on stdout is
+JSON; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import typer
 
 from benchmarks.mutants import coverage_of_tests
 from benchmarks.mutants.places import Mutant, draw
-from benchmarks.mutants.trial import Result, judge
+from benchmarks.mutants.trial import Result, judge, judge_beside
 
 PACKAGES = [
     "automesh/cost",
@@ -58,6 +60,9 @@ def run(
     most_s: Annotated[
         float, typer.Option(help="seconds of tests that are asked, beside those of the module")
     ] = 300.0,
+    again: Annotated[
+        bool, typer.Option(help="ask the tests beside the module about those that lived")
+    ] = False,
     kept: Kept = _KEPT,
 ) -> None:
     """Draws mutants, and runs for each the tests that come by its line."""
@@ -66,11 +71,17 @@ def run(
     judged_file = kept / f"judged-{seed}.jsonl"
     judged = _known(judged_file)
     missing = [mutant for mutant in drawn if _name(mutant) not in judged]
+    lived = {
+        name for name, one in judged.items() if again and one["outcome"] in ("lives", "not run")
+    }
+    missing += [mutant for mutant in drawn if _name(mutant) in lived]
     with _copies(at_once) as copies, ThreadPoolExecutor(at_once) as pool:
 
         def one(mutant: Mutant) -> tuple[Mutant, Result]:
             copy = copies.get()
             try:
+                if _name(mutant) in lived:
+                    return mutant, judge_beside(mutant, tests.seconds, copy)
                 return mutant, judge(
                     mutant, tests.of(mutant.file, mutant.line), tests.seconds, copy, most_s
                 )

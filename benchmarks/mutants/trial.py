@@ -61,6 +61,23 @@ def judge(
     return Result(outcome="lives", tests=len(tests), asked=len(near) + len(far), by="")
 
 
+def judge_beside(mutant: Mutant, seconds: dict[str, float], copy: Path) -> Result:
+    """Runs all tests in the folder beside a module, with those written since `lines` was run."""
+    folder = Path("tests", *Path(mutant.file).parent.parts[1:])
+    while not any((copy / folder).glob("test_*.py")):
+        folder = folder.parent
+    inside = [s for test, s in seconds.items() if test.startswith(f"{folder.as_posix()}/")]
+    path = copy / mutant.file
+    original = path.read_text("utf-8")
+    path.write_text(mutant.code, "utf-8")
+    try:
+        by = _failure([folder.as_posix()], {folder.as_posix(): sum(inside)}, copy)
+    finally:
+        path.write_text(original, "utf-8")
+    outcome = "lives" if by is None else "caught"
+    return Result(outcome=outcome, tests=len(inside), asked=len(inside), by=by or "")
+
+
 def _within(tests: list[str], seconds: dict[str, float], most_s: float) -> list[str]:
     """The first tests that take `most_s` together."""
     ends = itertools.accumulate(seconds.get(test, 0.0) for test in tests)
@@ -76,7 +93,8 @@ def _failure(tests: list[str], seconds: dict[str, float], copy: Path) -> str | N
     arguments = copy / "selected-tests.txt"
     arguments.write_text("".join(f"{test}\n" for test in tests), "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-o", "addopts="]
-    command += ["-p", "no:cacheprovider", "--tb=line", f"@{arguments}"]
+    command += ["-p", "no:cacheprovider", "--tb=line", "-m", "not slow and not long"]
+    command += [f"@{arguments}"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     patience_s = _START_S + _PATIENCE * sum(seconds.get(test, 0.0) for test in tests)
     process = subprocess.Popen(

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.mutants.coverage_of_tests import TestsOfLines, _node
 from benchmarks.mutants.places import Mutant, draw
-from benchmarks.mutants.trial import judge
+from benchmarks.mutants.trial import judge, judge_beside
 
 CODE = "def larger(a, b):\n    return a if a > b else b\n"
 TEST = "from code_under_test import larger\n\ndef test_larger():\n    assert larger(1, 2) == 2\n"
@@ -83,3 +83,21 @@ def test_annotations_and_decorators_of_classes_do_not_change(tmp_path: Path) -> 
     }
     assert all("int | str" in mutant.code and "frozen=True" in mutant.code for mutant in mutants)
     assert [m.after for m in draw(tmp_path, ["package"], 50, seed=1)] == [m.after for m in mutants]
+
+
+def test_a_mutant_that_lived_is_caught_by_a_test_that_was_written_since(copy: Path) -> None:
+    (copy / "package" / "cost").mkdir(parents=True)
+    (copy / "package" / "cost" / "larger.py").write_text(CODE)
+    (copy / "tests" / "cost").mkdir(parents=True)
+    mutant = Mutant(
+        file="package/cost/larger.py",
+        line=2,
+        operator="x",
+        before="",
+        after="",
+        code=CODE.replace(">", "<"),
+    )
+    written = copy / "tests" / "cost" / "test_larger.py"
+    for code, outcome in ((TEST.replace("== 2", "> 0"), "lives"), (TEST, "caught")):
+        written.write_text(code.replace("code_under_test", "package.cost.larger"))
+        assert judge_beside(mutant, {}, copy).outcome == outcome
