@@ -33,8 +33,8 @@ def sentence(finding: Finding, sizes: Sizes) -> str:
     return f"{words.title}: {words.what(finding, sizes)}; {words.cure(finding)}{at}"
 
 
-# As in `f32[8,128]`.
-_SHAPE = re.compile(r"[a-z0-9]+\[[\d,]*\]$")
+# As in `f32[8,128]`, or several of them.
+_SHAPE = re.compile(r"[a-z0-9]+\[[\d,]*\]( and \d+ more)?$")
 
 
 @dataclass(slots=True)

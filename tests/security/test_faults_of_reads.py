@@ -628,7 +628,7 @@ def test_a_damaged_note_and_trial_are_named_in_what_is_shown(
 
 def test_a_run_is_repeated_if_nobody_can_tell_which_lines_are_its_own(folder: Path) -> None:
     path = _mark(folder)
-    assert _recover(path) == "Ran"
+    assert _recover(path) == "FinishedRun"
     path.write_bytes(b'{"size": -1, "last": "zz"}')
     assert _recover(path) == "NoneType"
 

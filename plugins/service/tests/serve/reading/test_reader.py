@@ -389,7 +389,7 @@ def test_who_is_asked_about_is_to_blame_before_who_is_looked_at() -> None:
     one = at_work(is_asked=True)
     one.process.kill()
     assert one.end() == {"look": False, "question": True}
-    assert isinstance(one.errors["question"], readers.Ended)
+    assert isinstance(one.errors["question"], readers.ReaderEnded)
     alone = at_work(is_asked=False)
     alone.process.kill()
     assert alone.end() == {"look": True}
