@@ -369,6 +369,13 @@ def model(layers: int) -> tuple[Argument, ...]:
     )
 
 
+def test_a_single_array_has_its_figures_and_no_column_that_says_nothing() -> None:
+    table = ScriptCheck(found=record((argument("args[0]", (8, 32)),))).table(width=100)
+    (head,) = (line for line in table.splitlines() if line.startswith("argument"))
+    assert [word for word in head.split("  ") if word.strip()] and "per device" in head
+    assert "donated" not in head and "values" not in head
+
+
 def test_layers_and_moments_share_lines() -> None:
     table = ScriptCheck(found=record(model(48))).table(width=100, colour=False)
     lines = table.splitlines()[4:8]

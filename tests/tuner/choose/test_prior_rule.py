@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import automesh
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
-from automesh.mesh.rules.file import merge_rule
+from automesh.mesh.rules.file import merge_rule, read_rules
 from automesh.mesh.rules.rule import rule_for
 from automesh.report.progress import Silent
+from automesh.tuner.choose.prior_rule import _plan_of
 from tests.support.fakes.absent_search import folder_for_search
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
@@ -52,6 +55,23 @@ def search(folder: Path) -> tuple[automesh.Result, list[str]]:
         progress=progress,
     )
     return found, progress.said
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"), [("dp:2,fsdp:2", "dp:2,fsdp:2"), ("dp:2,tp:2", None), ("dp:4", None)]
+)
+def test_a_rule_may_have_more_axes_than_the_search_if_they_are_of_size_one(
+    tmp_path: Path, mesh: str, expected: str | None
+) -> None:
+    rules = read_rules(promise(tmp_path, mesh))
+    legal = [Plan(axes=parse_mesh(text, ("dp", "fsdp"))) for text in ("fsdp:4", "dp:2,fsdp:2")]
+    found = _plan_of(
+        rules.rules[0],
+        rules,
+        cast("Any", SimpleNamespace(inspection=SimpleNamespace(knobs=()))),
+        cast("Any", SimpleNamespace(plans=legal)),
+    )
+    assert (found and str(found)) == expected
 
 
 @pytest.mark.slow

@@ -446,7 +446,9 @@ def test_visits_that_end_exactly_at_the_deadline_have_time() -> None:
     course = course_of(pool, calibrations)
     course.deadline_s = pool.clock() + both_s
     assert course.has_time_for(list(calibrations))
-    course.start_s = 0.01
+    course.deadline_s -= 0.5
+    assert not course.has_time_for(list(calibrations))
+    course.deadline_s, course.start_s = pool.clock() + both_s, 0.01
     assert not course.has_time_for(list(calibrations))
 
 
