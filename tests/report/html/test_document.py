@@ -13,7 +13,7 @@ import pytest
 
 from automesh.outcomes import Measured
 from automesh.report.files.rule import rule_of
-from automesh.report.html.document import COLUMNS, document_of, plan_rows
+from automesh.report.html.document import COLUMNS, _predicted_gain, document_of, plan_rows
 from automesh.report.html.notebook import summary_html
 from automesh.report.html.page import charts, page_text
 from automesh.report.words import best_sentence, funnel_sentence
@@ -116,6 +116,14 @@ def test_a_notebook_shows_the_answer_without_scripts() -> None:
     assert "more plans behind these" in said
     (best, *_) = (row for row in plan_rows(page.result) if row["rank"])
     assert best["versus"] and f">{best['versus']}<" in said
+
+
+def test_a_gain_is_predicted_only_from_predictions() -> None:
+    """Measured times are compared in fresh processes alone."""
+    measured = [one for one in pipelined().result.candidates if isinstance(one.outcome, Measured)]
+    assert len(measured) >= 2 and _predicted_gain(measured[0], measured[1]) is None
+    ranked = [one for one in PAGES["slice"]().result.candidates if one.standing.ratio]
+    assert _predicted_gain(ranked[0], ranked[1]) == ranked[1].standing.ratio
 
 
 def test_a_measured_row_has_its_interval() -> None:

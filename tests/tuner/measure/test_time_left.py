@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from automesh.tuner.measure.fresh_processes import show_rows
 from automesh.tuner.measure.time_left import TimeLeft
 
 
@@ -31,3 +32,11 @@ def test_passes_are_two_fewer_until_the_processes_up_to_the_next_look_are_over_i
     )
     final = SimpleNamespace(count=lambda *entrants: count)
     assert TimeLeft.passes(cast("Any", time_left), cast("Any", final), ["a"]) == passes  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 5), (4, 5), (5, 7), (39, 40), (40, 40), (41, 40)])
+def test_progress_is_towards_the_next_look(count: int, total: int) -> None:
+    shown: list[dict[str, Any]] = []
+    progress = SimpleNamespace(phase=lambda _, **values: shown.append(values))
+    show_rows(cast("Any", progress), count, "of two plans")
+    assert shown == [{"total": total, "done": count, "note": "of two plans"}]
