@@ -209,3 +209,14 @@ def test_a_published_mesh_comes_back_as_itself(mesh: dict[str, Any]) -> None:
 def test_all_published_meshes_are_there() -> None:
     assert sum(mesh["presets"] for mesh in MESHES) == 240
     assert {mesh["framework"] for mesh in MESHES} == {"maxtext", "axlearn", "levanter", "easydel"}
+
+
+@pytest.mark.parametrize("batch", [("dp",), ("dp", "fsdp"), ("fsdp", "tp")])
+def test_the_axes_that_split_a_batch_come_back(batch: tuple[str, ...]) -> None:
+    rule = MeshRule(
+        match="cpu-8",
+        mesh_shape=HybridMeshShape(ici_mesh_shape=(2, 2, 2), dcn_mesh_shape=(1, 1, 1)),
+    )
+    rules = Rules(axes=("dp", "fsdp", "tp"), batch_axes=batch, rules=(rule,))
+    found = import_rules(export_rules(rules, "loadax"), "loadax", match="cpu-8").rules
+    assert found.batch_axes == batch
