@@ -160,10 +160,12 @@ _OF_ALL = (
     Option(
         name="infer",
         value=FLAG,
-        help="The script makes no mesh: search how to split its arrays, too. Without this "
-        "option that is done for every such script; with it, one that makes a mesh is refused.",
-        doc="the script makes no mesh: how its arrays are split is searched, too, as it is for "
-        "every such script; one that makes a mesh is refused.",
+        help="Search how to split the arrays, too. For a script that makes no mesh that is done "
+        "anyway; of one that makes a mesh, other ways to split its parameters and optimizer state "
+        "are compared with its own.",
+        doc="search how arrays are split, too, as it is done for a script that makes no mesh; of "
+        "one that makes a mesh, other ways to split its parameters and optimizer state are "
+        "compared with its own.",
         searches="build",
         field="infer",
     ),

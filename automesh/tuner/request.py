@@ -118,7 +118,7 @@ class SearchRequest:
       step: of a script without `build`, the function that is its step; empty for the one that looks
         like it.
       splits: of such a script, axes of its mesh that are to be several.
-      infer: it must be one without a mesh, whose shardings are inferred.
+      infer: also search how its arrays are split, if it makes a mesh itself.
       notices: what the user should know of the script.
       used_s: of the budget, by the runs of a script that told what is searched.
       cluster: on which hosts it runs.

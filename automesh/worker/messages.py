@@ -56,12 +56,15 @@ class DiscoverJob:
       folder: where the step is stored; empty to store it nowhere.
       num_devices: the number of devices that the script names and this worker therefore got; 0 if
         they are those of the target.
+      infer: whether the classes of the step's dimensions are wanted even if the script makes a
+        mesh.
     """
 
     step: StepRef
     wanted: str = ""
     folder: str = ""
     num_devices: int = 0
+    infer: bool = False
     kind: Literal["discover"] = "discover"
 
 

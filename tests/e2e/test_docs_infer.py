@@ -28,6 +28,7 @@ def block(name: str, text: str) -> str:
 
 
 SCRIPT, LINES = block("one_device.py", PAGE), block("three lines", PAGE)
+BY_COLUMNS = block("by_columns.py", PAGE)
 
 
 def run(words: list[str], cwd: Path, devices: int) -> str:
@@ -64,6 +65,18 @@ def test_three_lines_use_the_rule_of_the_readme(tmp_path: Path) -> None:
     loss, shards = run(["train.py"], tmp_path, 8).splitlines()
     assert float(loss) == pytest.approx(alone, rel=1e-3)
     assert "('fsdp', 'tp')" in shards and "('tp', 'fsdp')" in shards
+
+
+@pytest.mark.slow
+def test_other_shardings_are_tried_beside_those_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "by_columns.py").write_text(BY_COLUMNS)
+    words = ["-m", "automesh", "search", "by_columns.py", "--infer", "--dry-run"]
+    said = " ".join(run([*words, "--target", "tpu-v5p-16"], tmp_path, 8).split())
+    assert "`vocab_weights` (vocab) over model" in said
+    assert "`params` (parameters that it leaves whole) over data" in said
+    # The row of the script's own shardings, and one of the same mesh with a split by rows.
+    assert re.search(r"data:4,model:2 \(baseline\) +\d", said)
+    assert re.search(r"data:4,model:2 vocab_weights:model +\d", said)
 
 
 @pytest.mark.long

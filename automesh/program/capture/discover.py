@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
+from automesh.mesh.layout.shardings import axes_of_entry
 from automesh.program.capture.abstract_arrays import (
     ValueNeeded,
     is_without_arrays,
@@ -43,6 +44,8 @@ from automesh.program.capture.world.meshes import same_on
 from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.infer.classes import step_classes
+from automesh.program.infer.search.layout import Split
+from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
@@ -58,7 +61,12 @@ Keep = Callable[[TracedCall, Mesh, Sequence[Any]], None]
 
 
 def discover(
-    entry: Entry, *, step: str = "", bare: bool = False, keep: Keep | None = None
+    entry: Entry,
+    *,
+    step: str = "",
+    bare: bool = False,
+    keep: Keep | None = None,
+    infer: bool = False,
 ) -> Discovery:
     """Runs a script until its step is known.
 
@@ -68,6 +76,8 @@ def discover(
       bare: run it without its arrays.
       keep: is given the call of the step while its arguments are alive, the script's mesh, and
         where the arguments were at the first such call.
+      infer: find the classes of the step's dimensions even if the script makes a mesh, and how it
+        splits the arguments itself.
 
     Raises:
       UsageError: it has no mesh or no step, or fails before it; with the line and what to do.
@@ -97,6 +107,12 @@ def discover(
         error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
     discovery = run.discovery(found)
+    if infer and discovery.makes_mesh:
+        discovery = replace(
+            discovery,
+            classes=step_classes(found.whole, found.step.carried),
+            written=_written(found, run.own_mesh(found)),
+        )
     if run.finder.found is None:  # The script has ended by itself.
         run.store(found)
     discovery = replace(discovery, took_s=perf_counter() - begun_s, not_carried=run.not_carried)
@@ -185,7 +201,9 @@ def _with_nan(error: UsageError) -> UsageError:
     return UsageError(f"{error.message}{said}", hint=error.hint)
 
 
-def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = None) -> Discovery:
+def discover_for_absent(
+    entry: Entry, *, step: str = "", keep: Keep | None = None, infer: bool = False
+) -> Discovery:
     """Runs a script without its arrays, for devices that are not here; where it cannot do without
     and they are small, with them, on this machine.
 
@@ -193,12 +211,12 @@ def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = Non
       UsageError: as `discover`; or at which line it needs a value of arrays that are too large.
     """
     try:
-        return discover(entry, step=step, bare=True, keep=keep)
+        return discover(entry, step=step, bare=True, keep=keep, infer=infer)
     except UsageError as error:
         if seen().most_bytes > _LARGEST_MADE:
             raise
         reason = error.message
-    found = discover(entry, step=step, keep=keep)
+    found = discover(entry, step=step, keep=keep, infer=infer)
     return replace(
         found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
     )
@@ -210,6 +228,7 @@ def discover_here(
     step: str = "",
     device_memory_bytes: Callable[[], int],
     keep: Keep | None = None,
+    infer: bool = False,
 ) -> Discovery:
     """Runs a script on the devices that are here; if its step is too large for one of them, it is
     run without its arrays wherever it is not measured.
@@ -221,7 +240,7 @@ def discover_here(
     Raises:
       UsageError: as `discover`.
     """
-    found = discover(entry, step=step, keep=keep)
+    found = discover(entry, step=step, keep=keep, infer=infer)
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
@@ -296,7 +315,7 @@ class _ScriptWatch:
         """Hands the step's call on, while its arguments are alive."""
         if self.keep is None or found is None:
             return
-        own = self.made[self._mesh_of(found)] if self.meshes else self._one_device()
+        own = self.own_mesh(found)
         # What lies on another mesh of the same devices lies on the script's own as well.
         placed = [same_on(place, own) or place for place in found.placed]
         try:
@@ -304,6 +323,10 @@ class _ScriptWatch:
                 self.keep(found.whole, own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
+
+    def own_mesh(self, found: FoundStep) -> Mesh:
+        """The mesh of the script that the step uses."""
+        return self.made[self._mesh_of(found)] if self.meshes else self._one_device()
 
     def _one_device(self) -> Mesh:
         """What stands for the mesh of a script that makes none, which is not noted down."""
@@ -372,7 +395,28 @@ def _without_mesh(found: FoundStep) -> Discovery:
         num_devices=jax.device_count(),
         other_steps=found.others,
         classes=step_classes(found.whole, found.step.carried),
+        makes_mesh=False,
     )
+
+
+def _written(found: FoundStep, own: Mesh) -> tuple[Split | None, ...]:
+    """How the script splits each leaf of the step's arguments; see `Discovery.written`."""
+    call = found.whole
+    split: list[Split | None] = []
+    for leaf, to, placed in zip(call.leaves, call.settings.in_shardings, found.placed, strict=True):
+        sharding = placed if to is None else to
+        sharding = same_on(sharding, own) or sharding
+        rank = len(leaf_shape(leaf))
+        if is_ref(leaf):
+            split.append(None)
+        elif sharding is None:
+            split.append(((),) * rank)
+        elif isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == own.axis_names:
+            parts = [tuple(map(str, axes_of_entry(entry))) for entry in sharding.spec]
+            split.append((*parts, *[()] * (rank - len(parts))))
+        else:
+            split.append(None)
+    return tuple(split)
 
 
 def _axes_of(found: FoundStep, own: Mesh) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.program.infer.nouns import StepClasses
-from automesh.program.infer.search.layout import Layout
+from automesh.program.infer.search.layout import Layout, Split
 
 CarriedBy = Literal["trace", "function"]
 """How a stored step gets to another mesh: as it was traced, or its function is traced anew."""
@@ -240,7 +240,8 @@ class Capture:
         for each mesh.
       start_s: from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number; 0 for all.
-      layout: of a script that makes no mesh, what is searched for it; None where it makes one.
+      layout: what is searched for a script besides meshes, where shardings are inferred; None
+        where it is searched as it is written.
     """
 
     mesh: ScriptMesh
@@ -260,6 +261,11 @@ class Capture:
         return bool(self.carried_by)
 
     @property
+    def makes_mesh(self) -> bool:
+        """Whether the script makes a mesh; else its step is for one device."""
+        return self.layout is None or self.layout.keeps_written
+
+    @property
     def searched(self) -> ScriptMesh:
         """The script's own mesh as one of ours: of an axis that is split, the first part has its
         size, which does what the script does."""
@@ -274,7 +280,10 @@ class Discovery:
       capture: how it is run from now on.
       batch_axes: of the mesh, those that split what is new in every step.
       num_devices: that the script saw; its mesh may be made of fewer.
-      classes: of the dimensions of its step, if it makes no mesh; None where it makes one.
+      classes: of the dimensions of its step, if it makes no mesh or they are wanted; else None.
+      makes_mesh: whether the script makes a mesh.
+      written: for each leaf of the step's arguments, the axes of the script's mesh over which it
+        splits each dimension; None for a leaf that is not on that mesh. Empty if not wanted.
       asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
         their number open; 0 if it asked for none.
       other_steps: functions that it calls again and again, too, and that are not searched.
@@ -294,6 +303,8 @@ class Discovery:
     not_carried: str = ""
     asked_devices: int = 0
     classes: StepClasses | None = None
+    makes_mesh: bool = True
+    written: tuple[Split | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

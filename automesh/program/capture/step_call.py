@@ -130,7 +130,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         {_HELD: tuple(held)} if held else {},
         advance=None if arranged.leads else _advance(pairs),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
-        axis_types=None if capture.layout is not None else capture.searched.axis_types,
+        axis_types=capture.searched.axis_types if capture.makes_mesh else None,
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
@@ -140,7 +140,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
 
 def _has_all_devices(capture: Capture) -> bool:
     return (
-        capture.layout is None
+        capture.makes_mesh
         and not capture.num_devices
         and capture.mesh.num_devices == jax.device_count()
     )

@@ -168,7 +168,7 @@ class FirstVisits:
         time; None where it does not run so, and for any other script."""
         preparation = self.known.search.preparation
         capture = preparation.step.entry.capture
-        if capture is None or capture.layout is None:
+        if capture is None or capture.makes_mesh:
             return None
         single = on_one_device(self.known.search.legal.plans[0])
         self.known.search.progress.now("running the step on one device, as the script does")

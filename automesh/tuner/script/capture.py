@@ -27,6 +27,7 @@ from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
+from automesh.tuner.script.around import check_around, searched_around
 from automesh.tuner.script.carried import carried, surroundings_naming
 from automesh.tuner.script.inferred import inferred
 from automesh.tuner.worker_errors import inspection_error
@@ -85,18 +86,16 @@ def space_for(
             f"the script asks for {found.asked_devices} virtual CPU devices: it is searched for "
             f"them, as with `--target {target.name}`"
         )
-    if found.classes is not None:
+    if not found.makes_mesh:
         return inferred(request, target, found, progress, (asked,) if asked else ())
     if request.infer:
-        raise UsageError(
-            f"`--infer` is for scripts without a mesh, and {Path(request.entry.location).name} "
-            f"makes {found.capture.mesh} ({found.capture.mesh.made_at})",
-            hint="leave `--infer` out: what the script splits is searched as it is written",
-        )
+        check_around(request, found)
     found = carried(request, target, found, progress)
     check_splits(request.splits, found.capture.mesh)
     found = _with_splits(found, request.splits)
     space = _space(request, found)
+    if request.infer:
+        found, space = searched_around(request, target, found, space)
     capture = found.capture
     entry = replace(request.entry, function=capture.step.name, capture=capture)
     notices = (*_notices(found, space), *([asked] if asked else []))
@@ -156,7 +155,12 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     name = Path(request.entry.location).name
     progress.now(f"{name} has no function `build`: running it up to its training step")
     folder = str(folder_until_exit("step"))
-    job = DiscoverJob(step=step_ref(request.entry, target), wanted=request.step, folder=folder)
+    job = DiscoverJob(
+        step=step_ref(request.entry, target),
+        wanted=request.step,
+        folder=folder,
+        infer=request.infer,
+    )
     answer = _first_run(request, job, surroundings_of(target), progress)
     if isinstance(answer, OtherDevices):
         count = answer.num_devices

@@ -123,7 +123,7 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
       if its step was not carried.
     """
     capture = request.entry.capture
-    if capture is None or not capture.is_carried or capture.layout is not None:
+    if capture is None or not capture.is_carried or not capture.makes_mesh:
         return ""  # A script without a mesh runs on one device, and not on that of the rule.
     axes = _script_axes(plan, capture.mesh, capture.splits)
     if tuple((axis.name, axis.size) for axis in axes) == capture.mesh.axes:

@@ -216,10 +216,11 @@ def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
         program = lower_any(built, platforms=_platforms(job.step.absent))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         defaults, layout = signature.mapping, _layout_of(job.step.entry)
+        is_for_one = layout is not None and not layout.keeps_written
+        used = () if is_for_one else used_axes(trials, job.axis_names, mapping)
         if layout is not None:  # The layout already says what its mapping splits.
-            used, logical = (), layout.step_mapping
+            logical = layout.step_mapping
         else:
-            used = used_axes(trials, job.axis_names, mapping)
             logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
     workload, sources = built.workload, surroundings.sources(job.step.entry)
     return Inspection(
@@ -251,7 +252,7 @@ def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
 
 
 def _layout_of(entry: Entry) -> Layout | None:
-    """The layout that is searched for a script without a mesh; None for any other step."""
+    """The layout that is searched for a script; None where no shardings are inferred."""
     return entry.capture.layout if entry.capture is not None else None
 
 
@@ -297,12 +298,13 @@ def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevic
 def _discovered(job: DiscoverJob) -> Discovery:
     keep = partial(store_in, job.folder) if job.folder else None
     if job.step.absent is not None:
-        return discover_for_absent(job.step.entry, step=job.wanted, keep=keep)
+        return discover_for_absent(job.step.entry, step=job.wanted, keep=keep, infer=job.infer)
     return discover_here(
         job.step.entry,
         step=job.wanted,
         device_memory_bytes=surroundings.device_memory_bytes,
         keep=keep,
+        infer=job.infer,
     )
 
 

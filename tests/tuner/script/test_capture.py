@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from automesh.errors import UsageError
+from automesh.hardware import parse_target
 from automesh.program.capture.nouns import (
     Capture,
     Carried,
@@ -14,7 +18,11 @@ from automesh.program.capture.nouns import (
     SourceLine,
     StepPart,
 )
+from automesh.program.infer.nouns import StepClasses
+from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.script.around import check_around, searched_around
 from automesh.tuner.script.capture import _notices  # pyright: ignore[reportPrivateUsage]
 
 LINE = SourceLine(file="/home/me/train.py", line=7)
@@ -72,3 +80,29 @@ def test_steps_of_parts_and_turns_are_said_to_be_so() -> None:
     assert "searched as one step" in said
     said = told(replace(STEP, loop=LoopStep(at=LINE, turns=2000)))
     assert "one turn of its loop at train.py:7, of 2,000" in said
+
+
+REQUEST = SearchRequest(
+    subject=Entry(kind="script", location="/home/me/train.py", function=""), infer=True
+)
+
+
+def test_explicit_axes_are_refused_where_other_shardings_are_wanted() -> None:
+    mesh = replace(MESH, axis_types=("explicit",))
+    found = Discovery(capture=Capture(mesh=mesh, step=STEP), batch_axes=("data",), num_devices=4)
+    with pytest.raises(UsageError, match=r"the axes of data:4 \(train.py:7\) are Explicit"):
+        check_around(REQUEST, found)
+    check_around(REQUEST, replace(found, capture=replace(found.capture, mesh=MESH)))
+
+
+def test_a_step_that_is_not_stored_is_not_split_in_other_ways() -> None:
+    found = Discovery(
+        capture=Capture(mesh=MESH, step=STEP),
+        batch_axes=("data",),
+        num_devices=4,
+        notices=("train.py is run again for each mesh: it has a callback",),
+        classes=StepClasses(classes=(), arguments=()),
+    )
+    space = SearchSpace(name="own", shipped=True, names=("data",), axes=())
+    with pytest.raises(UsageError, match=r"needs the stored step of train.py: .* has a callback"):
+        searched_around(REQUEST, parse_target("cpu:4", {}), found, space)

@@ -18,7 +18,12 @@ from automesh.errors import UsageError
 from automesh.mesh.mapping import LogicalMapping, MappedAxes
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
-from automesh.program.carry.stored_step import placed_call, read_step, set_config
+from automesh.program.carry.stored_step import (
+    carried_call,
+    placed_call,
+    read_step,
+    set_config,
+)
 from automesh.program.infer.search.constrain import Place, constrained
 from automesh.program.infer.search.layout import InnerSplit, Layout, Split
 from automesh.program.lower.static_args import is_ref
@@ -47,6 +52,57 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
         return workload_of(on_mesh(call, layout, capture, mesh, mapping or {}), capture, mesh)
 
     return build
+
+
+def rearranged_build(entry: Entry) -> Callable[..., Workload]:
+    """The function `build(mesh, mapping)` of a script that makes a mesh, whose step is stored.
+
+    The step is carried to the mesh as the script wrote it, with its constraints. A mapping changes
+    how arrays of its state are split: as arguments, and as the results that replace them.
+    """
+    capture = entry.capture
+    assert capture is not None and capture.layout is not None
+    folder, layout = Path(capture.folder), capture.layout
+    step = read_step(folder)
+    set_config(step)
+
+    def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
+        carried = carried_call(
+            step,
+            folder,
+            mesh,
+            by=capture.carried_by or "trace",
+            with_values=not capture.without_arrays,
+        )
+        call = rearranged(carried.call, layout, capture, carried.made, mapping or {})
+        return workload_of(call, capture, carried.made)
+
+    return build
+
+
+def rearranged(
+    call: TracedCall, layout: Layout, capture: Capture, mesh: Mesh, mapping: Mapping[str, Any]
+) -> TracedCall:
+    """Makes the call of a step with those of its arguments split otherwise that a mapping
+    changes."""
+    axes = dict(LogicalMapping(mapping).axes)
+    before, after = list(call.settings.in_shardings), list(call.settings.out_shardings)
+    changed: dict[int, NamedSharding] = {}
+    for place, one in enumerate(layout.arguments):
+        if any(axes.get(name) for part in one.split for name in part):
+            over = one.over(axes)
+            changed[place] = NamedSharding(mesh, PartitionSpec(*[part or None for part in over]))
+            before[place] = changed[place]
+    for run in capture.step.carried if changed else ():
+        for offset in range(run.count):
+            place, output = run.argument + offset, run.output + offset
+            if place in changed:
+                after[output] = changed[place]
+            elif after[output] is None and (written := layout.arguments[place].written):
+                # Else the compiler may give it back split like the state that was changed.
+                after[output] = NamedSharding(mesh, PartitionSpec(*[p or None for p in written]))
+    settings = replace(call.settings, in_shardings=tuple(before), out_shardings=tuple(after))
+    return replace(call, settings=settings)
 
 
 def on_mesh(

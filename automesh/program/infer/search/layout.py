@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from automesh.mesh.axes import MAPPING, Plan
+from automesh.mesh.mapping import MappedAxes
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
 from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
@@ -46,9 +47,9 @@ _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
 _SEQUENCE = ("time", "sequence", "length")
-_CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
-_WEIGHTS = (Role.PARAMETER, Role.FROZEN)
-_STATE = (*_WEIGHTS, *_CHANGED)
+CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
+WEIGHTS = (Role.PARAMETER, Role.FROZEN)
+STATE = (*WEIGHTS, *CHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +77,26 @@ class NamedSplit:
     Attributes:
       name: the user's name: `params['embed']`.
       classes: class of each dimension; empty for none.
+      written: the mesh axes over which the script itself splits each dimension; empty for a script
+        that makes no mesh.
     """
 
     name: str
     split: Split
     classes: tuple[str, ...]
+    written: Split = ()
+
+    def over(self, mapping: Mapping[str, MappedAxes]) -> Split:
+        """The mesh axes that split each dimension under a mapping. An axis that the mapping gives
+        to a dimension is taken from the dimension for which the script wrote it."""
+        parts = [list(part) for part in self.written or ((),) * len(self.split)]
+        for place, names in enumerate(self.split):
+            for axis in (axis for name in names for axis in mapping.get(name, ())):
+                for part in parts:
+                    if axis in part:
+                        part.remove(axis)
+                parts[place].append(axis)
+        return tuple(map(tuple, parts))
 
 
 def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
@@ -92,6 +108,8 @@ def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
     mapping = dict(plan.mapping)
 
     def named(one: NamedSplit, place: int) -> tuple[str, ...]:
+        if one.written:
+            return tuple(axis for axis in one.over(mapping)[place] if plan.sizes.get(axis, 1) > 1)
         names: list[str] = []
         for name in one.split[place]:
             over = tuple(axis for axis in mapping.get(name, ()) if plan.sizes.get(axis, 1) > 1)
@@ -124,6 +142,8 @@ class Layout:
       arrays, shares: what makes a mapping illegal; see `StepMapping`.
       batch_parts: number of parts into which the batch may be split; 1 without a batch.
       notices: notices for the user, one sentence each.
+      keeps_written: whether the script makes a mesh and splits its arrays itself; the logical axes
+        then only change how its state is split, see `around`.
     """
 
     axes: tuple[str, ...]
@@ -136,6 +156,7 @@ class Layout:
     shares: tuple[Shares, ...] = ()
     batch_parts: int = 1
     notices: tuple[str, ...] = ()
+    keeps_written: bool = False
 
     @property
     def step_mapping(self) -> StepMapping:
@@ -159,7 +180,7 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
     """
     if not classes.arguments:
         raise nothing_held(script)
-    chosen = _Chosen.of(classes, num_devices)
+    chosen = ChosenClasses.of(classes, num_devices)
     logical = chosen.logical()
     most = chosen.most_parts() if logical else 1
     if most % num_devices or num_devices < 2:
@@ -204,7 +225,7 @@ def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSpli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
+class ChosenClasses:
     """The classes that may be split over each axis.
 
     Attributes:
@@ -222,13 +243,13 @@ class _Chosen:
     kept: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
-    def of(cls, classes: StepClasses, num_devices: int) -> _Chosen:
+    def of(cls, classes: StepClasses, num_devices: int) -> ChosenClasses:
         def divides(one: DimensionClass) -> bool:
             return not one.whole and math.gcd(one.parts, num_devices) > 1
 
         # A batch that no argument and no constraint has, such as rows that the step holds and uses
         # all of, would be split nowhere.
-        placed = {dim for one in classes.arguments if one.role not in _STATE for dim in one.dims}
+        placed = {dim for one in classes.arguments if one.role not in STATE for dim in one.dims}
         placed |= {dim for one in (*classes.inner, *classes.activations) for dim in one.dims}
         batches = tuple(
             sorted(
@@ -245,7 +266,7 @@ class _Chosen:
             if one.name in of_data and any(_is(one, name) for name in _SEQUENCE)
         }
         weights = _weights(classes)
-        total = sum(math.prod(one.shape) for one in classes.arguments if one.role in _WEIGHTS)
+        total = sum(math.prod(one.shape) for one in classes.arguments if one.role in WEIGHTS)
         expert = next((c for c in classes.classes if _is(c, _EXPERT) and divides(c)), None)
         has_heads = any(_is(one, _HEADS) and divides(one) for one in classes.classes)
         over_tp = [
@@ -281,13 +302,13 @@ class _Chosen:
         weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
-            if array.role not in _STATE:
+            if array.role not in STATE:
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
             best: tuple[int, int, int] | None = None
             for place, (name, size) in enumerate(zip(array.dims, array.shape, strict=True)):
-                parts = math.gcd(self._stored(name, size), self.num_devices)
+                parts = math.gcd(self.stored_parts(name, size), self.num_devices)
                 rank = (parts, weights[name], size)
                 if parts > 1 and (best is None or rank > best):
                     best, found[number] = rank, place
@@ -297,11 +318,11 @@ class _Chosen:
                 found[number] = found.get(owner, found[number])
         return found
 
-    def _class(self, name: str) -> DimensionClass | None:
+    def class_named(self, name: str) -> DimensionClass | None:
         return next((one for one in self.classes.classes if one.name == name), None)
 
-    def _stored(self, name: str, size: int) -> int:
-        known = self._class(name) if name else None
+    def stored_parts(self, name: str, size: int) -> int:
+        known = self.class_named(name) if name else None
         return 1 if known is None else math.gcd(max(known.stored, known.parts), size)
 
     def most_parts(self) -> int:
@@ -333,11 +354,11 @@ class _Chosen:
             choices += [()] if number else []
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
         roles = {self.classes.arguments[number].role for number in self.kept}
-        if roles & {*_WEIGHTS}:
-            has_state = bool(roles & {*_CHANGED})
+        if roles & {*WEIGHTS}:
+            has_state = bool(roles & {*CHANGED})
             choices = ((FSDP,), ()) if has_state else ((FSDP,),)
             found.append(LogicalAxis(name=PARAMS, choices=choices))
-        if roles & {*_CHANGED}:
+        if roles & {*CHANGED}:
             found.append(LogicalAxis(name=MOMENTS, choices=((FSDP,),)))
         if self.expert is not None:
             found.append(LogicalAxis(name=self.expert.name, choices=((), (EP,))))
@@ -351,7 +372,7 @@ class _Chosen:
     def split_of(self, number: int, names: frozenset[str]) -> Split:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
-        is_state = array.role in _STATE
+        is_state = array.role in STATE
         if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
         if not is_state:
@@ -364,7 +385,7 @@ class _Chosen:
         place = self.kept.get(number)
         if place is None:
             return split
-        more = PARAMS if array.role in _WEIGHTS else MOMENTS
+        more = PARAMS if array.role in WEIGHTS else MOMENTS
         return tuple((*part, more) if at == place else part for at, part in enumerate(split))
 
     def arrays(
@@ -393,14 +414,14 @@ class _Chosen:
             if len(whole) > 1 or any(len(part.names) > 1 for part in whole):
                 seen.setdefault(whole, name)
             for place, part in enumerate(split):
-                known = self._class(dims[place]) if dims and dims[place] else None
+                known = self.class_named(dims[place]) if dims and dims[place] else None
                 if not part or known is None:
                     continue
                 local = tuple(MAPPING + one for one in part if one not in (PARAMS, MOMENTS))
                 sizes = [(local, math.gcd(known.parts, shape[place]))] if local else []
                 if len(local) < len(part):
                     every = tuple(MAPPING + one for one in part)
-                    sizes.append((every, self._stored(known.name, shape[place])))
+                    sizes.append((every, self.stored_parts(known.name, shape[place])))
                 for names, size in sizes:
                     rule = (SplitDimension(place=place, size=size, names=names),)
                     seen.setdefault(rule, name)
@@ -412,7 +433,7 @@ class _Chosen:
             axis.name: " or ".join("+".join(one) for one in axis.choices if one) for axis in logical
         }
         state = [name for name in (PARAMS, MOMENTS) if name in over]
-        said = [f"{self._described(name)} over {axes}" for name, axes in over.items()]
+        said = [f"{self.described(name)} over {axes}" for name, axes in over.items()]
         yield f"the script splits nothing: searched are {', '.join(said)}"
         if state == [PARAMS, MOMENTS]:
             yield (
@@ -431,7 +452,7 @@ class _Chosen:
         for one in whole[:3]:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
 
-    def _described(self, name: str) -> str:
+    def described(self, name: str) -> str:
         """A logical axis in words; for a class without a real name, with an array that has it."""
         if not _NUMBERED.search(name):
             return name
@@ -445,7 +466,7 @@ def _weights(classes: StepClasses) -> Counter[str]:
     """The number of parameter elements of each class."""
     found: Counter[str] = Counter()
     for one in classes.arguments:
-        if one.role in _WEIGHTS:
+        if one.role in WEIGHTS:
             for name in {*one.dims} - {""}:
                 found[name] += math.prod(one.shape)
     return found
