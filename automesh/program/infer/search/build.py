@@ -19,6 +19,7 @@ from automesh.mesh.mapping import LogicalMapping, MappedAxes
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
 from automesh.program.carry.stored_step import (
+    StoredStep,
     carried_call,
     placed_call,
     read_step,
@@ -41,17 +42,23 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
     with_values = not capture.without_arrays
 
     def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
-        if with_values and not step.has_values:
-            raise UsageError(
-                f"the arguments of the step of {Path(entry.location).name} are too large to be "
-                "stored, so that it cannot be measured on another mesh",
-                hint="search it for devices that are named, `--target tpu-v5p-16`, which needs no "
-                "values",
-            )
+        if with_values:
+            _check_values(step, entry)
         call = placed_call(step, folder, mesh, with_values=with_values)
         return workload_of(on_mesh(call, layout, capture, mesh, mapping or {}), capture, mesh)
 
     return build
+
+
+def _check_values(step: StoredStep, entry: Entry) -> None:
+    """Refuses to measure a step whose arguments are not stored."""
+    if not step.has_values:
+        raise UsageError(
+            f"the arguments of the step of {Path(entry.location).name} are too large to be "
+            "stored, so that it cannot be measured on another mesh",
+            hint="search it for devices that are named, `--target tpu-v5p-16`, which needs no "
+            "values",
+        )
 
 
 def rearranged_build(entry: Entry) -> Callable[..., Workload]:
@@ -65,15 +72,12 @@ def rearranged_build(entry: Entry) -> Callable[..., Workload]:
     folder, layout = Path(capture.folder), capture.layout
     step = read_step(folder)
     set_config(step)
+    with_values, by = not capture.without_arrays, capture.carried_by or "trace"
 
     def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
-        carried = carried_call(
-            step,
-            folder,
-            mesh,
-            by=capture.carried_by or "trace",
-            with_values=not capture.without_arrays,
-        )
+        if with_values:
+            _check_values(step, entry)
+        carried = carried_call(step, folder, mesh, by=by, with_values=with_values)
         call = rearranged(carried.call, layout, capture, carried.made, mapping or {})
         return workload_of(call, capture, carried.made)
 
