@@ -56,8 +56,8 @@ def carried_build(
         if with_values and not step.has_values:
             return run(mesh, "its arguments are too large to be stored")
         try:
-            ways = (by,) if is_strict or by == "function" else ("trace", "function")
-            carried = _on_plan(step, folder, mesh, capture, ways, with_values=with_values)
+            ways = (by,) if is_strict else ways_of(by)
+            carried = on_plan(step, folder, mesh, capture, ways, with_values=with_values)
         except CannotCarry as error:
             return run(mesh, error.message)
         except StoredStepLost as error:
@@ -79,7 +79,12 @@ def _tell_lost(capture: Capture, name: str, error: StoredStepLost) -> None:
     note_lost(capture.folder, str(error))
 
 
-def _on_plan(
+def ways_of(by: CarriedBy) -> tuple[CarriedBy, ...]:
+    """The ways in which a step may get to a mesh, the usual one first."""
+    return ("function",) if by == "function" else ("trace", "function")
+
+
+def on_plan(
     step: StoredStep,
     folder: Path,
     mesh: Mesh,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from automesh.mesh.axes import MAPPING
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, StepClasses
@@ -50,6 +51,8 @@ def lay_around(
       The layout; without logical axes if there is nothing else to try.
     """
     chosen = ChosenClasses.of(classes, num_devices)
+    # What splits the batch is known from the script, even where a `shard_map` hides it.
+    chosen = replace(chosen, kept=chosen.kept_dimensions())
     arrays = list(zip(classes.arguments, written, strict=True))
     logical = [
         *_of_state(chosen, arrays, batch_axes),

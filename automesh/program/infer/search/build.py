@@ -16,11 +16,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.mesh.mapping import LogicalMapping, MappedAxes
+from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
+from automesh.program.carry.build import on_plan, ways_of
+from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import (
+    CarriedCall,
     StoredStep,
-    carried_call,
     placed_call,
     read_step,
     set_config,
@@ -28,6 +31,7 @@ from automesh.program.carry.stored_step import (
 from automesh.program.infer.search.constrain import Place, constrained
 from automesh.program.infer.search.layout import InnerSplit, Layout, Split
 from automesh.program.lower.static_args import is_ref
+from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 
@@ -72,16 +76,34 @@ def rearranged_build(entry: Entry) -> Callable[..., Workload]:
     folder, layout = Path(capture.folder), capture.layout
     step = read_step(folder)
     set_config(step)
-    with_values, by = not capture.without_arrays, capture.carried_by or "trace"
+    with_values = not capture.without_arrays
+    ways, told = ways_of(capture.carried_by or "trace"), list[str]()
 
     def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
         if with_values:
             _check_values(step, entry)
-        carried = carried_call(step, folder, mesh, by=by, with_values=with_values)
+        try:
+            carried = on_plan(step, folder, mesh, capture, ways, with_values=with_values)
+        except CannotCarry as error:
+            if not told:
+                told.append(error.message)
+                note(f"{Path(entry.location).name} is run for its step: {error.message}")
+            carried = _by_running(entry, mesh)
         call = rearranged(carried.call, layout, capture, carried.made, mapping or {})
         return workload_of(call, capture, carried.made)
 
     return build
+
+
+def _by_running(entry: Entry, mesh: Mesh) -> CarriedCall:
+    """The step of a run of the script on a mesh, each time of another one: its arguments may be
+    donated."""
+    taken: list[CarriedCall] = []
+    run = build_by_running(
+        entry, keep=lambda call, made: taken.append(CarriedCall(call=call, made=made))
+    )
+    run(mesh)
+    return taken[-1]
 
 
 def rearranged(
