@@ -45,7 +45,9 @@ def captured_build(entry: Entry) -> Any:
     if entry.capture.layout is not None:
         from automesh.program.infer.search.build import inferred_build, rearranged_build
 
-        return rearranged_build(entry) if entry.capture.makes_mesh else inferred_build(entry)
+        if entry.capture.makes_mesh:
+            return rearranged_build(entry, build_by_running)
+        return inferred_build(entry)
     # On another host than that of the search there is no such folder, or it is somebody else's.
     if entry.capture.is_carried and is_own_folder(Path(entry.capture.folder)):
         return carried_build(entry, lambda _: build_by_running(entry))

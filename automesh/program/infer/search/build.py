@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.mesh.mapping import LogicalMapping, MappedAxes
-from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
 from automesh.program.carry.build import on_plan, ways_of
@@ -34,6 +33,8 @@ from automesh.program.lower.static_args import is_ref
 from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
+
+Run = Callable[[Entry, Callable[[TracedCall, Mesh], None]], Callable[[Mesh], Workload]]
 
 
 def inferred_build(entry: Entry) -> Callable[..., Workload]:
@@ -65,11 +66,15 @@ def _check_values(step: StoredStep, entry: Entry) -> None:
         )
 
 
-def rearranged_build(entry: Entry) -> Callable[..., Workload]:
+def rearranged_build(entry: Entry, run: Run) -> Callable[..., Workload]:
     """The function `build(mesh, mapping)` of a script that makes a mesh, whose step is stored.
 
     The step is carried to the mesh as the script wrote it, with its constraints. A mapping changes
     how arrays of its state are split: as arguments, and as the results that replace them.
+
+    Args:
+      run: makes the function that runs the script on a mesh, for those to which the step cannot be
+        carried; it hands on the call of the step and the script's mesh.
     """
     capture = entry.capture
     assert capture is not None and capture.layout is not None
@@ -88,21 +93,18 @@ def rearranged_build(entry: Entry) -> Callable[..., Workload]:
             if not told:
                 told.append(error.message)
                 note(f"{Path(entry.location).name} is run for its step: {error.message}")
-            carried = _by_running(entry, mesh)
+            carried = _by_running(entry, mesh, run)
         call = rearranged(carried.call, layout, capture, carried.made, mapping or {})
         return workload_of(call, capture, carried.made)
 
     return build
 
 
-def _by_running(entry: Entry, mesh: Mesh) -> CarriedCall:
+def _by_running(entry: Entry, mesh: Mesh, run: Run) -> CarriedCall:
     """The step of a run of the script on a mesh, each time of another one: its arguments may be
     donated."""
     taken: list[CarriedCall] = []
-    run = build_by_running(
-        entry, keep=lambda call, made: taken.append(CarriedCall(call=call, made=made))
-    )
-    run(mesh)
+    run(entry, lambda call, made: taken.append(CarriedCall(call=call, made=made)))(mesh)
     return taken[-1]
 
 
