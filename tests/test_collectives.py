@@ -49,10 +49,20 @@ def operations_of(dialect: str) -> dict[str, Any]:
     }
 
 
-def test_what_gets_a_row_is_not_called_unpriced_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_unpriced("collective_reduce") and why_unpriced("collective-reduce-start")
-    monkeypatch.setitem(STABLEHLO, "collective_reduce", kind_named("all-reduce"))
-    assert not why_unpriced("collective_reduce")
+@pytest.fixture
+def unpriced(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An operation without a price, which no version of jaxlib has."""
+    reasons = collectives._UNPRICED  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(reasons, "collective_fold", "a fold over each group has no price")
+    return "collective_fold"
+
+
+def test_what_gets_a_row_is_not_called_unpriced_any_more(
+    unpriced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_unpriced(unpriced) and why_unpriced("collective-fold-start")
+    monkeypatch.setitem(STABLEHLO, unpriced, kind_named("all-reduce"))
+    assert not why_unpriced(unpriced)
 
 
 def test_no_reason_is_left_of_what_has_a_row() -> None:
@@ -126,16 +136,16 @@ def test_a_broadcast_between_devices_is_priced() -> None:
     assert terms.uncounted == ()
 
 
-def test_what_has_no_price_is_named_in_a_step_and_in_a_compiled_module() -> None:
-    step = Operation(name="collective_reduce", operands=[], results=[], source="train.py:7")
+def test_what_has_no_price_is_named_in_a_step_and_in_a_compiled_module(unpriced: str) -> None:
+    step = Operation(name=unpriced, operands=[], results=[], source="train.py:7")
     (found,) = uncounted_in(step)
-    assert (found.what, found.source) == ("collective_reduce", "train.py:7")
-    assert "one device of each group" in found.why
+    assert (found.what, found.source) == (unpriced, "train.py:7")
+    assert "over each group" in found.why
     array = Shape(element_type="f32", dims=(8,), element_bits=32)
-    compiled = Instruction(id=1, name="r.1", opcode="collective-reduce", shape=array)
+    compiled = Instruction(id=1, name="f.1", opcode="collective-fold", shape=array)
     computation = Computation(
         id=1, name="main", instructions={1: compiled}, root=1, is_fusion=False, is_scheduled=True
     )
     work = compute_of(computation, compiled, Touched())
     assert work is not None
-    assert work.uncounted.startswith("`collective-reduce`: a reduction to one device")
+    assert work.uncounted.startswith("`collective-fold`: a fold over each group")

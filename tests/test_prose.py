@@ -38,6 +38,7 @@ CHECKED = (
     "pipeline",
     "platforms",
     "plugins",
+    "program/capture",
     "reading.py",
     "report",
     "sharding",

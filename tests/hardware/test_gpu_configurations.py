@@ -64,9 +64,10 @@ def test_figures_are_those_of_the_chip(name: str) -> None:
     assert json.loads(said["device_description_str"]) in chip.device_kinds
     # Programs have a little less than the data sheet says, or more where it counts in GB of 1e9.
     assert configured_memory_bytes(name) == pytest.approx(chip.hbm_bytes, rel=0.08)
-    # Dense bf16: FP32 units x 2 x clock is a sixteenth (Ampere: 16; Hopper: 14.8; Blackwell: 30).
+    # Dense bf16 over FP32 units x 2 x clock: 16 for A100, 14.8 for H100 and 30 for B200; 4 for the
+    # chips of Ada, which has as many FP32 units for smaller tensor cores.
     simple = int(said["core_count"]) * int(said["fpus_per_core"]) * 2 * 1e9
-    assert 10 < chip.flops_per_s / (simple * float(said["clock_rate_ghz"])) < 40
+    assert 3 < chip.flops_per_s / (simple * float(said["clock_rate_ghz"])) < 40
     assert all(line.isascii() and len(line) <= 100 for line in text.splitlines())
 
 

@@ -1,9 +1,12 @@
-"""Writes every golden file anew. Read the diff afterwards.
+"""Writes golden files anew: all of them, in five minutes, or the parts that are named. Read the
+diff afterwards.
 
-python -m tests.regenerate.update_golden
+python -m tests.regenerate.update_golden [results] [explain] [targets] [replay] [readme]
+    [deviations] [wrong_calls] [api]
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,17 +23,6 @@ from tests.support.cases import (
     targets_golden,
     wrong_calls,
 )
-
-
-def main() -> None:
-    _write(results_golden.FOLDER, results_golden.CASES)
-    _write(explain_golden.FOLDER, explain_golden.CASES)
-    _write(targets_golden.FOLDER, targets_golden.CASES)
-    _write(replay_golden.FOLDER, replay_golden.CASES)
-    _update_readme()
-    deviations.write()
-    wrong_calls.write()
-    api_reference.write()
 
 
 def _write(folder: Path, cases: Mapping[str, Callable[[], str]]) -> None:
@@ -50,5 +42,24 @@ def _update_readme() -> None:
     (test_readme.ROOT / "README.md").write_text(text, encoding="utf-8")
 
 
+PARTS: Mapping[str, Callable[[], None]] = {
+    "results": lambda: _write(results_golden.FOLDER, results_golden.CASES),
+    "explain": lambda: _write(explain_golden.FOLDER, explain_golden.CASES),
+    "targets": lambda: _write(targets_golden.FOLDER, targets_golden.CASES),
+    "replay": lambda: _write(replay_golden.FOLDER, replay_golden.CASES),
+    "readme": _update_readme,
+    "deviations": deviations.write,
+    "wrong_calls": wrong_calls.write,
+    "api": api_reference.write,
+}
+
+
+def main(names: list[str]) -> None:
+    if unknown := set(names) - set(PARTS):
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for name in names or PARTS:
+        PARTS[name]()
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

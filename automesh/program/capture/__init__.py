@@ -1,1 +1,2 @@
-"""Scripts without a `build` function: run unmodified up to their step, on a mesh of ours."""
+"""Runs scripts without a `build` function, unmodified and up to their step, on a mesh that automesh
+chooses."""

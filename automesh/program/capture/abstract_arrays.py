@@ -1,27 +1,27 @@
-"""A script runs without its arrays: what it computes has a shape, a type and a sharding, and no
+"""Runs a script without its arrays: what it computes has a shape, a type and a sharding, but no
 data (jax).
 
-For devices that are not here, and for arrays that no single device holds. While a script runs, a
-trace of ours stands in the place of the one with which jax computes outside of all transformations.
-Each operation that the script asks for comes by there, a call of a jitted function as a whole; what
-it gives is described by jax's own rules (`Primitive.abstract_eval`), and an `AbstractArray` goes
-back, which is a `jax.Array` for all that asks.
+This serves devices that are not here, and arrays that no single device can hold. While a script
+runs, a trace of ours replaces the trace with which jax computes outside of all transformations. It
+gets each operation that the script asks for, and a call of a jitted function as one operation. It
+describes the result by jax's own rules (`Primitive.abstract_eval`), and returns an `AbstractArray`,
+which every check takes for a `jax.Array`.
 
-* Where an array is put is what the script says: `device_put`, `out_shardings`, the type of an array
-  with Explicit axes. Where it leaves that to the compiler (a jitted function over a mesh without
-  `out_shardings`, an eager operation on sharded arrays), that one operation is compiled, and not
-  run: as it would be with the arrays there.
-* Small results of small operations on real arrays are computed for real: random keys, counters, a
+* The script says where an array is put: by `device_put`, by `out_shardings`, or by the type of an
+  array with Explicit axes. Where it leaves that to the compiler (a jitted function over a mesh
+  without `out_shardings`, an eager operation on sharded arrays), this one operation is compiled,
+  but not run, so that the array is put where the compiler would put it.
+* Small results of small operations on real arrays are computed, such as random keys, counters and a
   table of positions. Python may look at them.
-* Where Python needs a value that is not there (`if x > 0`, `int(x)`, `np.asarray(x)`), the script
-  is ended by `ValueNeeded`, with the line. A single number may be read as a `float`, or printed: it
-  is `nan`. Losses are read so between two steps, in nearly all scripts, and only to be shown. The
-  lines are told, as a script may decide by them as well; `nan` is neither less nor more than
-  anything.
-* A counter of steps has its value all the same, see `known_numbers`.
+* Where Python needs a value that does not exist (`if x > 0`, `int(x)`, `np.asarray(x)`),
+  `ValueNeeded` ends the script and names the line. A single number may be read as a `float`, or
+  printed: it is `nan`. Nearly all scripts read losses in this way between two steps, only to show
+  them. A notice names the lines, as a script may also decide by such a number; `nan` is neither
+  less nor more than any number.
+* A counter of steps keeps its value, see `known_numbers`.
 
-Private in jax are traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
-`jax.sharding.get_mesh` refuse to work under a trace. Looked at in jax 0.10.1 to 0.12.0.1.
+Private in jax: traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
+`jax.sharding.get_mesh` refuse to work under a trace. Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.compiler_options import compile_quickly
 
 _CORE: Any = importlib.import_module("jax._src.core")
-# What an operation makes on the way, at most, to be computed for real.
+# The most bytes of intermediate results of an operation that is computed.
 _SMALL_BYTES = 2**18
-# Operations that give each element of their result from the same element of their arguments.
+# Operations that compute each element of their result from the same element of their arguments.
 # fmt: off
 _ELEMENTWISE = frozenset((
     "abs", "add", "and", "atan2", "ceil", "clamp", "convert_element_type", "copy", "copy_p",
@@ -64,25 +64,25 @@ _ELEMENTWISE = frozenset((
     "nextafter", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n",
     "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 ))
-# fmt: on
-# Operations whose parameters say on which mesh they run.
+# fmt: on Operations whose parameters state the mesh on which they run.
 _ON_A_MESH = frozenset({"sharding_constraint", "shard_map", "reshard", "mesh_cast", "device_put"})
 
 
 class ValueNeeded(UsageError):
-    """Python needs the value of an array that is not there."""
+    """The error that Python needs the value of an array without data."""
 
 
 @dataclass(slots=True)
 class _ArraysState:
-    """Of this process.
+    """What this process keeps of the run without arrays.
 
     Attributes:
-      trace: the one in force while a script runs without its arrays.
-      alive_bytes, most_bytes: of the arrays that the script holds, and held at most.
+      trace: the trace in force while a script runs without its arrays.
+      alive_bytes, most_bytes: bytes of the arrays that the script holds now, and the most that it
+        held.
       printed: lines that were given `nan` for a number.
       needed: the last value that Python asked for in vain.
-      compiled: shardings of what the compiler was asked about.
+      compiled: the shardings of the results of each operation that was compiled to find them.
     """
 
     trace: Any = None
@@ -101,13 +101,13 @@ _STATE = _ArraysState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What became of a run without arrays.
+    """What the last run without arrays did.
 
     Attributes:
-      most_bytes: of the arrays that the script held at the same time.
+      most_bytes: the most bytes of arrays that the script held at the same time.
       printed: lines that were given `nan` for a number.
-      needed: the last value that Python asked for in vain, whether or not somebody has caught what
-        was raised; None if there was none.
+      needed: the error for the last value that Python asked for in vain, even if the script caught
+        it; None if there was none.
     """
 
     most_bytes: int
@@ -116,7 +116,7 @@ class Seen:
 
 
 def seen() -> Seen:
-    """Of the last run without arrays."""
+    """Returns what the last run without arrays did."""
     return Seen(most_bytes=_STATE.most_bytes, printed=tuple(_STATE.printed), needed=_STATE.needed)
 
 
@@ -126,14 +126,16 @@ def is_abstract(leaf: Any) -> bool:
 
 
 def described(tree: Any) -> Any:
-    """The arrays without data in a tree as `jax.ShapeDtypeStruct`, the rest as it is."""
+    """Returns a tree with each array without data as a `jax.ShapeDtypeStruct`; other leaves stay as
+    they are."""
     if _STATE.trace is None:
         return tree
     return jax.tree.map(lambda leaf: leaf.described() if is_abstract(leaf) else leaf, tree)
 
 
 def without_data(leaf: Any) -> Any:
-    """As a step's argument: an array as `jax.ShapeDtypeStruct`, anything else as it is."""
+    """Returns an argument of a step: an array as a `jax.ShapeDtypeStruct`, anything else as it
+    is."""
     if is_abstract(leaf):
         return leaf.described()
     if isinstance(leaf, jax.Array):
@@ -146,14 +148,14 @@ def without_data(leaf: Any) -> Any:
 
 
 def bytes_alive() -> int:
-    """Of the arrays that a script holds, with and without data."""
+    """Returns the bytes of the arrays that a script holds, with and without data."""
     real = sum(int(array.nbytes) for array in jax.live_arrays())
     return real + _STATE.alive_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractShard:
-    """The part of an array without data that one device has; as `jax.Shard`."""
+    """The part of an array without data that one device holds; replaces `jax.Shard`."""
 
     device: Any
     index: Any
@@ -171,14 +173,15 @@ class AbstractArray(_CORE.Tracer):
     nbytes: int
 
     def __init__(self, trace: Any, aval: Any, sharding: Sharding | None) -> None:
-        # Their attributes have other names in other versions.
+        # The attributes of a tracer have other names in other versions of jax.
         super().__init__(trace, aval) if _TAKES_AVAL else super().__init__(trace)
         if not _TAKES_AVAL:
             self.aval = aval
         self.placed = sharding
         self.number = None
         self.nbytes = _aval_bytes(aval)
-        # Its own: modules are emptied before the last arrays go.
+        # Python empties modules before it deletes the last arrays, so each array keeps the state
+        # itself.
         self.state = _STATE
         _STATE.alive_bytes += self.nbytes
         _STATE.most_bytes = max(_STATE.most_bytes, _STATE.alive_bytes)
@@ -187,7 +190,7 @@ class AbstractArray(_CORE.Tracer):
         self.state.alive_bytes -= self.nbytes
 
     def described(self) -> jax.ShapeDtypeStruct:
-        """Its shape, its type, and where it is."""
+        """Returns its shape, its type and its sharding."""
         aval: Any = self.aval
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=self.placed, weak_type=bool(aval.weak_type)
@@ -222,10 +225,10 @@ class AbstractArray(_CORE.Tracer):
         return self
 
     def copy_to_host_async(self) -> None:
-        """There is nothing to be copied."""
+        """Does nothing: there is no data to copy."""
 
     def delete(self) -> None:
-        """There is nothing to be deleted."""
+        """Does nothing: there is no data to delete."""
 
     def is_deleted(self) -> bool:
         return False
@@ -243,10 +246,10 @@ class AbstractArray(_CORE.Tracer):
         return math.nan
 
     def _told(self) -> Any:
-        """The number that this is.
+        """Returns the number that this array holds.
 
         Raises:
-          ValueNeeded: it is none that can be told without data.
+          ValueNeeded: it is not known without data.
         """
         if self.number is None:
             raise _needed(self)
@@ -329,7 +332,7 @@ _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
 
 
 def needed_at_line(what: str) -> ValueNeeded:
-    """An error that says what a line of the script needs of arrays that are not there."""
+    """Returns the error that a line of the script needs arrays that have no data."""
     _STATE.needed = ValueNeeded(
         f"{asking_line()} {what}, which is not there: the script is run without the data of its "
         "arrays",
@@ -360,19 +363,19 @@ def _needed(array: AbstractArray) -> ValueNeeded:
 
 
 def _code_at(frame: FrameType) -> str:
-    """What a frame is about to do, in the words of its source; nothing if that is long."""
+    """Returns the source text of what a frame is about to do; empty if that is long."""
     positions = list(frame.f_code.co_positions())
     number = frame.f_lasti // 2
     line, last, first, end = positions[number] if number < len(positions) else (None,) * 4
     if line is None or line != last:
         return ""
-    # Columns are counted in bytes.
+    # Python counts columns in bytes.
     text = linecache.getline(frame.f_code.co_filename, line).encode()[first:end].decode()
     return text if len(text) <= 60 else ""
 
 
 class _AbstractTrace(_CORE.Trace):
-    """Stands in the place of jax's eager evaluation."""
+    """The trace that replaces jax's eager evaluation."""
 
     def stage_value(self, val: Any) -> Any:
         if isinstance(val, jax.Array):
@@ -402,7 +405,7 @@ class _AbstractTrace(_CORE.Trace):
                 array.number = number
         return made if primitive.multiple_results else made[0]
 
-    # The names of these parameters are jax's.
+    # jax passes these parameters by name.
     def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         del call_primitive, params
         with _CORE.set_current_trace(self):
@@ -419,7 +422,7 @@ class _AbstractTrace(_CORE.Trace):
             return fun.call_wrapped(*tracers)
 
     def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
-        """A `shard_map` outside of jit does what it does in one."""
+        """Evaluates a `shard_map` outside of jit as if it were inside of one."""
         made: list[Any] = []
 
         def inside(*args: Any) -> list[Any]:
@@ -428,8 +431,8 @@ class _AbstractTrace(_CORE.Trace):
             return list(made[-1])
 
         with _CORE.set_current_trace(self):
-            outs = _jit(inside)(*tracers)  # Calls of what `jax.jit` gives a script are seen.
-        # Newer versions of jax want the results in the tree that they were given in.
+            outs = _jit(inside)(*tracers)  # The watcher sees calls of the script's own jit.
+        # Newer versions of jax want the results in the tree in which they returned them.
         return made[-1].update(outs) if hasattr(made[-1], "update") else outs
 
     def cur_qdd(self, x: Any) -> Any:
@@ -462,7 +465,7 @@ def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) ->
 
 
 def _is_small_put(args: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Whether small arrays are put where they are anyway."""
+    """Whether an operation puts small arrays where they are already."""
     return all(one is None for one in params.get("devices", (0,))) and all(
         not is_abstract(arg) and _nbytes(arg) <= _SMALL_BYTES for arg in args
     )
@@ -482,7 +485,7 @@ def _is_on_mesh(value: Any) -> bool:
 
 
 def _work(jaxpr: Any) -> float:
-    """Bytes that a program makes on its way; endless if it is a matter of a mesh."""
+    """Returns the bytes of all intermediate results of a program; infinity if it runs on a mesh."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     total = 0.0
     for equation in inner.eqns:
@@ -502,7 +505,7 @@ def _concrete_mesh_in_force() -> Any:
 def _placements(
     primitive: Any, args: Sequence[Any], params: dict[str, Any], outs: Sequence[Any]
 ) -> tuple[Sharding | None, ...]:
-    """Where the results of an operation are; None for the default device."""
+    """Returns the sharding of each result of an operation; None for the default device."""
     name = primitive.name
     if name == "device_put":
         put = [_sharding_of(one) for one in params["devices"]]
@@ -533,7 +536,8 @@ def _sharding_of(to: Any) -> Sharding | None:
 
 
 def _known(value: Any) -> Sharding | None:
-    """Where an argument was put; None for where jax puts what nobody has put anywhere."""
+    """Returns the sharding of an argument that was put somewhere; None if nobody has put it
+    anywhere."""
     if is_abstract(value):
         return value.placed
     if isinstance(value, jax.Array) and getattr(value, "committed", False):
@@ -542,7 +546,7 @@ def _known(value: Any) -> Sharding | None:
 
 
 def _from_type(aval: Any, args: Sequence[Any]) -> Sharding | None:
-    """Where an array is whose type says so: with Explicit axes."""
+    """Returns the sharding that the type of an array states, on a mesh with Explicit axes."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh: Any = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty or not mesh.are_all_axes_explicit:
@@ -551,7 +555,7 @@ def _from_type(aval: Any, args: Sequence[Any]) -> Sharding | None:
 
 
 def _on_concrete(sharding: Any, args: Sequence[Any]) -> Sharding | None:
-    """A sharding over the mesh with devices that its abstract mesh stands for."""
+    """Returns a sharding over the concrete mesh that the abstract mesh of a sharding stands for."""
     if not isinstance(sharding, NamedSharding):
         return sharding if isinstance(sharding, Sharding) else None
     if isinstance(sharding.mesh, jax.sharding.Mesh):
@@ -578,7 +582,8 @@ def _concerns_mesh(args: Sequence[Any], params: dict[str, Any]) -> bool:
 def _compiled_shardings(
     primitive: Any, args: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Sharding | None, ...]:
-    """What the compiler makes of an operation whose results nobody has put anywhere."""
+    """Returns the shardings that the compiler chooses for the results of an operation, where nobody
+    has stated them."""
     inputs = [described(arg) if is_abstract(arg) else arg for arg in args]
     key = _key(primitive, inputs, params)
     if key is not None and key in _STATE.compiled:
@@ -623,7 +628,7 @@ def _mesh_among(inputs: Sequence[Any], params: dict[str, Any]) -> Any:
 
 def _named(sharding: Any, mesh: Any) -> Sharding | None:
     if isinstance(sharding, SingleDeviceSharding) and mesh is not None and mesh.size > 1:
-        return None  # Made of nothing that is anywhere: an `init` that looks at shapes alone.
+        return None  # No input has a place, as in an `init` that reads only shapes.
     if not isinstance(sharding, NamedSharding) or mesh is None:
         return sharding if isinstance(sharding, Sharding) else None
     if sharding.mesh.axis_names != mesh.axis_names:
@@ -633,10 +638,11 @@ def _named(sharding: Any, mesh: Any) -> Sharding | None:
 
 @contextmanager
 def without_arrays() -> Generator[None]:
-    """While the body runs, operations outside of all transformations give arrays without data.
+    """Makes operations outside of all transformations return arrays without data while the body
+    runs.
 
     Raises:
-      UsageError: this jax computes in another way.
+      UsageError: this version of jax computes in another way.
     """
     _install()
     trace = _AbstractTrace()
@@ -653,12 +659,12 @@ def without_arrays() -> Generator[None]:
 
 
 def is_without_arrays() -> bool:
-    """Whether a script is run without its arrays just now."""
+    """Whether a script is being run without its arrays."""
     return _STATE.trace is not None
 
 
 def _jit(function: Any) -> Any:
-    """`jax.jit` itself, whatever stands under its name."""
+    """Returns what jax's own `jax.jit` makes of a function, also while a hook replaces it."""
     return importlib.import_module("jax._src.api").jit(function)
 
 
@@ -680,7 +686,8 @@ def _install() -> None:
 
 
 def _outside(function: Any) -> Any:
-    """A function that jax refuses to call under a trace; under ours it may."""
+    """Returns a function that works under our trace, though jax refuses to call it under any
+    trace."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -701,7 +708,8 @@ def _hook_meshes() -> None:
 
 
 def _hook_arrays() -> None:
-    """Arrays that are made of parts: the whole is what is described."""
+    """Replaces the functions that make an array of parts: they return the whole array without
+    data."""
     owner: Any = jax
     for name, made in (
         ("make_array_from_callback", _of_callback),
@@ -723,7 +731,8 @@ def _instead(original: Any, made: Callable[..., Any]) -> Any:
 
 
 def _placed(shape: Sequence[int], dtype: Any, sharding: Any) -> Any:
-    """An array of zeros in a place: through jax, so that its type is what jax makes of it."""
+    """Returns zeros with a sharding. jax makes them, so that the array has the type that jax gives
+    it."""
     zeros = jax.numpy.zeros(tuple(shape), dtype)
     return jax.device_put(zeros, sharding)
 
@@ -739,7 +748,7 @@ def _of_callback(shape: Any, sharding: Any, data_callback: Any, dtype: Any = Non
 def _of_process(sharding: Any, local_data: Any, global_shape: Any = None) -> Any:
     def one(to: Any, local: Any, stated: Any = None) -> Any:
         whole = tuple(np.shape(local)) if stated is None else tuple(stated)
-        # Every process brings its rows.
+        # Every process has its own rows.
         if stated is None and whole and not to.is_fully_replicated:
             whole = (whole[0] * jax.process_count(), *whole[1:])
         whole = tuple(
@@ -762,7 +771,8 @@ def _of_parts(shape: Any, sharding: Any, arrays: Any, *, dtype: Any = None) -> A
 
 
 def _hook_likes() -> None:
-    """`zeros_like` and its kin put what they make where its model is, if that is no tracer."""
+    """Makes `zeros_like` and the like put their result where their argument is, as they do unless
+    it is a tracer."""
     internals: Any = importlib.import_module("jax._src.lax.lax")
     public: Any = jax.lax
     original = internals.full_like

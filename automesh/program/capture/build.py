@@ -1,5 +1,5 @@
-"""A script as a function `build(mesh)`: its stored step where there is one, else the script itself,
-run up to its step with the mesh in place of its own (jax)."""
+"""Makes a function `build(mesh)` of a script: it loads the stored step where there is one, else it
+runs the script up to its step, with `mesh` instead of the script's own (jax)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 
-# Arguments up to this size are kept on the host, so that the script runs once for each mesh.
+# Bytes of arguments up to which they are kept on the host, so that the script runs once for each
+# mesh.
 _LARGEST_KEPT_BYTES = 2**30
 
 
 class EndedEarly(RuntimeError):
-    """On this mesh the script ends before its step."""
+    """The error that on this mesh the script ends before its step."""
 
 
 def captured_build(entry: Entry) -> Any:
-    """The function `build(mesh)` of a script that has none of its own."""
+    """Returns the function `build(mesh)` of a script that has none of its own."""
     assert entry.capture is not None
     if entry.capture.layout is not None:
         from automesh.program.infer.search.build import inferred_build, rearranged_build
@@ -48,17 +49,19 @@ def captured_build(entry: Entry) -> Any:
         if entry.capture.makes_mesh:
             return rearranged_build(entry, build_by_running)
         return inferred_build(entry)
-    # On another host than that of the search there is no such folder, or it is somebody else's.
+    # On a host other than that of the search, this folder does not exist or belongs to another
+    # search.
     if entry.capture.is_carried and is_own_folder(Path(entry.capture.folder)):
         return carried_build(entry, lambda _: build_by_running(entry))
     return build_by_running(entry)
 
 
 def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | None = None) -> Any:
-    """The function `build(mesh)` that runs the script, once for each mesh in this process.
+    """Returns the function `build(mesh)` that runs the script, once for each mesh in this process.
 
     Args:
-      keep: is given the call of the step after each run, and the mesh that the script was given.
+      keep: is called after each run with the call of the step, and with the mesh that the script
+        got.
     """
     assert entry.capture is not None
     known: dict[Any, _KeptBuild] = {}
@@ -69,7 +72,7 @@ def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | No
         if key in known:
             return known[key].workload()
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
-        # `mesh.shape` is not asked: a mesh keeps its first answer, and `meaning` gives another one.
+        # Does not read `mesh.shape`: a mesh keeps the first value, and `meaning` changes it.
         sizes = zip(mesh.axis_names, mesh.devices.shape, strict=True)
         note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in sizes))
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
@@ -101,11 +104,11 @@ def _early(entry: Entry, ended: Ended | None) -> Exception:
 
 @dataclass(slots=True, kw_only=True)
 class _UpToStep:
-    """Answers a script with the mesh of a plan, and stops it at its step.
+    """Gives a script the mesh of a plan, and stops the script at its step.
 
     Attributes:
       whole: the call of the step, once the script was stopped.
-      made: what the script was given for its own mesh.
+      made: the mesh that the script got for its own.
     """
 
     capture: Capture
@@ -116,7 +119,8 @@ class _UpToStep:
     made: Mesh | None = None
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
-        """The plan's where the script makes its own; others on the devices that are here."""
+        """Returns the mesh of the plan where the script makes its own; other meshes are made on the
+        devices that are here."""
         own, splits = self.capture.mesh, self.capture.splits
         is_own = names == own.names and np.size(devices) == own.num_devices
         chosen = self.plan.devices if is_own else _other(devices, own.num_devices, self.plan)
@@ -128,7 +132,7 @@ class _UpToStep:
         return made
 
     def call(self, call: Call) -> Any:
-        """Stops the script at the step's call; all others do what they do."""
+        """Stops the script at the call of its step; runs all other calls."""
         whole = self.collector.offer(_on_one_mesh(call, self.made, self.capture.mesh.num_devices))
         if whole is None:
             outputs = call.run()
@@ -139,20 +143,21 @@ class _UpToStep:
         raise ScriptStopped
 
     def pmap(self) -> None:
-        """Goes on: the step is another function."""
+        """Lets the script go on, as its step is another function."""
 
     def unjitted(self) -> bool:
-        """As in the first run."""
+        """Whether the script calls its step outside of jit, as its first run has shown."""
         return self.capture.step.is_unjitted
 
 
 def _other(devices: Any, count: int, plan: Mesh) -> Any:
-    """The devices of a mesh beside the script's own: those of the plan, if it has all of them in
-    jax's order, as jit lets arrays of both meet; else those that are here. With a plan of another
-    size it stays as it is: the script may make its own mesh of the devices of this one.
+    """Returns the devices of another mesh of the script. If this mesh has as many devices as the
+    script's own and as the plan, in jax's order, they are the plan's, as jit accepts arrays of both
+    meshes only if their devices agree. Otherwise they are devices that are here, also for a plan of
+    another size: the script may make its own mesh of the devices of this one.
 
     Args:
-      count: devices of the script's own mesh.
+      count: number of devices of the script's own mesh.
     """
     array = np.asarray(devices, dtype=object)
     ids = [device.id for device in array.flat]
@@ -162,11 +167,11 @@ def _other(devices: Any, count: int, plan: Mesh) -> Any:
 
 
 def _on_one_mesh(call: Call, own: Mesh | None, count: int) -> Call:
-    """A call whose arguments on another mesh of the same devices, of one axis, are on the script's
-    own: that axis is all axes of the own one together.
+    """Returns a call with all arguments on the script's own mesh: those on another mesh of one axis
+    over the same devices are moved, since that axis stands for all axes of the own mesh together.
 
     Args:
-      count: devices of the mesh that the script asked for.
+      count: number of devices of the mesh that the script asked for.
     """
     if own is None or AxisType.Explicit in own.axis_types:
         return call
@@ -180,7 +185,7 @@ def _on_one_mesh(call: Call, own: Mesh | None, count: int) -> Call:
 
 
 def on_attached(devices: Any) -> Any:
-    """As many of the devices that are here, in the same shape, for devices that are not."""
+    """Returns as many devices that are here, in the same shape, for devices that are not here."""
     array = np.asarray(devices, dtype=object)
     here = attached()
     if all(device in here for device in array.flat):
@@ -195,7 +200,7 @@ def on_attached(devices: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptBuild:
-    """A workload whose arguments are on the host.
+    """A workload whose arguments are kept on the host.
 
     Attributes:
       makers: per leaf, what makes it on the devices.
@@ -206,21 +211,22 @@ class _KeptBuild:
     leaves: tuple[Any, ...] = field(repr=False)
 
     def workload(self) -> Workload:
-        """The workload with arguments of its own."""
+        """Returns the workload with new arguments on the devices."""
         args, kwargs = self.tree.unflatten([leaf.made() for leaf in self.leaves])
         return replace(self.stripped, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HostLeaf:
-    """A leaf of the arguments on the host.
+    """A leaf of the arguments that is kept on the host.
 
     Attributes:
-      value: a copy of an array, or what is no array of jax's, as it is.
-      sharding: where the array was; None for what is none.
-      key_implementation: of an array of random keys.
-      is_committed: whether it stays where it is.
-      is_weak: whether its type gives way to that of what it is computed with.
+      value: a copy of an array of jax; anything else as it is.
+      sharding: the sharding of the array; None if the leaf is not an array.
+      key_implementation: name of the generator of an array of random keys; empty for other arrays.
+      is_committed: whether jax keeps the array on its devices.
+      is_weak: whether its type is weak: it gives way to the type of the array that it is combined
+        with.
     """
 
     value: Any
@@ -246,7 +252,8 @@ class _HostLeaf:
 
 
 def _kept(workload: Workload) -> _KeptBuild | None:
-    """None for arguments that are too large to be kept, or in parts elsewhere."""
+    """Copies the arguments to the host; returns None if they are too large, or partly on other
+    hosts."""
     leaves, tree = jax.tree.flatten((workload.args, dict(workload.kwargs)))
     total = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)
     if total > _LARGEST_KEPT_BYTES:
@@ -271,7 +278,7 @@ def _on_host(leaf: Any) -> _HostLeaf | None:
         implementation = str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
         sharding = array.sharding
-    # A view would share the buffer that a step may overwrite.
+    # A view would share its buffer with the array, which the step may overwrite.
     return _HostLeaf(
         value=np.array(array, copy=True),
         sharding=sharding,

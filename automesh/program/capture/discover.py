@@ -1,6 +1,7 @@
-"""The first run of a script without `build`: which mesh it makes, which function is its step (jax).
+"""Runs a script without `build` for the first time, to find the mesh that it makes and the function
+that is its step (jax).
 
-How the step is told from other functions is said in `flow.choice`.
+`flow.choice` says how the step is distinguished from other functions.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
-# Arrays up to this size are made on this machine if a script cannot do without.
+# Bytes of arrays up to which they are made on this machine, if a script cannot do without them.
 _LARGEST_MADE = 2**31
-# How long a script may train on one device before it makes the mesh that is in its text.
+# Seconds for which a script may train on one device before it makes the mesh that is in its text.
 _LONGEST_BEFORE_MESH_S = 60.0
-# A loop with at most so much work is run where nothing else tells whether it is all of a training.
+# FLOPs of a loop up to which it is run, where nothing else shows whether it is the whole training.
 _LONGEST_RUN_FLOPS = 1e12
 
 
@@ -71,22 +72,23 @@ def discover(
     """Runs a script until its step is known.
 
     Args:
-      step: the name of the function that is wanted; empty for the one that looks like the step.
+      step: name of the function that is wanted; empty for the one that looks most like the step.
         Functions that are one step have a `+` between their names.
-      bare: run it without its arrays.
-      keep: is given the call of the step while its arguments are alive, the script's mesh, and
-        where the arguments were at the first such call.
+      bare: whether to run it without its arrays.
+      keep: is called with the call of the step while its arguments are alive, the script's mesh,
+        and the placement of the arguments at the first such call.
       infer: find the classes of the step's dimensions even if the script makes a mesh, and how it
         splits the arguments itself.
 
     Raises:
-      UsageError: it has no mesh or no step, or fails before it; with the line and what to do.
+      UsageError: it has no mesh or no step, or fails before its step; the error names the line and
+        says what to do.
     """
     begun_s = perf_counter()
     run, ended = _run(entry, step, None, bare=bare, keep=keep)
     found = run.finder.found or run.finder.ended()
     if not bare and _may_go_on(found, ended):
-        # The loop is not the whole training: the script looked at what it gave.
+        # The loop is not the whole training, as the script looked at its results.
         run, ended = _run(entry, step, None, bare=False, keep=keep, runs_loops=True)
         found = run.finder.found or run.finder.ended()
     if isinstance(found, ScriptStep):
@@ -94,14 +96,15 @@ def discover(
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
         found = run.finder.found
     if run.unjitted_at is not None and _hardly_a_step(found):
-        # No jitted function looks like a step, and the script takes gradients outside of jit.
+        # No jitted function looks like a step, but the script takes gradients outside of jit.
         again, ended_again = _run(entry, step, None, bare=bare, keep=keep, takes_unjitted=True)
         other = again.finder.found or again.finder.ended()
         if isinstance(other, FoundStep) and not _hardly_a_step(other):
             found = replace(other, step=replace(other.step, is_unjitted=True))
             run, ended = again, ended_again
         elif found is None or not (found.step.carried and found.step.defined_at.file):
-            # What is left changes nothing, or is a library's, such as a helper of its optimizer.
+            # The remaining functions change nothing, or belong to a library, as a helper of its
+            # optimizer does.
             raise nothing_jitted(entry, run.unjitted_at)
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
@@ -128,20 +131,20 @@ def discover(
 
 
 def _caught(ended: Ended | None) -> UsageError | None:
-    """The value that was asked for in vain, where a framework has caught what was raised and has
-    ended the script with an exit code."""
+    """Returns the error for a value that was asked for in vain, where a framework has caught it and
+    has ended the script with an exit code."""
     return seen().needed if ended is not None and ended.exit_code else None
 
 
 def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
-    """Whether a function that hardly looks like a step was only called before the script failed:
-    the failure is what there is to be told."""
+    """Whether the step is only a doubtful function that was called before the script failed, so
+    that the user should hear of the failure instead."""
     is_doubtful = bool(found.step.doubt) and found.step.loop is None
     return is_doubtful and ended is not None and ended.error is not None
 
 
 def _hardly_a_step(found: FoundStep | ScriptStep | None) -> bool:
-    """Whether a script has no step, or only one in doubt with no gradient in it."""
+    """Whether a script has no step, or only a doubtful one that takes no gradient."""
     if not isinstance(found, FoundStep):
         return found is None
     call = found.whole
@@ -151,7 +154,7 @@ def _hardly_a_step(found: FoundStep | ScriptStep | None) -> bool:
 
 def _may_go_on(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
     """Whether a script that was not run to its end may call the function with the loop again, and
-    the loop is short enough to be run."""
+    whether the loop is short enough to be run."""
     if not isinstance(found, FoundStep) or found.step.loop is None or ended is None:
         return False
     work = found.step.flops * found.step.loop.turns
@@ -193,7 +196,8 @@ def _lines_with_nan() -> str:
 
 
 def _with_nan(error: UsageError) -> UsageError:
-    """An error that may come of what the script was given for its numbers."""
+    """Returns the error with a remark that it may come from the nan that the script read for its
+    numbers."""
     lines = _lines_with_nan()
     if not lines or isinstance(error, ValueNeeded):
         return error
@@ -204,11 +208,12 @@ def _with_nan(error: UsageError) -> UsageError:
 def discover_for_absent(
     entry: Entry, *, step: str = "", keep: Keep | None = None, infer: bool = False
 ) -> Discovery:
-    """Runs a script without its arrays, for devices that are not here; where it cannot do without
-    and they are small, with them, on this machine.
+    """Runs a script without its arrays, for devices that are not here. If it cannot do without them
+    and they are small, runs it again with them, on this machine.
 
     Raises:
-      UsageError: as `discover`; or at which line it needs a value of arrays that are too large.
+      UsageError: as `discover`; or the script needs a value of arrays that are too large, and the
+        error names the line.
     """
     try:
         return discover(entry, step=step, bare=True, keep=keep, infer=infer)
@@ -230,12 +235,12 @@ def discover_here(
     keep: Keep | None = None,
     infer: bool = False,
 ) -> Discovery:
-    """Runs a script on the devices that are here; if its step is too large for one of them, it is
-    run without its arrays wherever it is not measured.
+    """Runs a script on the devices that are here. If its step is too large for one of them, later
+    runs that measure nothing are without its arrays.
 
     Args:
-      device_memory_bytes: what one device can hold; 0 where nobody says. Asked after the run: the
-        script may say how many devices there shall be.
+      device_memory_bytes: returns the bytes that one device can hold, 0 if unknown. It is called
+        after the run, as the script may set the number of devices.
 
     Raises:
       UsageError: as `discover`.
@@ -250,12 +255,14 @@ def discover_here(
 
 @dataclass(slots=True, kw_only=True)
 class _ScriptWatch:
-    """Notes down what a script makes and calls.
+    """Notes down the meshes that a script makes and the functions that it calls.
 
     Attributes:
-      mesh_to_come: the line of the script that makes a mesh as its text says; None if none does.
-      takes_unjitted: whether gradients and `shard_map`s outside of jit are calls like others.
-      unjitted_at: the first line that calls such a one; None if none does.
+      mesh_to_come: the line of the script that makes a mesh, as its text shows; None if no line
+        does.
+      takes_unjitted: whether gradients and `shard_map`s outside of jit count as calls.
+      unjitted_at: the first line that takes a gradient, or calls a `shard_map`, outside of jit;
+        None if no line does.
     """
 
     finder: StepFinder
@@ -273,7 +280,7 @@ class _ScriptWatch:
     _waits_since_s: float = 0.0
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
-        """The script's own mesh, noted down."""
+        """Makes the mesh as the script asks, and notes it down."""
         made = make(on_attached(devices), names, axis_types)
         if self._is_ours:
             return made
@@ -296,8 +303,8 @@ class _ScriptWatch:
         return (f"{self.mesh_to_come}, which would make a mesh, was not reached",)
 
     def may_stop(self) -> bool:
-        """Whether a step may be the one that is looked for: a script that trains on one device, and
-        makes a mesh afterwards, goes on until then."""
+        """Whether the script may be stopped at a step: one that trains on one device and makes a
+        mesh afterwards goes on until then."""
         if self.meshes or self.mesh_to_come is None:
             return True
         self._waits_since_s = self._waits_since_s or perf_counter()
@@ -312,11 +319,12 @@ class _ScriptWatch:
             raise
 
     def store(self, found: FoundStep | None) -> None:
-        """Hands the step's call on, while its arguments are alive."""
+        """Passes the call of the step to `keep`, while its arguments are alive."""
         if self.keep is None or found is None:
             return
         own = self.own_mesh(found)
-        # What lies on another mesh of the same devices lies on the script's own as well.
+        # An argument on another mesh of the same devices has a sharding on the script's own mesh,
+        # too.
         placed = [same_on(place, own) or place for place in found.placed]
         try:
             with among_real_files(), outside_of_modes():
@@ -329,7 +337,7 @@ class _ScriptWatch:
         return self.made[self._mesh_of(found)] if self.meshes else self._one_device()
 
     def _one_device(self) -> Mesh:
-        """What stands for the mesh of a script that makes none, which is not noted down."""
+        """Returns a mesh of one device for a script that makes none; it is not noted down."""
         self._is_ours = True
         try:
             return Mesh(np.asarray(jax.devices()[:1], dtype=object), ("device",))
@@ -337,8 +345,8 @@ class _ScriptWatch:
             self._is_ours = False
 
     def pmap(self) -> None:
-        """Stops the script at its first call of what `jax.pmap` made, unless a step is looked for
-        by its name."""
+        """Stops the script at its first call of a function that `jax.pmap` made, unless the user
+        named the step."""
         if self.finder.wanted:
             return
         self.pmapped = asking_line()
@@ -351,7 +359,7 @@ class _ScriptWatch:
         return self.takes_unjitted
 
     def refusal(self, entry: Entry, ended: Ended | None) -> UsageError:
-        """Why there is no step."""
+        """Returns the error that says why there is no step."""
         return no_step(
             entry,
             ended,
@@ -362,8 +370,8 @@ class _ScriptWatch:
         )
 
     def discovery(self, found: FoundStep) -> Discovery:
-        """What is known, once a step is chosen; of a script that makes no mesh, the classes of its
-        dimensions."""
+        """Returns what is known once a step is chosen; for a script that makes no mesh, also the
+        classes of its dimensions."""
         if not self.meshes:
             return replace(_without_mesh(found), notices=self._never_reached())
         own = self._mesh_of(found)
@@ -377,13 +385,13 @@ class _ScriptWatch:
 
     def _mesh_of(self, found: FoundStep) -> ScriptMesh:
         made = list(self.meshes.values())
-        # Of several over as many devices, as an input pipeline makes one beside that of the model,
-        # the one with more axes; else the first.
+        # Among meshes of equally many devices, chooses the one with more axes, else the first. An
+        # input pipeline, for example, makes a mesh in addition to that of the model.
         on_arguments = [_sizes(mesh) for mesh in found.meshes]
         candidates = [one for one in made if one.axes in on_arguments]
         if candidates:
             return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
-        # Of several that no argument tells apart, the last one made of most devices.
+        # If the arguments are on none of the meshes, chooses the last one with the most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
 
 
@@ -420,7 +428,7 @@ def _written(found: FoundStep, own: Mesh) -> tuple[Split | None, ...]:
 
 
 def _axes_of(found: FoundStep, own: Mesh) -> tuple[str, ...]:
-    """Axes of the script's own mesh that split the batch; all of them for a batch that lies on
+    """Returns the axes of the script's own mesh that split the batch; all axes for a batch on
     another mesh of one axis over the same devices."""
     axes: list[str] = []
     for name in found.batch_axes:

@@ -1,4 +1,4 @@
-"""Which line of the user's code asks for something, and what a jitted function is called."""
+"""Finds the line of the user's code that asks for something, and the name of a jitted function."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from automesh.package import is_users_file
 from automesh.program.capture.nouns import SourceLine
 
-# Where wrappers of other libraries keep the function that they wrap: functools, Flax NNX, Haliax.
+# The attributes in which wrappers keep the function that they wrap: functools, Flax NNX, Haliax.
 _WRAPPED = ("__wrapped__", "func", "f", "_fun", "fn")
 
 
 def asking_line() -> SourceLine:
-    """The innermost line of the user's code that is being run."""
+    """Returns the innermost line of the user's code that is being run."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
@@ -25,7 +25,7 @@ def asking_line() -> SourceLine:
 
 
 def failing_line(traceback: TracebackType | None) -> SourceLine:
-    """The innermost line of the user's code in a traceback."""
+    """Returns the innermost line of the user's code in a traceback."""
     found = SourceLine()
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -36,7 +36,7 @@ def failing_line(traceback: TracebackType | None) -> SourceLine:
 
 
 def describe_function(function: Any) -> tuple[str, SourceLine]:
-    """The name of a function under its wrappers, and the line where its code begins."""
+    """Returns the name of a function under its wrappers, and the line where its code begins."""
     name, place = "", SourceLine()
     for part in _unwrapped(function):
         name = getattr(part, "__name__", "") or name

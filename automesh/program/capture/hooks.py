@@ -1,10 +1,10 @@
-"""All that capture changes in jax: where meshes are made, and `jax.jit` (jax); what is called
-without jit is in `capture.unjitted`.
+"""Changes jax so that automesh sees where a script makes meshes, and what it calls under `jax.jit`
+(jax); `capture.unjitted` has what is called without jit.
 
-The hooks are put in place once and stay: libraries keep what they find under `jax.jit`. They do
-what jax does unless a script is being run. Private are `Mesh.__new__`, through which every mesh is
-made (`jax.make_mesh`, `Mesh(...)`, copies), and the parameters of a `jax.stages.Traced`; looked at
-in jax 0.10.1 to 0.12.0.1.
+The hooks are installed once and stay, as libraries keep the function that they find as `jax.jit`.
+They do what jax does unless a script is being run. Private in jax: `Mesh.__new__`, which makes
+every mesh (`jax.make_mesh`, `Mesh(...)`, copies), and the parameters of a `jax.stages.Traced`.
+Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
 
 
 class Watcher(Protocol):
-    """What a run of a script does with what the script asks of jax."""
+    """The reaction of a run to what its script asks of jax."""
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
-        """The mesh that the script gets."""
+        """Returns the mesh that the script gets."""
         ...
 
     def call(self, call: Call) -> Any:
-        """What a call of a jitted function gives."""
+        """Returns the outputs of a call of a jitted function."""
         ...
 
     def pmap(self) -> None:
-        """The script is about to call what `jax.pmap` made."""
+        """Is called before the script calls a function that `jax.pmap` made."""
         ...
 
     def unjitted(self) -> bool:
         """Whether a gradient or a `shard_map` that the script is about to call outside of any jit
-        is seen like a jitted function."""
+        is handled like a jitted function."""
         ...
 
 
@@ -62,11 +62,11 @@ class Call:
     """A call of a jitted function by the script.
 
     Attributes:
-      jitted: as jax has made it, to be traced.
-      args, kwargs: what it is traced with, static arguments included.
-      run: does what the script asked for.
-      function: what was jitted.
-      settings: with which, as keywords of `jax.jit`; None where they are not known.
+      jitted: the jitted function of jax itself, which can be traced.
+      args, kwargs: the arguments of the call, static ones included.
+      run: runs the call as the script asked for it.
+      function: the function that was jitted.
+      settings: keywords of `jax.jit` with which it was jitted; None where they are not known.
     """
 
     jitted: Any
@@ -79,11 +79,12 @@ class Call:
 
 @dataclass(slots=True)
 class _HooksState:
-    """Of this process.
+    """What the hooks of this process know.
 
     Attributes:
-      origins: of what `lower`, `trace` and `compile` gave while a script runs: the jitted function
-        and what it was traced with. Keeps what it tells of alive, so that no `id` is used twice.
+      origins: for each object that `lower`, `trace` or `compile` has returned while a script runs,
+        by its `id`: the object, the jitted function and its arguments. The object is kept alive, so
+        that no `id` is used twice.
     """
 
     watcher: Watcher | None = None
@@ -98,7 +99,7 @@ _STATE = _HooksState()
 
 @contextmanager
 def watching(watcher: Watcher) -> Generator[None]:
-    """While the body runs, `watcher` answers for meshes and for calls of jitted functions."""
+    """Lets `watcher` answer for meshes and for calls of jitted functions while the body runs."""
     _install()
     _STATE.watcher = watcher
     try:
@@ -109,7 +110,7 @@ def watching(watcher: Watcher) -> Generator[None]:
 
 
 class Jitted:
-    """What `jax.jit` gives a script: the jitted function, whose calls are seen."""
+    """What `jax.jit` returns to a script: a jitted function whose calls the watcher sees."""
 
     def __init__(self, inner: Any, function: Any, settings: dict[str, Any] | None = None) -> None:
         self.automesh_inner = inner
@@ -158,7 +159,7 @@ class Jitted:
 
 
 class _InItsModes:
-    """A jitted function that is traced in the modes that were in force where it was called."""
+    """A jitted function that is traced in the modes that were in force at its call."""
 
     def __init__(self, inner: Any, modes: Modes) -> None:
         self._inner = inner
@@ -178,7 +179,8 @@ class _InItsModes:
 
 
 def _seen(watcher: Watcher, call: Call) -> Any:
-    """Tells of a call; what is done about it is no work of the script's, but running it is."""
+    """Passes a call to the watcher. The script's modes are suspended while the watcher works, and
+    apply while it runs the call."""
     modes = modes_in_force()
     if not modes:
         return watcher.call(call)
@@ -215,7 +217,8 @@ def _hook_meshes() -> None:
         if watcher is None:
             return original(cls, devices, axis_names, axis_types)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        # Members of an enumeration of texts are equal to their texts, and the script's alone.
+        # Members of an enumeration of texts become plain texts: they are equal, but only the script
+        # has the enumeration.
         names = tuple(str.__str__(one) if isinstance(one, str) else one for one in names)
 
         def really(devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
@@ -231,7 +234,8 @@ def _hook_jit() -> None:
 
     @functools.wraps(original)
     def jit(fun: Any = None, **settings: Any) -> Any:
-        # A decorator with arguments. Without a watcher, too: what a library keeps is called later.
+        # A decorator with arguments. It is wrapped without a watcher, too, as a library may keep it
+        # and call it later.
         if fun is None:
             return functools.partial(jit, **settings)
         return Jitted(original(fun, **settings), fun, settings)
@@ -262,7 +266,7 @@ def _hook_jit() -> None:
 
 
 def _hook_pjit() -> None:
-    """The former name of `jax.jit`, for as long as jax has it."""
+    """Hooks the former name of `jax.jit`, as long as jax has it."""
     for name in ("jax.experimental.pjit", "jax._src.pjit"):
         try:
             module: Any = importlib.import_module(name)
@@ -280,14 +284,14 @@ def _hook_pjit() -> None:
 
 
 def _deprecated(module: Any, name: str) -> Any:
-    """What jax gives under a name with a warning, without the warning."""
+    """Returns what jax has under a deprecated name, without the warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return getattr(module, name, None)
 
 
 class _Mapped:
-    """What `jax.pmap` gives a script: its calls are seen."""
+    """What `jax.pmap` returns to a script: a function whose calls the watcher sees."""
 
     def __init__(self, inner: Any) -> None:
         self._automesh_inner = inner
@@ -306,7 +310,7 @@ class _Mapped:
 
 
 def _hook_compiled() -> None:
-    """What `jit(f).lower(...).compile()` gives is called as `f` would be."""
+    """Makes calls of `jit(f).lower(...).compile()` seen like calls of `f`."""
     compile_, call = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
     lower = jax.stages.Traced.lower
 
@@ -326,7 +330,7 @@ def _hook_compiled() -> None:
         given = {**keywords, **kwargs}
 
         def run() -> Any:
-            # What is compiled runs on real arrays alone.
+            # A compiled function takes only real arrays.
             return inner(*whole, **given) if is_without_arrays() else call(self, *args, **kwargs)
 
         return _seen(
@@ -358,7 +362,8 @@ def _passed_on(before: Any, made: Any) -> Any:
 
 
 def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a compiled function, with the static ones that it was lowered with."""
+    """Returns the arguments of a compiled function together with the static ones that it was
+    lowered with."""
     if len(args) == len(lowered_with):
         return tuple(args)
     info: Any = getattr(inner, "_jit_info", None)
@@ -371,12 +376,12 @@ def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitSettings:
-    """What `jax.jit` was told about a function, per leaf of its arguments and outputs.
+    """What `jax.jit` knows of a function, per leaf of its arguments and outputs.
 
     Attributes:
-      constants: leading inputs of the traced program that are none of the function's arguments.
-      in_shardings, out_shardings: None where nothing was said.
-      donated: per leaf of the arguments.
+      constants: leading inputs of the traced program that are not arguments of the function.
+      in_shardings, out_shardings: per leaf; None where none was stated.
+      donated: per leaf of the arguments, whether it is donated.
       compiler_options: as given to `jax.jit`.
     """
 
@@ -388,10 +393,10 @@ class JitSettings:
 
 
 def settings_of(traced: jax.stages.Traced) -> JitSettings:
-    """What the function of a trace was jitted with.
+    """Returns what the function of a trace was jitted with.
 
     Raises:
-      UsageError: this jax does not say.
+      UsageError: this version of jax does not say.
     """
     known: Any = traced
     try:

@@ -1,10 +1,11 @@
-"""Whole numbers that are known though arrays have no data: counters of steps (jax).
+"""Computes whole numbers that are known though arrays have no data: counters of steps (jax).
 
-A jitted `init` makes the counter of an optimizer of nothing, and each step adds one to it. The few
-operations that make such a number are kept, and done for real where the script asks for it.
+A jitted `init` makes the counter of an optimizer without any input, and each step adds one to it.
+The few operations that make such a number are kept, and are run when the script asks for the
+number.
 
-Private in jax is how a program is cut down to what one of its outputs needs
-(`partial_eval.dce_jaxpr`); looked at in jax 0.10.1 to 0.12.0.1.
+Private in jax: `partial_eval.dce_jaxpr`, which reduces a program to what one of its outputs needs.
+Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from jax.extend import core
 
 _TRACER: Any = importlib.import_module("jax._src.core").Tracer
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
-# No value on the way is larger than this.
+# The most elements of an intermediate value.
 _MOST_ELEMENTS = 2**10
 _DEEPEST = 50
-# What says where a value is, which is nowhere when it is computed alone.
+# Parameters that only state where a value is; a number is computed without them.
 _PLACES = ("sharding", "out_sharding")
 
 
 @dataclass(slots=True)
 class KnownNumber:
-    """A whole number or truth value, and what it is made of; made when it is asked for first.
+    """A whole number or truth value, with the operations that make it; it is computed when somebody
+    first asks for it.
 
     Attributes:
-      depth: how many others it is made of, one after the other.
+      depth: length of the longest chain of other numbers that it is made of.
     """
 
     make: Callable[[], Any] | None
@@ -41,7 +43,7 @@ class KnownNumber:
     _value: Any = field(default=None)
 
     def value(self) -> Any:
-        """The number, as an array of numpy's without dimensions."""
+        """The number, as an array of numpy without dimensions."""
         if self.make is not None:
             self._value = np.asarray(self.make())
             self.make = None
@@ -65,11 +67,12 @@ def numbers_of(
     outs: Sequence[Any],
     known: Callable[[Any], KnownNumber | None],
 ) -> list[KnownNumber | None]:
-    """Per result of an operation the number that it is, where it can be told.
+    """Returns, for each result of an operation, the number that it is; None where that is not
+    known.
 
     Args:
       outs: shapes and types of the results.
-      known: what is known of an argument without data.
+      known: returns the number of an argument without data, or None.
     """
     found: list[KnownNumber | None] = [None] * len(outs)
     for place, aval in enumerate(outs):
@@ -87,7 +90,7 @@ def numbers_of(
 def _number(make: Callable[[], Any], values: Sequence[Any]) -> KnownNumber:
     depths = [one.depth for one in values if isinstance(one, KnownNumber) and one.make is not None]
     number = KnownNumber(make, 1 + max(depths, default=0))
-    # A counter that nobody asks for is made of that of the step before, and so on.
+    # A counter that nobody asks for is made of the counter of the step before, and so on.
     if number.depth > _DEEPEST:
         number.value()
     return number
@@ -129,14 +132,14 @@ def _of_program(
 
 
 def _cut(jaxpr: Any, place: int) -> tuple[Any, list[bool]]:
-    """The part of a program that one output needs, and which inputs it uses."""
+    """Returns the part of a program that one output needs, and which inputs this part uses."""
     opened = getattr(jaxpr, "jaxpr", jaxpr)
     key = (id(opened), place)
     if key not in _CUT:
         cut: Any = importlib.import_module("jax._src.interpreters.partial_eval").dce_jaxpr
         wanted = [number == place for number in range(len(opened.outvars))]
         part, used = cut(opened, wanted)
-        # Kept with the program itself, so that its `id` is not used twice.
+        # The program itself is kept, too, so that its `id` is not used twice.
         _CUT[key] = (opened, part, list(used))
     _, part, used = _CUT[key]
     return part, used
@@ -159,7 +162,7 @@ def _is_small(jaxpr: Any) -> bool:
 
 
 def _given(arg: Any, known: Callable[[Any], KnownNumber | None]) -> Any:
-    """An argument that has its value, or will have one; None for others."""
+    """Returns an argument whose value is known or can be computed; None for others."""
     number = known(arg)
     if number is not None:
         return number

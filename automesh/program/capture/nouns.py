@@ -13,13 +13,14 @@ from automesh.program.infer.nouns import StepClasses
 from automesh.program.infer.search.layout import Layout, Split
 
 CarriedBy = Literal["trace", "function"]
-"""How a stored step gets to another mesh: as it was traced, or its function is traced anew."""
+"""How a stored step is carried to another mesh: as the trace that was stored, or by tracing its
+function anew."""
 Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """A line of code; `file` is empty where there is none to show."""
+    """A line of code; `file` is empty if there is no line to show."""
 
     file: str = ""
     line: int = 0
@@ -33,7 +34,7 @@ class ScriptMesh:
     """A mesh that the script makes.
 
     Attributes:
-      axes: names and sizes, in order.
+      axes: names and sizes of the axes, in order.
       axis_types: auto, explicit or manual, one per axis.
       made_at: the script's line that makes it.
     """
@@ -56,11 +57,13 @@ class ScriptMesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A run of leaves of a step's outputs that are leaves of its arguments in the next call.
+    """Consecutive leaves of a step's outputs that are consecutive leaves of its arguments in the
+    next call.
 
     Attributes:
-      output, argument: the first of them, counted over all leaves.
-      count: how many.
+      output, argument: position of the first leaf among all leaves of the outputs and of the
+        arguments.
+      count: number of leaves.
     """
 
     output: int
@@ -74,10 +77,10 @@ class StepPart:
 
     Attributes:
       skipped: earlier calls from the same line, of other variants.
-      kept: positions of the outputs that the whole step gives: what comes back in its next call,
-        and what no other part takes.
-      times: how often the script calls it for each call of the last part, where the step has it
-        once: what is added up outside of jit.
+      kept: positions of the outputs that the whole step returns: those that come back in its next
+        call, and those that no other part takes.
+      times: how often the script calls it for each call of the last part, though the step holds it
+        once, as its outputs are added up outside of jit.
     """
 
     name: str
@@ -94,7 +97,7 @@ class LoopStep:
 
     Attributes:
       at: the line that makes the loop.
-      turns: how often it goes round; 0 where only its run tells.
+      turns: number of its turns; 0 if only a run shows it.
     """
 
     at: SourceLine
@@ -103,24 +106,24 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptStep:
-    """The jitted function through which parameters and optimizer state of a script flow; or several
-    that do so together, or the body of a loop in one.
+    """The jitted function through which the parameters and the optimizer state of a script flow; or
+    several functions that do so together, or the body of a loop in a function.
 
     Attributes:
-      name: of the function; those of parts have a `+` between them.
+      name: name of the function; names of several parts have a `+` between them.
       defined_at: where its code begins.
       called_at: the script's line that calls it.
-      argument_bytes: of all arguments, unsharded.
+      argument_bytes: bytes of all arguments, unsharded.
       skipped: earlier calls from the same line, of other variants.
-      carried: outputs that come back as arguments of the next call.
-      parts: the functions, where they are several; one that is called several times is there as
-        often.
-      loop: the loop, where its body is the step.
-      calls: of the function, when the script was stopped, in all variants.
-      flops: of one call, by its trace.
-      new_elements: of the arguments that are not carried: in another run a different number tells
-        that the batch depends on the mesh.
-      doubt: why another function may be the step; empty if it has all that a step has.
+      carried: the outputs that come back as arguments of the next call.
+      parts: the functions, if there are several; a function that is called several times is listed
+        as often.
+      loop: the loop, if its body is the step.
+      calls: number of calls of the function until the script was stopped, in all variants.
+      flops: FLOPs of one call, counted in its trace.
+      new_elements: number of elements of the arguments that are not carried. If another run has
+        another number, the batch depends on the mesh.
+      doubt: why another function may be the step; empty if this one has all properties of a step.
       outside: variables of the script that change with the step and are made outside of jit.
       is_unjitted: whether the script calls it outside of any jit.
     """
@@ -164,8 +167,8 @@ class ScriptStep:
         return tell(self)
 
     def about_outside(self) -> str:
-        """What of a training is no part of its step, and what to do; empty where nothing is known
-        of it."""
+        """Returns which work of a training is not part of its step, and what to do about it; empty
+        if no such work is known."""
         if self.is_unjitted and not self.outside:
             return (
                 f"the script calls `{self.name}` ({self.called_at}) outside of `jax.jit`, "
@@ -211,12 +214,12 @@ def _definition(part: ScriptStep | StepPart) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisSplit:
-    """An axis of the script's mesh that is several axes in a search.
+    """An axis of the script's mesh that a search divides into several axes.
 
     Attributes:
       axis: the script's name for it.
-      into: the axes in its place. All of them split what it splits; all but the first split the
-        state that it leaves whole, too.
+      into: the axes that replace it. All of them split what it splits; all but the first also split
+        the state that it leaves whole.
     """
 
     axis: str
@@ -228,20 +231,21 @@ class AxisSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """How a script is run up to its step, with a mesh of ours in the place of its own.
+    """How a script is run up to its step, with another mesh than its own.
 
     Attributes:
-      mesh: the script's own.
-      step: where the script is stopped.
-      splits: axes of its mesh that are several axes of ours.
-      without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
-      folder: where its step is stored (`program.carry`) and its starts are counted, or empty.
-      carried_by: how workers take the step from there to other meshes; empty: they run the script
+      mesh: the script's own mesh.
+      step: the step at which the script is stopped.
+      splits: axes of its mesh that the search divides into several axes.
+      without_arrays: whether its arrays have no data, see `capture.abstract_arrays`.
+      folder: folder in which its step is stored (`program.carry`) and its starts are counted, or
+        empty.
+      carried_by: how workers carry the stored step to other meshes; empty if they run the script
         for each mesh.
-      start_s: from the script's first line to its step, in its first run.
+      start_s: seconds from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number; 0 for all.
-      layout: what is searched for a script besides meshes, where shardings are inferred; None
-        where it is searched as it is written.
+      layout: the layout that is searched besides meshes, where shardings are inferred; None if the
+        script is searched as it is written.
     """
 
     mesh: ScriptMesh
@@ -250,14 +254,14 @@ class Capture:
     without_arrays: bool = False
     num_devices: int = 0
     layout: Layout | None = None
-    # No part of what is searched.
+    # These are not part of what is searched.
     folder: str = field(default="", compare=False)
     carried_by: CarriedBy | Literal[""] = field(default="", compare=False)
     start_s: float = field(default=0.0, compare=False)
 
     @property
     def is_carried(self) -> bool:
-        """Whether workers take the step from its folder."""
+        """Whether workers load the step from its folder."""
         return bool(self.carried_by)
 
     @property
@@ -267,30 +271,31 @@ class Capture:
 
     @property
     def searched(self) -> ScriptMesh:
-        """The script's own mesh as one of ours: of an axis that is split, the first part has its
-        size, which does what the script does."""
+        """The script's own mesh with the axes of the search: the first part of a divided axis has
+        the axis's whole size, so that the step does what the script does."""
         return split_mesh(self.mesh, self.splits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What the first run of a script tells, in its own mesh.
+    """What the first run of a script shows, on its own mesh.
 
     Attributes:
-      capture: how it is run from now on.
-      batch_axes: of the mesh, those that split what is new in every step.
-      num_devices: that the script saw; its mesh may be made of fewer.
-      classes: of the dimensions of its step, if it makes no mesh or they are wanted; else None.
+      capture: how the script is run from now on.
+      batch_axes: the axes of the mesh that split the arguments which are new in every step.
+      num_devices: number of devices that the script saw; its mesh may have fewer.
+      classes: classes of the dimensions of its step, if it makes no mesh or they are wanted; else
+        None.
       makes_mesh: whether the script makes a mesh.
       written: for each leaf of the step's arguments, the axes of the script's mesh over which it
         splits each dimension; None for a leaf that is not on that mesh. Empty if not wanted.
       asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
         their number open; 0 if it asked for none.
-      other_steps: functions that it calls again and again, too, and that are not searched.
-      other_meshes: that it makes, and that are left as they are.
-      notices: how it was run, where that is not as usual.
-      took_s: from the script's first line to its step.
-      not_carried: why its step could not be stored; empty if it is.
+      other_steps: other functions that it calls again and again, and that are not searched.
+      other_meshes: other meshes that it makes, and that stay as they are.
+      notices: what was unusual about the run, a sentence each.
+      took_s: seconds from the script's first line to its step.
+      not_carried: why its step could not be stored; empty if it is stored.
     """
 
     capture: Capture
@@ -309,15 +314,17 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryCheck:
-    """The step of the script's one run, carried to a mesh, beside that of a real run there.
+    """A comparison on one mesh of the step that was carried there with the step of a real run
+    there.
 
     Attributes:
-      mesh: on which the script was run, in text form; empty if the step can be carried to none.
+      mesh: the mesh on which the script was run, as text; empty if the step can be carried to no
+        mesh.
       by: how the step was carried.
-      difference: what the real run does in another way, a sentence; empty if both are the same.
-      took_s: the run.
-      is_stored: whether the step of this run, on a mesh that divides more, was stored in the place
-        of the one that differs.
+      difference: what the real run does differently, a sentence; empty if both are the same.
+      took_s: seconds of the real run.
+      is_stored: whether the step of this run, on a mesh that divides more, replaces the stored one,
+        which differs.
     """
 
     mesh: str = ""
@@ -329,10 +336,11 @@ class CarryCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDevices:
-    """The first run of a script failed, because it names another number of devices.
+    """The outcome that the first run of a script failed because the script names another number of
+    devices.
 
     Attributes:
-      num_devices: that it wants.
+      num_devices: number of devices that the script wants.
       reason: why it failed.
     """
 
@@ -341,10 +349,10 @@ class OtherDevices:
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:
-    """Reads `data=dp,fsdp`, once per axis.
+    """Reads texts such as `data=dp,fsdp`, one per axis.
 
     Raises:
-      UsageError: what is no such text, or names an axis twice.
+      UsageError: a text is not of this form, or names an axis twice.
 
     Example:
       >>> parse_splits(["data=dp,fsdp"])[0].into
@@ -356,12 +364,12 @@ def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:
         into = tuple(name.strip() for name in rest.split(","))
         if not equals or not axis.isidentifier() or not all(name.isidentifier() for name in into):
             raise UsageError(
-                f"`--split {text}` is not the name of an axis and of those in its place",
+                f"`--split {text}` does not name an axis and the axes that replace it",
                 hint="write `--split data=dp,fsdp`",
             )
         if len(into) < 2:
             raise UsageError(
-                f"`--split {text}` puts one axis in the place of another",
+                f"`--split {text}` replaces one axis by one other",
                 hint=f"name two or more: `--split {axis}=dp,fsdp`",
             )
         if axis in into:
@@ -379,7 +387,7 @@ def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:
 
 
 def split_mesh(mesh: ScriptMesh, splits: Sequence[AxisSplit]) -> ScriptMesh:
-    """A mesh of the script as one of ours; see `Capture.searched`."""
+    """Returns a mesh of the script with the axes of the search; see `Capture.searched`."""
     axes: list[tuple[str, int]] = []
     types: list[str] = []
     into = names_in_place(splits)
@@ -391,15 +399,15 @@ def split_mesh(mesh: ScriptMesh, splits: Sequence[AxisSplit]) -> ScriptMesh:
 
 
 def names_in_place(splits: Sequence[AxisSplit]) -> Mapping[str, tuple[str, ...]]:
-    """By the script's name of an axis, the axes in its place."""
+    """Returns, for each divided axis by the script's name, the axes that replace it."""
     return {split.axis: split.into for split in splits}
 
 
 def check_splits(splits: Sequence[AxisSplit], mesh: ScriptMesh) -> None:
-    """Whether a mesh has the axes that are to be split, and no others of the new names.
+    """Checks that a mesh has the axes that shall be divided, and no axes with the new names.
 
     Raises:
-      UsageError: it has not.
+      UsageError: it lacks such an axis, or has one with a new name.
     """
     for split in splits:
         if split.axis not in mesh.names:

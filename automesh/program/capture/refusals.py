@@ -1,4 +1,4 @@
-"""Why nothing of a script can be searched, in one sentence (jax)."""
+"""Says in one sentence why nothing of a script can be searched (jax)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
 _MESH = re.compile(r"mesh(?!grid)", re.I)
-# Errors of jax about values that a trace does not have.
+# Errors of jax about values that a trace lacks.
 _NEEDS_VALUES = frozenset(
     {
         "ConcretizationTypeError",
@@ -41,15 +41,16 @@ HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
 def mesh_in_text(entry: Entry) -> SourceLine | None:
-    """The first line of a script that calls what makes a mesh, as its name says; None if none does.
+    """Finds the first line of a script that calls a function which makes a mesh, judged by its
+    name; returns None if there is none.
 
-    Whether it is reached, only a run tells.
+    Only a run shows whether this line is reached.
     """
     path = Path(entry.location)
     try:
         content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
     except (UsageError, OSError):
-        return None  # A run says what is wrong with it.
+        return None  # A run will say what is wrong with the file.
     texts: list[tuple[str, bytes | str]] = [(entry.location, content)]
     if path.suffix == ".ipynb":
         cells = enumerate(code_of(content, path.name), start=1)
@@ -87,13 +88,14 @@ def no_step(
     pmapped: SourceLine | None,
     mesh_at: SourceLine | None = None,
 ) -> UsageError:
-    """Why a script has no step.
+    """Returns the error that says why a script has no step.
 
     Args:
-      called: names of the jitted functions that it has called, with the line of the first call.
-      wanted: the name that the user gave.
-      mesh_at: where it makes its mesh; None if nowhere.
-      pmapped: where it calls what `jax.pmap` made; None if nowhere.
+      called: names of the jitted functions that it has called, each with the line of its first
+        call.
+      wanted: name of the function that the user asked for, or empty.
+      mesh_at: the line that makes its mesh; None if there is none.
+      pmapped: the line that calls a function which `jax.pmap` made; None if there is none.
     """
     name = Path(entry.location).name
     if pmapped is not None:
@@ -139,10 +141,11 @@ def no_step(
 
 
 def nothing_jitted(entry: Entry, place: SourceLine) -> UsageError:
-    """A script takes gradients outside of any jit, and in a way that cannot be seen as one call.
+    """Returns the error for a script that takes gradients outside of any jit, in a way that is not
+    one call.
 
     Args:
-      place: the line that does.
+      place: the line that takes the gradients.
     """
     name = Path(entry.location).name
     return UsageError(
@@ -153,7 +156,7 @@ def nothing_jitted(entry: Entry, place: SourceLine) -> UsageError:
 
 
 def _functions(path: Path) -> list[str]:
-    """The functions at the top level of a script that look as if they took its mesh."""
+    """Returns the names of functions at the top level of a script that seem to take its mesh."""
     body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
     return [
         one.name
@@ -168,10 +171,10 @@ def _failed(name: str, error: Exception) -> UsageError:
     if isinstance(error, SyntaxError) and error.filename and is_users_file(error.filename):
         place = SourceLine(file=error.filename, line=error.lineno or 0)
     if isinstance(error, UsageError) and not place.file:
-        return error  # Of the file as a whole, such as a notebook that cannot be read.
+        return error  # About the whole file, such as a notebook that cannot be read.
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, SyntaxError):
-        text = f"{type(error).__name__}: {error.msg}"  # Without the place, which is told before.
+        text = f"{type(error).__name__}: {error.msg}"  # The message names the place already.
     if isinstance(error, EOFError):
         return UsageError(
             f"{name} asks for input at {place}, and there is nobody to answer",

@@ -17,21 +17,22 @@ from automesh.program.capture.world.starting import start
 from automesh.program.capture.world.wishes import has_started
 from automesh.program.nouns import Entry
 
-# Modules of the user's that runs have imported in this process.
+# Modules of the user that runs have imported in this process.
 _IMPORTED: set[str] = set()
 
 
 class ScriptStopped(BaseException):
-    """Ends a script at its step. No `Exception`, which user code may catch and go on."""
+    """Ends a script at its step. It is not an `Exception`, as user code may catch these and go
+    on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a script ended, if it was not stopped.
+    """How a script ended that was not stopped.
 
     Attributes:
-      error: what it raised; None for its last line.
-      exit_code: of `sys.exit`; 0 without one.
+      error: what it raised; None if it ran to its last line.
+      exit_code: exit code of `sys.exit`; 0 if it was not called.
     """
 
     error: Exception | None = None
@@ -42,8 +43,8 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
     """Runs the script from its first line, as `__main__`, with its own arguments, in a world of its
     own (see `capture.world`).
 
-    Modules of the user's that an earlier run has imported are imported anew: what they hold was
-    made for another mesh.
+    Modules of the user that an earlier run has imported are imported anew, as they hold objects
+    that were made for another mesh.
 
     Returns:
       How it ended; None if the watcher stopped it.
@@ -58,7 +59,7 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
             return None
         except SystemExit as ended:
             return Ended(exit_code=_exit_code(ended.code))
-        # Whatever the user's code raises is told with its line.
+        # Any error of the user's code is reported with its line.
         except Exception as error:  # noqa: BLE001
             note_wanted_devices(error)
             place = failing_line(error.__traceback__)
@@ -72,13 +73,15 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
 
 
 def _is_for_other_devices(error: Exception) -> bool:
-    """Whether a script fails because it wants another number of devices: it is run on these."""
+    """Whether a script fails because it wants another number of devices than those on which it
+    runs."""
     note_wanted_devices(error)
     return told.wanted_devices() > 0
 
 
 def _shown(entry: Entry) -> int:
-    """How many devices the script sees: as many as in its first run, if there are so many."""
+    """Returns how many devices the script sees: as many as in its first run, if there are so
+    many."""
     wanted = entry.capture.num_devices if entry.capture is not None else 0
     return wanted if 0 < wanted <= len(attached()) else 0
 
@@ -88,7 +91,7 @@ def _exit_code(code: Any) -> int:
         return 0
     if isinstance(code, int):
         return code
-    # As Python does with `sys.exit("what is wrong")`.
+    # Python does the same with `sys.exit("what is wrong")`.
     sys.stderr.write(f"{code}\n")
     return 1
 

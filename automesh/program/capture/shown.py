@@ -1,11 +1,11 @@
-"""Takes out of a step what only shows something on the host: `jax.debug.print` and
+"""Removes from a step the calls that only show something on the host: `jax.debug.print` and
 `jax.debug.callback` (jax).
 
-It gives the step nothing, belongs to the process of the script, and would keep the step from being
-taken to other processes and devices. What is estimated, compiled and measured is the step without
-it, which a notice says.
+They give the step no value, belong to the process of the script, and would keep the step from being
+carried to other processes and devices. The step is estimated, compiled and measured without them,
+which a notice says.
 
-Private are the classes of a jaxpr (`jax._src.core`); looked at in jax 0.10.1 to 0.12.0.1.
+Private in jax: the classes of a jaxpr (`jax._src.core`). Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EFFECTS = frozenset({"DebugEffect", "OrderedDebugEffect"})
 
 
 def without_shown(closed: Any) -> Any:
-    """A program without these calls; the same object if it has none."""
+    """Returns a program without these calls; the same object if it has none."""
     if not _has_any(closed, set()):
         return closed
     taken = _Taken()
@@ -37,7 +37,8 @@ def without_shown(closed: Any) -> Any:
 
 
 def line_of(equation: Any) -> str:
-    """`train.py:12`, where the user's code asks for an operation; empty where nobody knows."""
+    """Returns the line where the user's code asks for an operation, such as `train.py:12`; empty if
+    it is not known."""
     frame = _SOURCE.user_frame(equation.source_info.traceback)
     return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else ""
 
@@ -66,7 +67,7 @@ class _Taken:
 
     def __init__(self) -> None:
         self.places: list[str] = []
-        # With the program itself, so that no `id` is used twice.
+        # The program itself is kept, too, so that no `id` is used twice.
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def value(self, value: Any) -> Any:

@@ -1,17 +1,17 @@
-"""`--split data=dp,fsdp`: an axis of the script's mesh is several axes of ours (jax).
+"""Divides an axis of the script's mesh into several axes, as `--split data=dp,fsdp` asks for (jax).
 
-The script goes on saying `data`. While it runs, that name means all axes in its place wherever jax
-is told it: in a `PartitionSpec`, in `mesh.shape[...]`, as the axis of a collective and of
-`shard_map`. So what the script splits over `data` is split over dp and fsdp alike.
+The script still says `data`. While it runs, jax takes that name for all axes that replace it: in a
+`PartitionSpec`, in `mesh.shape[...]`, as the axis of a collective and of `shard_map`. So an array
+that the script splits over `data` is split over both dp and fsdp.
 
-That alone would be the same program for every division of the devices among the two. The second
-axis is there to split what `data` leaves whole: of the arrays that the step carries on (parameters,
-the optimizer's state), those that no part of `data` splits are split over fsdp along their largest
-dimension that it divides, and the step gives them back so. With Explicit axes that is left out: how
-an array is split is part of its type there, and the step's types are the script's.
+That alone would be the same program for every division of the devices between the two. The second
+axis also splits what `data` leaves whole. If no part of `data` splits an array that the step
+carries on (parameters, the optimizer's state), it is split over fsdp along the largest dimension
+that fsdp divides, and the step returns it with this sharding. This is not done with Explicit axes:
+there the sharding is part of the type of an array, and the script states the types of the step.
 
 Changed in jax while a script runs: `PartitionSpec.__new__`, `Mesh.shape`, functions of `jax.lax`
-and `jax.shard_map`; looked at in jax 0.10.1 to 0.12.0.1.
+and `jax.shard_map`. Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from automesh.errors import UsageError
 from automesh.program.capture.nouns import AxisSplit, names_in_place
 from automesh.program.lower.static_args import leaf_shape
 
-# Smaller arrays stay whole on every device: to gather them costs more than it saves.
+# Elements of the smallest array that is split: to gather a smaller one costs more than it saves.
 LEAST_ELEMENTS = 1024
 _COLLECTIVES = (
     "psum",
@@ -52,7 +52,7 @@ _COLLECTIVES = (
 
 @dataclass(slots=True)
 class _SplitState:
-    """Of this process: what the script's names mean while it runs."""
+    """What the script's names of axes mean in this process while the script runs."""
 
     into: Mapping[str, tuple[str, ...]]
     is_installed: bool = False
@@ -63,10 +63,10 @@ _STATE = _SplitState({})
 
 @contextmanager
 def meaning(splits: Sequence[AxisSplit]) -> Generator[None]:
-    """While the body runs, the names of axes that are split mean those in their place.
+    """Makes the names of divided axes mean the axes that replace them while the body runs.
 
     Raises:
-      UsageError: this jax makes its partition specs in another way.
+      UsageError: this version of jax makes its partition specs in another way.
     """
     if not splits:
         yield
@@ -80,7 +80,8 @@ def meaning(splits: Sequence[AxisSplit]) -> Generator[None]:
 
 
 def translated(names: Any) -> Any:
-    """The name of an axis, or several, as axes of ours; anything else as it is."""
+    """Returns the name of an axis, or several names, as axes of the search; anything else as it
+    is."""
     into = _STATE.into
     if not into:
         return names
@@ -98,7 +99,7 @@ def translated(names: Any) -> Any:
 
 
 class _Shape(collections.OrderedDict[Any, int]):
-    """Sizes of a mesh, where the script's own names have sizes, too."""
+    """The sizes of a mesh, in which the script's own names have sizes, too."""
 
     def __missing__(self, name: Any) -> int:
         parts = _STATE.into.get(name) if isinstance(name, str) else None
@@ -160,7 +161,7 @@ def _with_names(function: Any, names: Sequence[str]) -> Any:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # which says what is wrong with them
+            return function(*args, **kwargs)  # which raises an error about them
         for name in names:
             if name in given.arguments:
                 given.arguments[name] = translated(given.arguments[name])
@@ -172,8 +173,9 @@ def _with_names(function: Any, names: Sequence[str]) -> Any:
 def split_names(
     names: Sequence[str], shape: Sequence[int], types: Any, splits: Sequence[AxisSplit]
 ) -> tuple[tuple[str, ...], tuple[int, ...], Any]:
-    """Names, sizes and types of a mesh of the script's, which is not the one that is searched, with
-    the parts of its axes in their place: the first has the size of the axis."""
+    """Returns the names, sizes and types of a mesh of the script that is not searched, with each
+    divided axis replaced by its parts: the first part has the size of the axis, the others have
+    size 1."""
     into = names_in_place(splits)
     found: list[tuple[str, int, Any]] = []
     kinds = types if isinstance(types, tuple) else (types,) * len(names)
@@ -187,11 +189,12 @@ def split_names(
 def state_shardings(
     leaves: Sequence[Any], carried: Sequence[int], mesh: Mesh, splits: Sequence[AxisSplit]
 ) -> dict[int, NamedSharding]:
-    """For those of the carried leaves that an axis leaves whole, how its parts split them.
+    """Returns, for each carried leaf that an axis leaves whole, the sharding by which its parts
+    split it.
 
     Args:
-      leaves: of the step's arguments, where they are.
-      carried: positions of those that the step carries on.
+      leaves: leaves of the step's arguments, with their shardings.
+      carried: positions of the leaves that the step carries on.
     """
     found: dict[int, NamedSharding] = {}
     for position in carried:
@@ -209,7 +212,8 @@ _Spec = tuple[tuple[str, ...], ...]
 
 
 def _spec_on(leaf: Any, mesh: Mesh) -> _Spec:
-    """Per dimension, the axes that split it; what is not on the mesh is whole."""
+    """Returns, for each dimension, the axes that split it; none for a leaf that is not on the
+    mesh."""
     shape = leaf_shape(leaf)
     sharding: Any = getattr(leaf, "sharding", None)
     stated: Sequence[Any] = ()
@@ -235,7 +239,7 @@ def _with_parts(spec: _Spec, leaf: Any, mesh: Mesh, split: AxisSplit) -> _Spec:
     def left(dimension: int) -> int:
         return shape[dimension] // math.prod(mesh.shape[name] for name in spec[dimension])
 
-    # Of those that are as large, the first; one that is whole before one that is split already.
+    # Dimensions that are whole come first, then larger ones; of equal ones, the first.
     order = sorted(range(len(shape)), key=lambda one: (bool(spec[one]), -shape[one]))
     for dimension in order:
         if left(dimension) % times == 0:

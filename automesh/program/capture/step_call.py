@@ -1,8 +1,8 @@
-"""A call of a jitted function, taken out of its script: a step of its own with its arguments (jax).
+"""Takes a call of a jitted function out of its script: a step of its own with its arguments (jax).
 
-The function is traced where the script calls it, in all that is in force there (meshes, logical
-axis rules, thread-locals of libraries). What is handed on is that trace, as a function of its
-leaves: it needs nothing of the script any more.
+The function is traced where the script calls it, with all that is in force there (meshes, logical
+axis rules, thread-locals of libraries). The result is that trace, as a function of its leaves,
+which no longer needs the script.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from automesh.program.capture.split_axes import state_shardings
 from automesh.program.lower.static_args import is_concrete, is_ref, split_of
 from automesh.program.script.workload import NamedWorkload, Workload
 
-# Arrays without data that the step holds besides its arguments: they are made arguments. The last
-# name of all, so that the other arguments keep their places.
+# The argument for arrays without data that the step holds in addition to its arguments. Its name
+# sorts last, so that the other arguments keep their positions.
 _HELD = "~held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Stands for a `jax.stages.Traced`: all that is asked of one here is its program."""
+    """Replaces a `jax.stages.Traced` where only its program is read."""
 
     jaxpr: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
-    """A call with its trace.
+    """A call of a jitted function with its trace.
 
     Attributes:
-      traced: without what only shows something on the host, see `shown`.
-      args: without the static ones; those that are given by keyword come last, in the order of
-        their names, which is the order in which jax takes their leaves.
+      traced: the trace without calls that only show something on the host, see `shown`.
+      args: the arguments without the static ones. Keyword arguments come last, sorted by name,
+        which is the order in which jax takes their leaves.
       settings: what the function was jitted with.
       context: the mesh that `jax.set_mesh` had put in force; None without one.
-      names: what the user calls the leaves of the arguments; empty where nobody has asked.
-      source: the call itself; None for what is made of several.
+      names: the user's names of the leaves of the arguments; empty if `trace` was not asked for
+        them.
+      source: the call itself; None if the step is made of several calls.
     """
 
     traced: jax.stages.Traced | Program
@@ -70,13 +71,13 @@ class TracedCall:
 
 
 def trace(call: Call, *, with_names: bool = False) -> TracedCall:
-    """Traces a call where it stands.
+    """Traces a call where the script makes it.
 
     Args:
-      with_names: whether the user's names of its arrays are looked for.
+      with_names: whether to look for the user's names of its arrays.
 
     Raises:
-      UsageError: which arguments are static cannot be told.
+      UsageError: this version of jax does not say which arguments are static.
     """
     stated, keywords = described((call.args, call.kwargs))
     workload = Workload(call.jitted, stated, keywords)
@@ -95,8 +96,8 @@ def trace(call: Call, *, with_names: bool = False) -> TracedCall:
 
 
 def mesh_in_force() -> Mesh | None:
-    """The mesh that `jax.set_mesh` has put in force; None without one, and while something is
-    traced, when jax does not say."""
+    """Returns the mesh that `jax.set_mesh` has put in force; None if there is none, or if a trace
+    is in progress, during which jax does not say."""
     try:
         mesh = jax.sharding.get_mesh()
     except ValueError:
@@ -105,17 +106,18 @@ def mesh_in_force() -> Mesh | None:
 
 
 def place_of(leaf: Any) -> Any:
-    """Where a leaf of the arguments is; None for what goes where it is used."""
+    """Returns the placement of a leaf of the arguments; None for one that jax moves to where it is
+    used."""
     if is_abstract(leaf):
         return leaf.placed
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
 def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Workload:
-    """The workload that does what the call does, with the arguments of the call.
+    """Returns the workload that does what the call does, with the arguments of the call.
 
     Args:
-      made: the mesh that the script was given for its own.
+      made: the mesh that the script got for its own.
     """
     mesh = call.context
     args = _placed(call)
@@ -131,7 +133,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         advance=None if arranged.leads else _advance(pairs),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types if capture.makes_mesh else None,
-        # What is made of fewer devices than there are is none to compare with.
+        # A mesh of fewer devices than there are cannot be compared with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
         carried=tuple(pairs),
@@ -154,8 +156,8 @@ def _is_held(constant: Any) -> bool:
 def _with_split_state(
     call: TracedCall, args: tuple[Any, ...], capture: Capture, mesh: Mesh
 ) -> tuple[TracedCall, tuple[Any, ...]]:
-    """With the state split by the parts of axes that leave it whole: as arguments, and as the
-    outputs that replace them."""
+    """Returns the call with the state split by the parts of axes that leave it whole, both as
+    arguments and as the outputs that replace them."""
     leaves, tree = jax.tree.flatten(args)
     pairs = _pairs(capture.step.carried)
     found = state_shardings(leaves, [argument for argument, _ in pairs], mesh, capture.splits)
@@ -171,7 +173,7 @@ def _with_split_state(
 
 
 def _placed(call: TracedCall) -> tuple[Any, ...]:
-    """The arguments where `in_shardings` wants them."""
+    """Returns the arguments with the shardings that `in_shardings` states."""
     leaves, tree = jax.tree.flatten(call.args)
     leaves = [_as_taken(without_data(leaf) if is_without_arrays() else leaf) for leaf in leaves]
     placed = [
@@ -182,7 +184,8 @@ def _placed(call: TracedCall) -> tuple[Any, ...]:
 
 
 def _as_taken(leaf: Any) -> Any:
-    """An array of numpy's as jax takes it: with 32 bits where it has 64, unless they are wanted."""
+    """Returns an array of numpy as jax takes it: with 32 bits instead of 64, unless
+    `jax_enable_x64` is set."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         dtype = taken_as(leaf.dtype)
         return leaf if dtype == leaf.dtype else leaf.update(dtype=dtype)
@@ -192,15 +195,15 @@ def _as_taken(leaf: Any) -> Any:
 
 
 def taken_as(dtype: Any) -> Any:
-    """The type that jax gives to arrays of a type."""
+    """Returns the type that jax gives to arrays of a type."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """An array whose type gives way to that of what it is computed with, as that of
-    `jnp.full(shape, 0.1)` does."""
+    """Returns an array with a weak type, which gives way to the type of the array that it is
+    combined with, like that of `jnp.full(shape, 0.1)`."""
     convert = primitives.convert_element_type_p
     return convert.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
@@ -215,11 +218,12 @@ def _put(leaf: Any, to: Sharding) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arranged:
-    """In which order the step gives its outputs.
+    """The order in which the step returns its outputs.
 
     Attributes:
-      trees: of the leading arguments that are replaced as a whole; what replaces them comes first.
-      order: of the outputs.
+      trees: the trees of the leading arguments that are replaced as a whole; what replaces them
+        comes first.
+      order: positions of the outputs, in the order in which the step returns them.
     """
 
     trees: tuple[Any, ...]
@@ -230,7 +234,8 @@ class _Arranged:
         return bool(self.trees)
 
     def outputs(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Outputs, or something for each of them, as the step returns them."""
+        """Returns outputs, or something for each of them, in the order and trees in which the step
+        returns them."""
         rest = iter([leaves[position] for position in self.order])
         parts = [
             tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in self.trees
@@ -239,8 +244,8 @@ class _Arranged:
 
 
 def _arranged(call: TracedCall, pairs: Sequence[tuple[int, int]]) -> _Arranged:
-    """With what replaces arguments first, as training steps are written, where all of them are the
-    leading ones: the step is then carried on like any other."""
+    """Puts the outputs that replace arguments first, as training steps usually do, if all these
+    arguments are the leading ones. The step is then carried on like any other."""
     replaces = dict(pairs)
     count = len(call.settings.out_shardings)
     trees: list[Any] = []
@@ -261,7 +266,7 @@ def _arranged(call: TracedCall, pairs: Sequence[tuple[int, int]]) -> _Arranged:
 
 
 def _pairs(carried: Sequence[Carried]) -> list[tuple[int, int]]:
-    """(leaf of the arguments, leaf of the outputs that replaces it)."""
+    """Returns pairs (leaf of the arguments, leaf of the outputs that replaces it)."""
     return [
         (run.argument + offset, run.output + offset)
         for run in carried
@@ -270,9 +275,10 @@ def _pairs(carried: Sequence[Carried]) -> list[tuple[int, int]]:
 
 
 def _replaced(call: TracedCall, carried: Sequence[Carried]) -> list[tuple[int, int]]:
-    """What the script gives back, and donated arguments that the step returns as they are, as a
-    learning rate among the optimizer's variables: the step makes nothing of them that could be seen
-    to come back, but once they are donated only the output is left."""
+    """Returns pairs (leaf of the arguments, leaf of the outputs that replaces it): those of the
+    state that the script gives back, and those of donated arguments that the step returns
+    unchanged, such as a learning rate among the optimizer's variables. Nothing new shows that the
+    latter come back, but after their donation only the output is left."""
     pairs = _pairs(carried)
     constants = len(call.settings.constants)
     arguments = {argument for argument, _ in pairs}
@@ -312,7 +318,8 @@ def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
 
 
 def _donated(call: TracedCall) -> tuple[int, ...]:
-    """Positions of the arguments that are donated as a whole, which is how jax is told."""
+    """Returns the positions of the arguments that are donated as a whole, as `donate_argnums` wants
+    them."""
     found: list[int] = []
     first = 0
     for position, arg in enumerate(call.args):
@@ -326,7 +333,8 @@ def _donated(call: TracedCall) -> tuple[int, ...]:
 def _advance(
     pairs: Sequence[tuple[int, int]],
 ) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Puts outputs where the script puts them for its next call."""
+    """Returns a function that gives the outputs to the arguments of the next call, as the script
+    does."""
     if not pairs:
         return None
 

@@ -1,9 +1,9 @@
-"""Steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s that it calls as
-they are, operation by operation (jax).
+"""Sees steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s that jax runs
+operation by operation (jax).
 
-`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are changed once and stay so. What they make
-does what jax does, unless a script is being run that has no jitted step: then its calls are seen
-like those of a jitted function.
+`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are changed once and stay so. The functions
+that they make do what jax does, unless a script is being run that has no jitted step: then their
+calls are handled like those of a jitted function.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from automesh.program.capture.abstract_arrays import is_abstract
 _FORMER = "jax.experimental.shard_map"
 
 Seen = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Given the user's function, what jax made of it, and the arguments of a call: what the script
-gets."""
+"""A function that takes the user's function, the function that jax made of it, and the arguments of
+a call, and returns what the script gets."""
 
 
 def hook_unjitted(seen: Seen) -> None:
-    """Lets `seen` answer for calls of what `jax.grad` and the like have made, where nothing traces
-    and all arguments are arrays or numbers."""
+    """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, if no
+    trace is in progress and all arguments are arrays or numbers."""
     owner: Any = jax
     for name in ("grad", "value_and_grad", "shard_map"):
         setattr(owner, name, _hooked(getattr(owner, name), seen))
@@ -60,7 +60,7 @@ def _hooked(original: Any, seen: Seen) -> Any:
 
 
 def _is_value(leaf: Any) -> bool:
-    """Whether a leaf is an argument that `jax.jit` takes, and none that is being traced."""
+    """Whether a leaf is an argument that `jax.jit` takes and is not being traced."""
     if isinstance(leaf, Tracer) and not is_abstract(leaf):
         return False
     return isinstance(leaf, numbers.Number) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))

@@ -280,8 +280,8 @@ def test_a_split_axis_is_searched_to_a_measured_rule_that_says_so(tmp_path: Path
     ("split", "message", "hint"),
     [
         ("dat=dp,fsdp", "has no axis `dat` (did you mean `data`?)", "its axes are data"),
-        ("data=dp", "puts one axis in the place of another", "--split data=dp,fsdp"),
-        ("data", "is not the name of an axis and of those in its place", "--split data=dp,fsdp"),
+        ("data=dp", "replaces one axis by one other", "--split data=dp,fsdp"),
+        ("data", "does not name an axis and the axes that replace it", "--split data=dp,fsdp"),
         ("data=data,fsdp", "keeps the name `data` for one of its parts", "new names"),
         ("data=dp,dp", "names the axis `dp` twice", "once"),
     ],

@@ -1,8 +1,8 @@
-"""Over which axes of its mesh a script splits its batch (jax).
+"""Finds the mesh axes over which a script splits its batch (jax).
 
-The batch is what is new in every step, and what is computed from it without parameters. It may
-have its rows in any dimension: after micro-batches, or after time. It may also be split in the step
-alone, by a constraint or by `shard_map`.
+The batch consists of the arguments that are new in every step, and of what is computed from them
+without parameters. Its rows may lie in any dimension: behind one of micro-batches, or behind one of
+time. It may also be split inside the step alone, by a sharding constraint or by `shard_map`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CONSTRAINTS = frozenset({"sharding_constraint", "reshard"})
 def batch_axes(
     call: TracedCall, *, carried: frozenset[int], constant: frozenset[int]
 ) -> tuple[str, ...]:
-    """Axes that split the batch of a step, in the order in which they are found.
+    """Returns the axes that split the batch of a step, in the order in which they are found.
 
     Args:
-      carried, constant: leaves of the arguments that the step replaces, and that are the same
-        arrays in every call. Constants may be data as well as frozen parameters: they count if
-        nothing that is new is split.
+      carried: leaves of the arguments that the step replaces.
+      constant: leaves that are the same arrays in every call. They may be data as well as frozen
+        parameters, so they count only if no new leaf is split.
     """
     leaves = call.leaves
     new = [place for place in range(len(leaves)) if place not in carried | constant]
@@ -56,7 +56,8 @@ def _plain(dtype: Any) -> Any:
 
 
 def _numpy(dtype: Any) -> Any:
-    """bfloat16 and its kin are none of numpy's floating types."""
+    """Returns a type as numpy's `issubdtype` can judge it; bfloat16 and its kin are no floating
+    types for numpy."""
     return np.float32 if jax.numpy.issubdtype(dtype, np.floating) else dtype
 
 
@@ -81,7 +82,8 @@ def _names(spec: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a value is made of: parameters, or things that are new in every step."""
+    """The inputs that a value is computed from: parameters, or arguments that are new in every
+    step."""
 
     is_parameter: bool = False
     is_new: bool = False
@@ -92,7 +94,8 @@ class _Made:
 
 
 def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_Made]:
-    """What the outputs of a program are made of; notes axes down by which it splits the batch."""
+    """Returns what each output of a program is computed from, and adds to `found` the axes by which
+    the program splits the batch."""
     known: dict[Any, _Made] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def made_of(variable: Any) -> _Made:
@@ -114,7 +117,8 @@ def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_
         made = [together] * len(equation.outvars)
         for body in map(opened_jaxpr, core.jaxprs_in_params(equation.params)):
             count = len(body.invars)
-            # Operands that a body does not see come first: the predicate of a branch.
+            # The body lacks the first operands where they are the equation's own, as the predicate
+            # of a branch.
             fitting = given[-count:] if 0 < count <= len(given) else [together] * count
             outputs = _walk(body, fitting, found)
             if name in ("jit", "pjit", "closed_call", "core_call"):

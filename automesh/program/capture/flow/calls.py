@@ -1,8 +1,9 @@
-"""Which jitted functions a script calls, in which variants, and where their arguments come from
-(jax).
+"""The log of the jitted functions that a script calls: their variants, and which function made each
+of their arguments (jax).
 
-An array is followed by identity: what a function has made and another one is given. Where an
-output is an argument unchanged, whatever made the argument made it.
+An array is followed by its identity, from the function that returns it to the one that takes it.
+Where a function returns an argument unchanged, the maker of the argument is the maker of the
+output.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from automesh.program.lower.static_args import (
 )
 from automesh.program.script.workload import Workload
 
-# Arrays that are followed before those that are gone are forgotten.
+# Entries of the table of arrays after which the entries of deleted arrays are dropped.
 _MOST_FOLLOWED = 100_000
-# Calls that are remembered one by one: several rounds of micro-batches.
+# Number of the latest calls that are kept one by one: enough for several rounds of micro-batches.
 _MOST_RECENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What made an array: an output of a function of the log, in one of its variants.
+    """The maker of an array: one output of a variant of a function in the log.
 
     Attributes:
       output: its position; -1 for a reference that the function has changed.
@@ -60,24 +61,26 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True)
 class Variant:
-    """Calls of a function with arguments of the same shapes, types and static values, or with other
-    static values that make no difference: one program.
+    """The calls of a function that run one program: their arguments have the same shapes and types,
+    and static values that are equal or make no difference to the program.
 
     Attributes:
       number: its place among the variants of its function.
-      key: what they have in common; of several, that of the last call.
+      key: the shapes, types and static values; where calls with several keys run the same program,
+        the key of the last call.
       first: of the function's calls, counted from 0, the first of this variant.
-      facts: of its program; None if it cannot be traced apart from its call.
-      refusal: why it cannot be.
-      described: its first call, and once there is one, its second call, without data, with the
+      facts: what its program tells; None if it cannot be traced apart from its call.
+      refusal: why it cannot be traced.
+      described: its second call (the first one until there is a second), without data and with the
         user's names.
-      placed: where the arguments of its first call were, see `step_call.place_of`.
-      leaf_bytes: of the arguments of one call, unsharded, at the types that jax gives them.
-      origins: per leaf, what made it; None for what no jitted function made. Of that call to which
-        most came from the call before.
+      placed: the placement of each argument of its first call, see `step_call.place_of`.
+      leaf_bytes: per leaf of the arguments of one call, its bytes unsharded, at the type that jax
+        gives it.
+      origins: per leaf, its maker; None where no jitted function made it. They belong to the call
+        that got the most arguments from the call before it.
       unchanged: per leaf, whether it was the same array in the call before.
-      outside: variables of the script that look like what a gradient is taken of, change from call
-        to call, and are made by no jitted function.
+      outside: variables of the script that have the shapes of parameters whose gradient is taken,
+        change from call to call, and are made by no jitted function.
     """
 
     number: int
@@ -92,9 +95,9 @@ class Variant:
     origins: list[Origin | None] = field(default_factory=list[Origin | None])
     unchanged: list[bool] = field(default_factory=list[bool])
     outside: tuple[str, ...] = ()
-    # By variable, weak references to its arrays.
+    # Weak references to the arrays of each variable.
     like_it: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]], repr=False)
-    # Weak references, of the last call; and what made them.
+    # Weak references to the leaves of the last call, and the maker of each.
     last: list[Any] = field(default_factory=list[Any], repr=False)
     last_origins: list[Origin | None] = field(default_factory=list[Origin | None], repr=False)
 
@@ -103,7 +106,8 @@ class Variant:
         return sum(self.leaf_bytes)
 
     def trains(self, function: int) -> bool:
-        """Whether what comes back to it is made of a gradient of what it was."""
+        """Whether an argument comes back to the function with an update that was made from its
+        gradient."""
         facts = self.facts
         if facts is None:
             return False
@@ -113,7 +117,7 @@ class Variant:
         )
 
     def own_pairs(self, function: int) -> list[tuple[int, int]]:
-        """(leaf of the arguments, output of the call before that it is)."""
+        """Returns pairs (leaf of the arguments, output of the call before that is this leaf)."""
         return _own_pairs(self.origins, function, self.number)
 
 
@@ -137,12 +141,12 @@ class Function:
 
     @property
     def usual(self) -> Variant:
-        """The variant that is called most, of several the earliest."""
+        """The variant with the most calls; the earliest of several."""
         return max(self.variants, key=lambda variant: variant.calls)
 
     @property
     def counted(self) -> int:
-        """Its calls without those that are left out."""
+        """The number of its calls, without those that are left out."""
         return sum(variant.calls for variant in self.variants)
 
 
@@ -156,11 +160,11 @@ class Noted:
 
 @dataclass(slots=True)
 class CallLog:
-    """All calls of jitted functions by the lines of a script.
+    """All calls of jitted functions that lines of the script make.
 
     Attributes:
       order: numbers of the functions, as they were called.
-      recent: of the last calls, their place in that order, and what has made their arguments.
+      recent: the last calls, each with its position in `order` and the makers of its arguments.
     """
 
     functions: list[Function] = field(default_factory=list[Function])
@@ -171,7 +175,7 @@ class CallLog:
     _by_place: dict[tuple[str, SourceLine], Function] = field(
         default_factory=dict[tuple[str, SourceLine], Function]
     )
-    # By id: a weak reference, so that nothing is kept alive, and what made the array.
+    # From the `id` of an array to a weak reference to it, which keeps nothing alive, and its maker.
     _made: dict[int, tuple[Any, Origin]] = field(default_factory=dict[int, tuple[Any, Origin]])
 
     def note(self, call: Call) -> Noted:
@@ -220,11 +224,12 @@ class CallLog:
             constants = len(traced.settings.constants)
             variant.facts = facts_of(traced.traced.jaxpr, num_constants=constants)
         args = jax.tree.map(lambda leaf: leaf if is_ref(leaf) else without_data(leaf), traced.args)
-        # Without the call itself, which would keep its arrays alive.
+        # The call itself is dropped, as it would keep its arrays alive.
         variant.described = replace(traced, args=args, source=None)
 
     def _follow(self, function: Function, variant: Variant, leaves: Sequence[Any]) -> None:
-        """Notes down what has made each argument, and which are the same as before."""
+        """Notes down the maker of each argument, and which arguments are the same arrays as
+        before."""
         origins = [self._origin(leaf) for leaf in leaves]
         before = variant.last or [None] * len(leaves)
         variant.unchanged = [
@@ -238,8 +243,8 @@ class CallLog:
             variant.origins = origins
 
     def _look_outside(self, variant: Variant) -> None:
-        """Notes variables of the script down that are like what a gradient is taken of, and change
-        from call to call."""
+        """Notes down the variables of the script that have the shapes of arrays whose gradient is
+        taken, and that change from call to call."""
         facts, call = variant.facts, variant.described
         if facts is None or not facts.has_gradient or call is None or any(variant.origins):
             return
@@ -255,8 +260,9 @@ class CallLog:
         )
 
     def replaced(self, variant: Variant) -> list[int]:
-        """Leaves of the arguments that look like outputs and change from call to call, though no
-        jitted function makes them: parameters whose gradients are all that is jitted."""
+        """Returns the leaves that have the shapes of outputs and change from call to call, though
+        no jitted function makes them: parameters of a script that jits nothing but their
+        gradients."""
         return [
             place
             for place in mirrored(variant)
@@ -264,8 +270,9 @@ class CallLog:
         ]
 
     def takes_back(self, function: Function) -> bool:
-        """Whether a function that was called once trains: a gradient of arguments makes outputs
-        that look like them. These are noted down as what would come back to it."""
+        """Whether a function that was called once trains: it computes outputs from a gradient of
+        arguments of the same shapes. Notes these outputs down as the ones that would come back to
+        it."""
         variant = function.usual
         facts, call = variant.facts, variant.described
         if function.counted != 1 or facts is None or not facts.has_gradient or call is None:
@@ -281,7 +288,7 @@ class CallLog:
         return True
 
     def ran(self, noted: Noted, outputs: Any) -> None:
-        """Notes down what a call has made."""
+        """Notes down the outputs of a call."""
         made = jax.tree.leaves(outputs)
         variant, function = noted.variant, noted.function.number
         facts = variant.facts
@@ -312,22 +319,23 @@ class CallLog:
         return found[1] if found is not None and _referred(found[0]) is leaf else None
 
     def leave_out(self) -> None:
-        """Counts no call so far: the next one of each function is the first of a new variant."""
+        """Leaves all calls so far out of the counts: the next call of each function begins a new
+        variant."""
         for function in self.functions:
             for variant in function.variants:
                 variant.key, variant.calls = (object(), (), ()), 0
 
     def last_iteration(self, number: int) -> list[int]:
-        """The functions that were called since the last but one call of a function, which is the
-        first of them; only this function if there was none."""
+        """Returns the functions that were called since the last but one call of a function, this
+        function first; only this function if it was called once."""
         places = [place for place, called in enumerate(self.order) if called == number]
         return self.order[places[-2] : places[-1]] if len(places) > 1 else [number]
 
 
 def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Where the arguments of a new variant are, in the words of an earlier one where both say the
-    same and that names more axes: what a compiler gives back often leaves axes of size 1 out, which
-    matter on other meshes."""
+    """Returns where the arguments of a new variant are. Where an earlier variant states the same
+    placement with more axes, its statement is returned: a compiler often leaves out axes of size 1,
+    which matter on other meshes."""
     found = list(placed)
     for earlier in function.variants:
         if len(earlier.placed) != len(found):
@@ -352,8 +360,9 @@ def _named_axes(sharding: NamedSharding) -> int:
 
 
 def _same_program(function: Function, key: Any, call: Call) -> Variant | None:
-    """The variant whose program a call has, though a static value is another one, as a counter in
-    the structure of a state that jax compiles anew at every call. It gets the key of the call."""
+    """Finds the variant that has the program of a call whose static values differ, and gives it the
+    key of the call. An example is a counter in the structure of a state: jax compiles the same
+    program anew at every call."""
     alike = [
         one
         for one in function.variants
@@ -366,7 +375,7 @@ def _same_program(function: Function, key: Any, call: Call) -> Variant | None:
     try:
         program = str(trace(call).traced.jaxpr)
     except UsageError:
-        return None  # Its own variant says why.
+        return None  # The new variant says why in its `refusal`.
     for one in alike:
         if one.described is not None and str(one.described.traced.jaxpr) == program:
             one.key = key
@@ -387,13 +396,14 @@ def _own_pairs(
 
 
 def mirrored(variant: Variant) -> range:
-    """Leaves of the arguments that have the shapes and types of outputs, one after the other, in a
-    function that takes gradients: most likely those of which it takes them."""
+    """Returns a run of leaves that has the shapes and types of a run of outputs, in a function that
+    takes gradients: most likely the leaves whose gradients it takes."""
     return _mirror(variant)[0]
 
 
 def mirroring(variant: Variant) -> range:
-    """Outputs that look like the `mirrored` leaves, in their order."""
+    """Returns the outputs that have the shapes and types of the `mirrored` leaves, in their
+    order."""
     return _mirror(variant)[1]
 
 
@@ -409,33 +419,33 @@ def _mirror(variant: Variant) -> tuple[range, range]:
 
 
 def parameters_in(variant: Variant, function: int) -> set[int]:
-    """Leaves of the arguments that are state and no data: they come back, are changed in place, or
-    look like those of which gradients are taken."""
+    """Returns the leaves that are state and not data: they come back, are changed in place, or have
+    the shapes of leaves whose gradients are taken."""
     written = variant.facts.written if variant.facts is not None else ()
     back = {argument for argument, _ in variant.own_pairs(function)}
     return back | set(written) | set(mirrored(variant))
 
 
 def avals_out(call: TracedCall) -> list[Any]:
-    """Shapes and types of what a call gives."""
+    """Returns the shapes and types of the outputs of a call."""
     return [variable.aval for variable in opened_jaxpr(call.traced.jaxpr).outvars]
 
 
 def output_forms(variant: Variant) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and types of what a variant gives; empty if it could not be traced."""
+    """Returns the shapes and types of the outputs of a variant; empty if it could not be traced."""
     if variant.described is None:
         return []
     return [(tuple(one.shape), str(one.dtype)) for one in avals_out(variant.described)]
 
 
 def form_of(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and type of an argument, as jax takes it."""
+    """Returns the shape and the type of an argument, as jax takes it."""
     return leaf_shape(leaf), str(taken_as(leaf_dtype(leaf)))
 
 
 def leaf_bytes(leaf: Any) -> int:
-    """Bytes of an argument, at the type that jax gives it: 64 bits are 32 unless they are asked
-    for."""
+    """Returns the bytes of an argument at the type that jax gives it: 64 bits become 32 unless
+    `jax_enable_x64` is set."""
     if not is_array_like(leaf):
         return 0
     dtype = getattr(leaf, "dtype", None)
@@ -445,7 +455,7 @@ def leaf_bytes(leaf: Any) -> int:
 
 
 def _key(call: Call, split: Split) -> tuple[Any, list[Any]]:
-    """What makes a call another program than others; and the leaves of its arguments."""
+    """Returns the key that two calls of one program share, and the leaves of the arguments."""
     dynamic = split.dynamic(call.args, call.kwargs)
     leaves, tree = jax.tree.flatten(dynamic)
     static = [call.args[place] for place in split.positions if place < len(call.args)]
@@ -465,7 +475,7 @@ def _form(leaf: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two keys are the same program, as far as they can be compared."""
+    """Whether two keys stand for the same program, as far as they can be compared."""
     same_forms = len(one[2]) == len(other[2]) and all(map(_alike, one[2], other[2]))
     same_static = len(one[1]) == len(other[1]) and all(map(_alike, one[1], other[1]))
     return same_forms and same_static and _alike(one[0], other[0])

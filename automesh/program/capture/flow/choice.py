@@ -1,10 +1,11 @@
-"""Which of the functions that a script calls are its training step (no jax).
+"""Chooses those of the functions that a script calls which are its training step (no jax).
 
-State flows through the step: what it makes comes back as its argument, by itself or by way of other
+State flows through the step: its outputs come back as its arguments, directly or through other
 functions that are called in the same iteration. All functions of such a circle are one step.
-Evaluation, sampling and averages of parameters may have a circle of their own (a total, a cache);
-they differ in having no gradient, or none of what they carry: sums of gradients are carried, too.
-The less a function looks like a step, the longer the script goes on, so that a better one may come.
+Evaluation, sampling and averages of parameters may also form a circle (a total, a cache), but they
+take no gradient, or no gradient of what they carry, as sums of gradients are carried without one.
+The less a function looks like a step, the longer the script is left to run, as a better candidate
+may come.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Less state than this is a counter, a total or a random key.
+# Bytes of state: a function with less of it carries a counter, a total or a random key.
 _LEAST_BYTES = 1024
-# A function that changes less than this of what it does not get anew is in doubt.
+# Share of its lasting arguments that a function has to replace, to be a step without doubt.
 _CHANGED_SHARE = 0.5
 
 
@@ -31,15 +32,15 @@ class Doubt(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patience:
-    """How long the script goes on: for so many calls of the usual variant and so many seconds, or
-    for `most` calls."""
+    """How long the script is left to run: for so many calls of the usual variant and so many
+    seconds, or for `most` calls."""
 
     calls: int
     seconds: float
     most: int
 
 
-# Buffers are filled and models are evaluated for many calls before a training begins.
+# Scripts may fill buffers and evaluate models in many calls before the training begins.
 _PATIENCE = {
     Doubt.NONE: _Patience(calls=3, seconds=0, most=3),
     Doubt.NOTHING_TRAINED: _Patience(calls=12, seconds=0, most=12),
@@ -50,18 +51,19 @@ _PATIENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChoice:
-    """A function by its usual variant.
+    """What the usual variant of a function tells of it as a step.
 
     Attributes:
-      calls: of the usual variant.
-      all_calls: of all variants.
+      calls: number of calls of the usual variant.
+      all_calls: number of calls of all variants.
       has_gradient: whether there is a backward pass in it.
-      trains: whether what comes back to it is made of a gradient of what it was.
-      bytes: of its arguments.
-      from_others: by function, bytes of arguments that it has newly made, its own number included.
-      constant_bytes: of arguments that are the same arrays in every call.
-      replaced_bytes: of arguments that look like outputs of its and change from call to call,
-        though no jitted function makes them.
+      trains: whether an argument comes back to it with an update that was made from its gradient.
+      bytes: bytes of its arguments.
+      from_others: by the number of a function (its own number included), bytes of the arguments
+        that this function has newly made.
+      constant_bytes: bytes of the arguments that are the same arrays in every call.
+      replaced_bytes: bytes of the arguments that have the shapes of its outputs and change from
+        call to call, though no jitted function makes them.
       seconds: since its first call.
     """
 
@@ -82,8 +84,8 @@ class Choice:
     """Functions that are one step together.
 
     Attributes:
-      numbers: in the order in which an iteration calls them.
-      is_carried: whether what they make comes back to them.
+      numbers: the functions, in the order in which an iteration calls them.
+      is_carried: whether their outputs come back to them.
     """
 
     numbers: tuple[int, ...]
@@ -92,8 +94,8 @@ class Choice:
 
 
 def circle_of(candidates: Mapping[int, StepChoice], number: int) -> set[int]:
-    """The functions that state flows through together with one of them; only this one if there are
-    no others."""
+    """Returns the functions through which state flows in a circle with a given one; only that one
+    if there is no circle."""
     forward = _reached(candidates, number, backward=False)
     return (forward & _reached(candidates, number, backward=True)) | {number}
 
@@ -117,15 +119,17 @@ def _reached(candidates: Mapping[int, StepChoice], number: int, *, backward: boo
 def choice_of(
     candidates: Mapping[int, StepChoice], number: int, iteration: Sequence[int]
 ) -> Choice:
-    """What is one step with a function, and how much it looks like it.
+    """Returns the functions that are one step together with a given one, and how much they look
+    like a step.
 
     Args:
       iteration: the functions that were called in the last iteration, this one first.
     """
     mine = candidates[number]
     circle = circle_of(candidates, number)
-    # Where gradients are changed outside of jit before they are applied, the circle is open: who
-    # makes the parameters from the state that it carries itself belongs to it all the same.
+    # Where the script changes gradients outside of jit before they are applied, the circle is open.
+    # The function that carries state and makes the parameters from it belongs to the circle all the
+    # same.
     if mine.has_gradient:
         circle |= {
             other
@@ -147,8 +151,8 @@ def choice_of(
 
 
 def _takes_sums(candidates: Mapping[int, StepChoice], other: int, number: int) -> bool:
-    """Whether a function may take what was added up, outside of jit, of the gradients that another
-    one makes: no function gets these as they are."""
+    """Whether a function may take the sum, made outside of jit, of the gradients that another one
+    returns: no function takes these gradients themselves."""
     is_taken = any(number in one.from_others for one in candidates.values())
     mine, taker = candidates[number], candidates[other]
     return (
@@ -177,7 +181,7 @@ def _doubt(members: Sequence[StepChoice], carried: int) -> Doubt:
     if not gradient:
         is_mostly_constant = changed <= _CHANGED_SHARE * (changed + constant)
         return Doubt.LITTLE_STATE if is_mostly_constant else Doubt.NO_GRADIENT
-    # What several functions pass on in a circle is trained by one of them.
+    # Where several functions pass state on in a circle, it is enough that one of them trains it.
     trains = replaced > 0 or len(members) > 1
     return Doubt.NONE if trains else Doubt.NOTHING_TRAINED
 
@@ -196,8 +200,8 @@ def is_enough(choice: Choice, candidate: StepChoice) -> bool:
 
 
 def best(choices: Sequence[tuple[Choice, StepChoice]]) -> Choice | None:
-    """What most looks like the step when the script has ended: of those in as little doubt, the one
-    that is called with most bytes."""
+    """Returns the choice that looks most like the step after the script has ended: the one with the
+    least doubt, and of several such the one with the most bytes of arguments."""
     ranked = sorted(
         choices,
         key=lambda one: (one[0].doubt, not one[0].is_carried, -one[1].bytes * one[1].calls),

@@ -45,7 +45,7 @@ from automesh.program.capture.run_script import ScriptStopped
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.lower.static_args import leaf_shape
 
-# A call with more work than this is not run before it is known to be no whole training.
+# FLOPs of a call: a call with more is not run until it is known not to be a whole training.
 _LONG_FLOPS = 1e9
 _DOUBTS = {
     Doubt.NONE: "",
@@ -61,10 +61,10 @@ class FoundStep:
     """The step, and what is split by the batch.
 
     Attributes:
-      others: functions that are called again and again, too.
-      meshes: over which its arguments are split, or are to be.
+      others: other functions that are called again and again.
+      meshes: the meshes over which its arguments are split, or shall be split.
       whole: the call of the step.
-      placed: per leaf of its arguments, where it was when the step was first called so, see
+      placed: per leaf of its arguments, its placement at the first such call, see
         `step_call.place_of`.
     """
 
@@ -78,16 +78,17 @@ class FoundStep:
 
 @dataclass(slots=True, kw_only=True)
 class StepFinder:
-    """Sees every call of a script.
+    """Watches every call of a script, and stops the script at its step.
 
     Attributes:
       wanted: the name that the user gave; empty for the step that state flows through.
-      on_long_loop: called before a call that may be the whole training, so that it is not run with
-        its data.
-      known: the step, where an earlier run of the script has told it.
-      may_stop: asked where the step is known; False to let the script go on, for another step.
+      on_long_loop: is called before a call that may be the whole training, so that this call is run
+        without its data.
+      known: the step, where an earlier run of the script has found it.
+      may_stop: is asked once the step is known; returns False where the script shall go on, to find
+        another step.
       found: the step, once the script was stopped.
-      has_gone_on: whether the script was let go on.
+      has_gone_on: whether the script went on after its step was known.
     """
 
     wanted: str
@@ -111,7 +112,8 @@ class StepFinder:
         noted = self.log.note(call)
         if self._collector is None:
             if self.known is not None:
-                # The second iteration: the first one starts from what nothing has made yet.
+                # The step is taken from the second iteration: in the first one, no call has made
+                # the arguments yet.
                 later = _skipping(self.known, 1)
                 self._chosen, self._collector = self.known, StepCollector(later)
             elif (choice := self._decided(noted.function)) is not None:
@@ -143,14 +145,15 @@ class StepFinder:
         self._chosen, self._collector = step, StepCollector(_skipping(step, 0))
 
     def look_anew(self) -> None:
-        """Takes no call so far for one of the step's: the step comes later."""
+        """Leaves out all calls so far, as the step comes later."""
         self.log.leave_out()
 
     def ended(self) -> FoundStep | ScriptStep | None:
-        """What is known when the script has ended without being stopped.
+        """Returns what is known after the script has ended without being stopped.
 
         Returns:
-          The step; or only how to take it out of another run of the script; or None.
+          The step; or, if the call is no longer there, the description by which another run of the
+            script finds it; or None.
         """
         candidates = self._candidates()
         choices = [
@@ -169,7 +172,7 @@ class StepFinder:
             choice = self._called_once() or choice
         if choice is None:
             return None
-        # A circle begins where the script does.
+        # A circle begins with the function that the script calls first.
         head = min(choice.numbers, key=self.log.order.index)
         if head != choice.numbers[0] and self._round is None:
             choice = self._choice_of(candidates, head)
@@ -185,7 +188,8 @@ class StepFinder:
         return self._found_single(functions[0], variant.described, choice)
 
     def _called_once(self) -> Choice | None:
-        """Of the functions that were called once, the one with most bytes that trains."""
+        """Finds, among the functions that were called once, the one that trains with the most bytes
+        of arguments."""
         once = [
             function
             for function in self.log.functions
@@ -197,7 +201,8 @@ class StepFinder:
         return Choice(numbers=(largest.number,), doubt=Doubt.CALLED_ONCE, is_carried=True)
 
     def names(self) -> dict[str, SourceLine]:
-        """Of the jitted functions that were called, with the line of the first call."""
+        """Returns the names of the jitted functions that were called, each with the line of its
+        first call."""
         found: dict[str, SourceLine] = {}
         for function in self.log.functions:
             found.setdefault(function.name, function.called_at)
@@ -223,16 +228,16 @@ class StepFinder:
         return choice if rounds is not None or is_enough(choice, mine) else None
 
     def _in_rounds(self, choice: Choice, *, has_ended: bool = False) -> Choice | None:
-        """The choice whose function is called several times before another one takes what it has
-        added up; None if it is not."""
+        """Returns the choice for a function that is called several times before another one takes
+        the sum; None if it is not called so."""
         self._round = round_of(self.log, choice.numbers[0], has_ended=has_ended)
         if self._round is None:
             return None
         return Choice(numbers=self._round.numbers, doubt=Doubt.NONE, is_carried=True)
 
     def _may_be_in_rounds(self, choice: Choice, function: Function) -> bool:
-        """Whether a function that adds up may be seen to be taken from at equal distances, if the
-        script goes on."""
+        """Whether a function that adds up may turn out to be called equally often before each call
+        of the one that takes the sum, if the script goes on."""
         is_adder = choice.doubt is Doubt.NOTHING_TRAINED and len(choice.numbers) == 1
         return is_adder and function.calls <= CALLS_TO_SEE and bool(self._taker(function))
 
@@ -289,7 +294,8 @@ class StepFinder:
         return found
 
     def _longest_loop(self) -> tuple[Function, Variant, TrainingLoop] | None:
-        """Of the functions that were called once, the one whose loop does most."""
+        """Finds, among the functions that were called once, the one whose loop does the most
+        work."""
         found = [
             (function, variant, variant.facts.loop)
             for function in self.log.functions
@@ -320,7 +326,8 @@ class StepFinder:
         )
 
     def _doubt(self, function: Function, choice: Choice) -> str:
-        """Why a function may not be the step; of one that adds up gradients, for what."""
+        """Returns why a function may not be the step; for one that adds up gradients, also which
+        function takes them."""
         taker = self._taker(function) if choice.doubt is Doubt.NOTHING_TRAINED else None
         if taker is None:
             return _DOUBTS[choice.doubt]
@@ -330,7 +337,7 @@ class StepFinder:
         )
 
     def _taker(self, function: Function) -> Function | None:
-        """Who takes what a function makes, and is called less often."""
+        """Finds the function that takes the outputs of a given one, and is called less often."""
         for other in self.log.functions:
             taken = any(
                 origin is not None and origin.function == function.number
@@ -341,7 +348,8 @@ class StepFinder:
         return None
 
     def _calls_between(self, function: Function, other: Function) -> int:
-        """Calls of a function for each one of another, until the last one of that."""
+        """Returns how many calls of a function there are for each call of another one, up to the
+        last call of that other one."""
         order = self.log.order
         last = len(order) - 1 - order[::-1].index(other.number)
         until = order[: last + 1]
@@ -373,14 +381,16 @@ class StepFinder:
         )
 
     def _times(self, functions: list[Function], function: Function) -> int:
-        """How often a part is called for each call of the last one, where the step has it once."""
+        """Returns how often a part is called for each call of the last part, where the step holds
+        it once."""
         last = functions[-1]
         if functions.count(function) > 1 or function.calls <= 1.5 * last.calls + 1:
             return 1
         return self._calls_between(function, last)
 
     def _kept(self, functions: list[Function], place: int) -> tuple[int, ...]:
-        """Outputs of a part that come back in the next iteration, or that no other part takes."""
+        """Returns the outputs of a part that come back in the next iteration, or that no other part
+        takes."""
         mine = functions[place]
         variant = mine.usual
         if variant.facts is None:
@@ -396,8 +406,8 @@ class StepFinder:
         )
 
     def _between(self, functions: list[Function]) -> tuple[str, ...]:
-        """What a part is given that looks like outputs of an earlier one, and was changed outside
-        of jit on its way."""
+        """Returns the names of arguments of a part that have the shapes of outputs of an earlier
+        part, but were changed outside of jit in between."""
         found: dict[str, None] = {}
         for function in functions:
             call = function.usual.described
@@ -407,8 +417,8 @@ class StepFinder:
         return tuple(found)
 
     def _passed_on(self, functions: list[Function], function: Function) -> list[int]:
-        """Leaves of a part's arguments that look like gradients of an earlier one, and that no
-        jitted function has made as they are."""
+        """Returns the leaves of a part's arguments that have the shapes of gradients of an earlier
+        part, and that no jitted function has returned."""
         variant = function.usual
         earlier = {
             form
@@ -514,12 +524,12 @@ class StepFinder:
         parameters: set[int],
         placed: Sequence[Any] = (),
     ) -> FoundStep:
-        """What is found, with the whole call of the step at hand.
+        """Puts together what is known of the step and its whole call.
 
         Args:
-          constant, parameters: leaves of its arguments that are the same in every call, and that
-            are state even if they do not come back.
-          placed: of its leaves, at the first call; empty: as they are now.
+          constant: leaves of its arguments that are the same arrays in every call.
+          parameters: leaves that are state even if they do not come back.
+          placed: the placement of each leaf at the first call; empty for their present placement.
         """
         taken = frozenset(run.argument + offset for run in carried for offset in range(run.count))
         leaves = call.leaves
@@ -549,13 +559,15 @@ class StepFinder:
 
 
 def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
-    """A step that is taken once each of its functions was called so often."""
+    """Returns the step with the number of earlier calls of each of its functions that are
+    skipped."""
     parts = tuple(replace(part, skipped=calls) for part in step.parts)
     return replace(step, skipped=calls, parts=parts)
 
 
 def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:
-    """By part and its output, the output of the whole step."""
+    """Returns, for each pair of a part and one of its outputs, the output of the whole step that it
+    is."""
     kept = [(number, output) for number, part in enumerate(parts) for output in part.kept]
     return {one: place for place, one in enumerate(kept)}
 
@@ -572,7 +584,8 @@ def _is_long(variant: Variant) -> bool:
 
 
 def _fitting(variant: Variant, number: int) -> list[tuple[int, int]]:
-    """What comes back in the same shape and type, each output once."""
+    """Returns the pairs of a leaf and an output of the same shape and type that come back, each
+    output once."""
     outputs = output_forms(variant)
     leaves = variant.described.leaves if variant.described is not None else []
     return [
@@ -585,7 +598,7 @@ def _fitting(variant: Variant, number: int) -> list[tuple[int, int]]:
 
 
 def meshes_of(call: TracedCall) -> tuple[Mesh, ...]:
-    """The meshes over which arguments of a call are split, or are to be."""
+    """Returns the meshes over which arguments of a call are split, or shall be split."""
     shardings = [getattr(leaf, "sharding", None) for leaf in call.leaves]
     shardings += call.settings.in_shardings
     meshes = [

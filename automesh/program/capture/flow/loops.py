@@ -1,5 +1,5 @@
-"""The body of a loop as the step: of a script whose whole training is one call of a jitted function
-(jax)."""
+"""Takes the body of a loop as the step, where the whole training of a script is one call of a
+jitted function (jax)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from automesh.program.capture.step_call import TracedCall
 
 
 def turn_of(call: TracedCall, loop: TrainingLoop) -> TracedCall:
-    """One turn of a loop as a call of its own.
+    """Returns one turn of a loop as a call of its own.
 
-    What the program does before the loop is run, so that the turn has the values of the first one:
-    what it carries, its slice of what the loop goes over, and what it only reads, in this order.
+    Runs what the program does before the loop, so that the turn has the values of the first turn.
+    Its arguments are what the loop carries, its slice of what the loop goes over, and what the loop
+    only reads, in this order.
     """
     turn = _Turn.of(call, loop)
     made = plain_jit(turn.operands)(*call.settings.constants, *call.leaves)
@@ -35,9 +36,9 @@ def turn_of(call: TracedCall, loop: TrainingLoop) -> TracedCall:
 
 
 def described_turn(call: TracedCall, loop: TrainingLoop) -> tuple[TracedCall, int]:
-    """The same without data, for a call without data; and how many arrays the loop carries.
+    """Returns one turn without data, for a call without data, and how many arrays the loop carries.
 
-    Where operands are arguments of the call as they are, they are split as those.
+    An operand that is an unchanged argument of the call is split as that argument.
     """
     turn = _Turn.of(call, loop)
     inputs = [*call.settings.constants, *call.leaves]
@@ -55,9 +56,9 @@ class _Turn:
     """A loop in a program.
 
     Attributes:
-      operands: a function of the program's inputs that gives what one turn starts from.
+      operands: a function that takes the program's inputs and returns what one turn starts from.
       constants, carried: how many operands are only read, and how many are carried.
-      sources: per operand, the input of the program that it is.
+      sources: per operand, the position of the program's input that it is, if it is one.
     """
 
     body: Any
@@ -72,7 +73,7 @@ class _Turn:
 
     @staticmethod
     def of(call: TracedCall, loop: TrainingLoop) -> _Turn:
-        """The loop of a call."""
+        """Finds the loop in the program of a call."""
         equation = _equation_at(call.traced.jaxpr, loop.path)
         body, constants, carried = loop_body(equation)
         before = _until(call.traced.jaxpr, loop.path)
@@ -95,7 +96,7 @@ class _Turn:
         )
 
     def call(self, made: Sequence[Any]) -> TracedCall:
-        """One turn that starts from operands."""
+        """Returns one turn that starts from given operands."""
         body, first = self.body, self.constants + self.carried
 
         def turn(state: Any, slices: Any, read: Any) -> Any:
@@ -117,12 +118,13 @@ class _Turn:
 
 
 def plain_jit(function: Any, **settings: Any) -> Any:
-    """`jax.jit` itself, whatever stands under its name."""
+    """Returns what jax's own `jax.jit` makes of a function, also while a hook replaces it."""
     return importlib.import_module("jax._src.api").jit(function, **settings)
 
 
 def closed(jaxpr: Any) -> Any:
-    """A jaxpr without constants in the form that jax calls; from jax 0.12 on it has no other."""
+    """Returns a jaxpr without constants in the form that jax calls, a closed one; from jax 0.12 on
+    all jaxprs have it."""
     kind: Any = getattr(importlib.import_module("jax._src.core"), "ClosedJaxpr", None)
     return jaxpr if kind is None or isinstance(jaxpr, kind) else kind(jaxpr, ())
 
@@ -133,7 +135,8 @@ def _equation_at(jaxpr: Any, path: Sequence[int]) -> Any:
 
 
 def _until(jaxpr: Any, path: Sequence[int]) -> Any:
-    """A function of a program's inputs that gives the operands of an equation in it."""
+    """Returns a function that takes the program's inputs and returns the operands of one of its
+    equations."""
     opened = opened_jaxpr(jaxpr)
     equation = opened.eqns[path[0]]
     variables = [variable for variable in equation.invars if not is_literal(variable)]
@@ -155,7 +158,7 @@ def _until(jaxpr: Any, path: Sequence[int]) -> Any:
 
 
 def _sources(jaxpr: Any, path: Sequence[int]) -> list[int | None]:
-    """Per operand of an equation, the input of the program that it is, where it is one."""
+    """Returns, for each operand of an equation, the program's input that it is, or None."""
     opened = opened_jaxpr(jaxpr)
     equation = opened.eqns[path[0]]
     places = {variable: place for place, variable in enumerate(opened.invars)}

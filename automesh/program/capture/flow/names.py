@@ -1,8 +1,8 @@
-"""What the user calls the arrays that a jitted function is given (jax).
+"""Finds the user's names of the arrays that a jitted function gets (jax).
 
-`jax.jit` names them by their places. Wrappers such as `eqx.filter_jit` and `nnx.jit` hand it flat
-lists, or parts of the user's objects, so arrays are followed by identity: to the arguments of the
-function that the user's own line calls, with the names of its parameters.
+`jax.jit` names them by their positions. Wrappers such as `eqx.filter_jit` and `nnx.jit` hand it
+flat lists, or parts of the user's objects, so arrays are followed by identity: to the arguments of
+the function that the user's own line calls, with the names of its parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 
 def describe_call(call: Call) -> tuple[str, SourceLine]:
-    """The name of the function that the user has jitted, and the line where its code begins."""
+    """Returns the name of the function that the user has jitted, and the line where its code
+    begins."""
     name, place = describe_function(call.function)
     if place.file:
         return name, place
@@ -43,8 +44,8 @@ def describe_call(call: Call) -> tuple[str, SourceLine]:
 
 
 def leaf_names(call: Call, split: Split) -> tuple[str, ...]:
-    """By leaf of the dynamic arguments of a call, what the user calls it: `model.layers[0].weight`,
-    `params['up']`, `x`."""
+    """Returns, for each leaf of the dynamic arguments of a call, the user's name for it, such as
+    `model.layers[0].weight`, `params['up']` or `x`."""
     by_place = [name for name, _ in _named(call.function, call.args, call.kwargs, split)]
     leaves = jax.tree.leaves(split.dynamic(call.args, call.kwargs))
     if len(by_place) != len(leaves):
@@ -62,7 +63,7 @@ def leaf_names(call: Call, split: Split) -> tuple[str, ...]:
 def _named(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], split: Split
 ) -> Iterator[tuple[str, Any]]:
-    """Each leaf of the arguments with the name of its parameter and its path in it."""
+    """Yields each leaf of the arguments with a name: that of its parameter and its path in it."""
     for name, value in _by_parameter(function, args, kwargs, split):
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
             yield name + jax.tree_util.keystr(path), leaf
@@ -71,7 +72,7 @@ def _named(
 def _by_parameter(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], split: Split
 ) -> Iterator[tuple[str, Any]]:
-    """The dynamic arguments in the order in which jax flattens them, by name."""
+    """Yields the dynamic arguments with their names, in the order in which jax flattens them."""
     names = _parameters(function, len(args))
     for place, arg in enumerate(args):
         if place not in split.positions:
@@ -82,7 +83,7 @@ def _by_parameter(
 
 
 def _parameters(function: Any, count: int) -> list[str]:
-    """What a function calls its positional arguments."""
+    """Returns the names that a function has for its positional arguments."""
     names: list[str] = []
     rest = ""
     try:
@@ -99,8 +100,8 @@ def _parameters(function: Any, count: int) -> list[str]:
 
 
 def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """Calls of wrappers between the user's line and `jax.jit`, the user's own call first: the
-    function that is wrapped, and what the wrapper is given for it."""
+    """Yields the calls of wrappers between the user's line and `jax.jit`, the user's own call
+    first: the wrapped function, and the arguments that the wrapper got for it."""
     frames: list[FrameType] = []
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and not is_users_file(frame.f_code.co_filename):
@@ -116,7 +117,7 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         kwargs: Any = {}
         if code.co_flags & _VARKEYWORDS:
             kwargs = frame.f_locals.get(code.co_varnames[count + 1])
-        # What jax has compiled has parameters without names.
+        # The parameters of a compiled function have no names.
         is_jax = isinstance(wrapper, jax.stages.Compiled)
         if (
             callable(wrapper)
@@ -132,8 +133,8 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
 
 
 def _variables_at(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The variables of a function, those of its module that it names, and attributes of its
-    objects, as `self.params`."""
+    """Yields the variables of a function, the variables of its module that it names, and the
+    attributes of its objects, such as `self.params`."""
     known = dict(frame.f_locals)
     named = {
         name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals
@@ -148,8 +149,8 @@ def _variables_at(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, list[Any]]]:
-    """Variables where the user's line stands that hold arrays of all these shapes and types, with
-    their arrays."""
+    """Yields the variables in scope at the user's line that hold arrays of all these shapes and
+    types, each with its arrays."""
     wanted = Counter(forms)
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and not is_users_file(frame.f_code.co_filename):

@@ -1,10 +1,10 @@
-"""What the traced program of a jitted function tells of its role in a training (jax).
+"""Reads from the traced program of a jitted function which role it has in a training (jax).
 
 * A function that trains has a gradient in it: jax names each operation of a backward pass
   `transpose(...)`.
-* An output that is an argument unchanged is no new state: `nnx.jit` gives its model back from
-  functions that only read it.
-* A function whose outer loop carries what it takes gradients of holds many steps in one call, and
+* An output that is an unchanged argument is no new state: a function under `nnx.jit` returns the
+  model also where it only reads it.
+* Where an outer loop carries arrays and takes gradients of them, one call holds many steps, and
   perhaps the whole training.
 """
 
@@ -45,16 +45,17 @@ class TrainingLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionFacts:
-    """Of one traced function; leaves are those of its arguments.
+    """What the program of a function tells; its leaves are those of the function's arguments.
 
     Attributes:
-      forwarded: per output the leaf that it is, unchanged; None for what is computed.
-      written: leaves that are references, and are changed.
+      forwarded: per output the leaf that it is, if it is an unchanged one; None if it is computed.
+      written: leaves that are references and that the function changes.
       has_gradient: whether there is a backward pass in it.
-      trained_by: per output the leaves that it is made of through a gradient, a bit each.
-      trained_references: leaves that are references, and are changed through a gradient of them.
+      trained_by: per output a bit mask of the leaves from whose gradients it is made.
+      trained_references: leaves that are references and that the function changes by their own
+        gradients.
       loop: the outermost loop that holds many training steps.
-      flops: of products and convolutions, and one per element of all other results.
+      flops: FLOPs of matrix products and convolutions, and one per element of all other results.
     """
 
     forwarded: tuple[int | None, ...]
@@ -70,7 +71,7 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> FunctionFacts:
     """Reads a program.
 
     Args:
-      num_constants: leading inputs that are none of the function's arguments.
+      num_constants: number of leading inputs that are not arguments of the function.
     """
     opened = opened_jaxpr(jaxpr)
     places = {var: place for place, var in enumerate(opened.invars)}
@@ -89,8 +90,8 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> FunctionFacts:
 
 
 def forwarded(jaxpr: Any, *, num_constants: int) -> tuple[int | None, ...]:
-    """Per output of a program the leaf of the arguments that it is, unchanged; None for what is
-    computed."""
+    """Returns, for each output of a program, the leaf of the arguments that it is, if it is an
+    unchanged one; None if it is computed."""
     opened = opened_jaxpr(jaxpr)
     places = {var: place for place, var in enumerate(opened.invars)}
     origins = _origins(opened)
@@ -103,8 +104,8 @@ def forwarded(jaxpr: Any, *, num_constants: int) -> tuple[int | None, ...]:
 
 
 def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:
-    """Per output the leaves whose gradient it is made of; and the leaves that are made of their
-    own."""
+    """Returns, for each output, a bit mask of the leaves from whose gradients it is made; and the
+    references that are changed by their own gradients."""
     inputs = [Flow()] * num_constants
     inputs += [Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
     outputs, after = follow(jaxpr, inputs)
@@ -115,12 +116,12 @@ def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset
 
 
 def opened_jaxpr(jaxpr: Any) -> Any:
-    """A jaxpr without its constants."""
+    """Returns a jaxpr without its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def is_literal(variable: Any) -> bool:
-    """True for a number in the place of a variable."""
+    """Whether an operand is a number, and not a variable."""
     return hasattr(variable, "val")
 
 
@@ -143,7 +144,7 @@ def has_gradient(jaxpr: Any) -> bool:
 
 
 def _origins(jaxpr: Any) -> dict[Any, Any]:
-    """By variable, the earlier one whose value it has."""
+    """Returns, for each variable that has the value of an earlier one, that earlier one."""
     found: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -167,14 +168,15 @@ def _origins(jaxpr: Any) -> dict[Any, Any]:
 
 
 def _written(jaxpr: Any) -> set[Any]:
-    """References among the variables of a program that it changes."""
+    """Returns the variables of a program that are references and that it changes."""
     found: set[Any] = set()
     for equation in jaxpr.eqns:
         if equation.primitive.name in _WRITES:
             found.add(equation.invars[0])
         for body in _bodies(equation):
             inside = _written(body)
-            # Operands that a body does not see come first: the predicate of a branch.
+            # The body lacks the first operands where they are the equation's own, as the predicate
+            # of a branch.
             count = min(len(body.invars), len(equation.invars))
             pairs = zip(body.invars[-count:], equation.invars[-count:]) if count else ()
             found |= {outer for inner, outer in pairs if inner in inside}
@@ -182,7 +184,7 @@ def _written(jaxpr: Any) -> set[Any]:
 
 
 def flops_of(jaxpr: Any) -> float:
-    """Multiplications and additions of a program, loops of unknown length counted once."""
+    """Returns the FLOPs of a program; a loop of unknown length is counted as one turn."""
     total = 0.0
     for equation in jaxpr.eqns:
         bodies = list(_bodies(equation))
@@ -208,10 +210,11 @@ def _work_per_element(equation: Any) -> float:
 
 
 def loop_body(equation: Any) -> tuple[Any, int, int]:
-    """The body of a `scan` or `while`, how many operands are its constants, how many it carries.
+    """Returns the body of a `scan` or `while`, how many operands are its constants, and how many it
+    carries.
 
     Raises:
-      UnknownLoop: this jax says it in another way.
+      UnknownLoop: this version of jax states it in another way.
     """
     if equation.primitive.name == "scan":
         constants, carried = scan_operands(equation)
@@ -222,7 +225,7 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
 
 
 def training_loop(jaxpr: Any) -> TrainingLoop | None:
-    """The outermost loop of a program that holds many training steps."""
+    """Finds the outermost loop of a program that holds many training steps."""
     return _training_loop(opened_jaxpr(jaxpr), ())
 
 
@@ -243,7 +246,7 @@ def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:
 
 
 def line_of(equation: Any) -> SourceLine:
-    """The innermost line of the user's that makes an operation."""
+    """Returns the innermost line of the user's code that makes an operation."""
     traceback: Any = getattr(equation.source_info, "traceback", None)
     frames: Any = getattr(traceback, "frames", None) or ()
     for frame in frames:
@@ -253,10 +256,9 @@ def line_of(equation: Any) -> SourceLine:
 
 
 def _trains(body: Any, constants: int, carried: int) -> bool:
-    """Whether something that a loop carries is replaced by what a gradient of it makes.
+    """Whether a loop carries something that it replaces by what it makes from its gradient.
 
-    Sums of gradients are carried as well, by loops over micro-batches; no gradient is taken of
-    them.
+    Loops over micro-batches also carry sums of gradients, but take no gradient of these.
     """
     inputs = [Flow()] * constants
     inputs += [Flow(made_of=1 << place) for place in range(carried)]
@@ -267,11 +269,12 @@ def _trains(body: Any, constants: int, carried: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Of which inputs a variable is made: a bit each.
+    """The inputs that a variable is made of, each attribute a bit mask of positions.
 
     Attributes:
-      through: of which through a gradient of them.
-      direct: of which on a way without a gradient.
+      made_of: all inputs that it is made of.
+      through: those from whose gradients it is made.
+      direct: those that reach it by a way without a gradient.
     """
 
     made_of: int = 0
@@ -280,7 +283,8 @@ class Flow:
 
     @staticmethod
     def of(flows: Sequence[Flow], *, is_gradient: bool) -> Flow:
-        """What is made of all of these, by a backward pass or not."""
+        """Returns the flow of a value that is made of several ones, in a backward pass or outside
+        of one."""
         made_of = through = direct = 0
         for flow in flows:
             made_of |= flow.made_of
@@ -297,11 +301,12 @@ class Flow:
 def follow(
     jaxpr: Any, inputs: Sequence[Flow], *, into_loops: bool = False
 ) -> tuple[list[Flow], list[Flow]]:
-    """What the outputs of a program are made of, and then its inputs: references change.
+    """Returns what each output of a program is made of, then the same of each input: references
+    change.
 
     Args:
-      into_loops: go through the turns of loops that take gradients, which tells what of a loop's
-        results is made of what; else all of them are made of all that goes into it.
+      into_loops: whether the turns of loops that take gradients are followed, to find from which
+        operands each result comes. Otherwise every result counts as made of every operand.
     """
     known: dict[Any, Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -337,7 +342,7 @@ def follow(
 
 
 def _either(equation: Any, given: Sequence[Flow]) -> list[Flow]:
-    """What the results of a branch are made of, whichever is taken."""
+    """Returns what the results of a `cond` are made of, in whichever branch."""
     found = [Flow.of(given[:1], is_gradient=False)] * len(equation.outvars)
     for body in _bodies(equation):
         made, _ = follow(body, given[1:], into_loops=True)
@@ -346,8 +351,8 @@ def _either(equation: Any, given: Sequence[Flow]) -> list[Flow]:
 
 
 def _around(equation: Any, given: Sequence[Flow]) -> list[Flow]:
-    """What the results of a loop are made of in one turn: an iteration of the training. In later
-    turns parameters have been made of moments, and moments of gradients with these."""
+    """Returns what the results of a loop are made of in one turn, which is one iteration of the
+    training. More turns would mix all: parameters are made of moments, and moments of gradients."""
     body, constants, carried = loop_body(equation)
     if equation.primitive.name == "while":
         given = given[equation.params["cond_nconsts"] :]

@@ -1,8 +1,8 @@
-"""Rounds of calls that are one step together: a function that adds up gradients is called several
-times, then another one takes the sum (jax).
+"""Finds rounds of calls that are one step together: a function that adds up gradients is called
+several times, then another one takes the sum (jax).
 
-Both are called from one line each, so the calls of a round are told by their order and by what each
-of them is given of the others.
+Each of the two is called from one line, so the calls of a round are recognized by their order and
+by which outputs each call takes from the others.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 from automesh.program.capture.flow.calls import CallLog, Origin, parameters_in
 
 _Item = TypeVar("_Item")
-# Calls of one function in a round. Each of them is traced and compiled with the step.
+# The most calls of one function in a round: each of them is traced and compiled with the step.
 _MOST_TURNS = 8
 CALLS_TO_SEE = 2 * _MOST_TURNS + 1
-"""Calls of a function after which two whole rounds have been seen."""
+"""Number of calls of a function after which two whole rounds have been seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationRound:
-    """Calls that are one step.
+    """The calls that are one step.
 
     Attributes:
       numbers: their functions, in the order of the calls.
-      kept: per call, positions of its outputs that the next round takes, or that nobody takes.
+      kept: per call, the positions of the outputs that the next round takes, or that no call takes.
     """
 
     numbers: tuple[int, ...]
@@ -36,7 +36,7 @@ class AccumulationRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoundCall:
-    """A call of the log, by its place there."""
+    """A call in the log, with its position there."""
 
     at: int
     number: int
@@ -48,11 +48,12 @@ class _RoundCall:
 
 
 def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> AccumulationRound | None:
-    """The round that begins with the calls of a function; None unless the last two were alike.
+    """Returns the round that begins with the calls of a function; None unless the last two rounds
+    were alike.
 
     Args:
       adder: the function that is called several times.
-      has_ended: whether no call follows: the last round may be over.
+      has_ended: whether the script has ended, so that the last round may be complete.
     """
     calls = [_RoundCall(at=at, number=log.order[at], origins=origins) for at, origins in log.recent]
     takers = {call.number for call in calls if call.number != adder and call.takes_from(adder)}
@@ -88,10 +89,10 @@ class RoundArguments:
     """What is known of the arguments of a whole round.
 
     Attributes:
-      pairs: (argument, output of the round before that it is).
-      constant: those that are the same in every round.
-      parameters: those that are state, even if they do not come back.
-      placed: by argument, where it was at the first call of its function.
+      pairs: (argument, output of the round before that is this argument).
+      constant: the arguments that are the same in every round.
+      parameters: the arguments that are state, even if they do not come back.
+      placed: per argument, its placement at the first call of its function.
     """
 
     pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -106,12 +107,12 @@ def arguments_of(
     sources: Sequence[Sequence[int | None]],
     outputs: Mapping[tuple[int, int], int],
 ) -> RoundArguments:
-    """What is known of the arguments of the last round.
+    """Returns what is known of the arguments of the last round.
 
     Args:
-      numbers: its functions.
+      numbers: the functions of the round.
       sources: per call and leaf of its arguments, the argument of the round that it is.
-      outputs: by call and its output, the output of the round.
+      outputs: for each pair of a call and one of its outputs, the output of the round that it is.
     """
     calls = [(at, origins) for at, origins in log.recent if log.order[at] in numbers]
     mine, before = calls[-len(numbers) :], calls[: -len(numbers)][-len(numbers) :]
@@ -137,7 +138,8 @@ def arguments_of(
 
 
 def _starts(calls: Sequence[_RoundCall], adder: int, takers: set[int]) -> list[int]:
-    """The calls of the adder that begin a round: the first one, and those behind a taker's."""
+    """Returns the calls of the adder that begin a round: the first call, and those that follow the
+    call of a function that takes the sum."""
     found: list[int] = []
     is_over = True
     for place, call in enumerate(calls):
@@ -148,7 +150,8 @@ def _starts(calls: Sequence[_RoundCall], adder: int, takers: set[int]) -> list[i
 
 
 def _members(calls: Sequence[_RoundCall], adder: int) -> set[int]:
-    """The functions of a round: what the adder makes goes through them, and comes back to it."""
+    """Returns the functions of a round: the outputs of the adder go through them and come back to
+    the adder."""
     after, before = {adder}, {adder}
     for _ in calls:
         after |= {one.number for one in calls if any(map(one.takes_from, after))}
@@ -188,5 +191,5 @@ def _kept(log: CallLog, before: Sequence[_RoundCall], last: Sequence[_RoundCall]
 
 
 def in_runs(items: Sequence[_Item]) -> list[_Item]:
-    """Numbers or names without those that follow themselves."""
+    """Returns numbers or names, each run of equal ones as one."""
     return [one for one, _ in groupby(items)]

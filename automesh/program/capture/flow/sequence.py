@@ -1,4 +1,4 @@
-"""Takes a step out of a running script: one call, several calls of an iteration, or a turn of a
+"""Takes a step out of a running script: one call, several calls of an iteration, or one turn of a
 loop (jax)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from automesh.program.lower.static_args import is_ref
 
 @dataclass(slots=True, kw_only=True)
 class _PartCall:
-    """A call of one function of a step, and what it gave."""
+    """A call of one function of a step, and its outputs."""
 
     part: StepPart
     call: TracedCall
@@ -34,7 +34,7 @@ class _PartCall:
 
 @dataclass(slots=True)
 class StepCollector:
-    """Sees the calls of a script until they have made up a step.
+    """Collects the calls of a script until they make up a whole step.
 
     The last call of the step is not run.
     """
@@ -45,11 +45,13 @@ class StepCollector:
     )
     _collected: list[_PartCall] = field(default_factory=list[_PartCall])
     _is_running: bool = False
-    # By identity of arrays that a part is about to destroy, what the whole step gets for them.
+    # From the identity of an array that a part is about to destroy to the copy that the whole step
+    # gets.
     _copies: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def offer(self, call: Call) -> TracedCall | None:
-        """The step, if this call completes it. Otherwise the call is to be run, and `ran` told.
+        """Returns the step if this call completes it. Otherwise the caller runs the call, and gives
+        its outputs to `ran`.
 
         Raises:
           UsageError: the step cannot be taken out of its script.
@@ -63,7 +65,8 @@ class StepCollector:
             return None
         self._calls[place] = self._calls.get(place, 0) + 1
         if place != places[len(self._collected)]:
-            # Calls of one function that follow each other: a round that was begun in its middle.
+            # Several calls of one function follow each other: the collection began in the middle of
+            # a round.
             if place == places[0] or len(set(places)) < len(places):
                 self._collected.clear()
                 self._copies.clear()
@@ -85,7 +88,7 @@ class StepCollector:
                 self._copies.setdefault(id(leaf), leaf.copy())
 
     def ran(self, outputs: Any) -> None:
-        """Tells what the call gave that was offered last."""
+        """Notes down the outputs of the call that was offered last."""
         if self._is_running:
             self._collected[-1].outputs = jax.tree.leaves(outputs)
 
@@ -109,13 +112,13 @@ class StepCollector:
 
     @property
     def sources(self) -> list[list[int | None]]:
-        """Per part and leaf of its arguments, the argument of the whole step that it is; None for
-        what an earlier part gives."""
+        """Returns, for each part and each leaf of its arguments, the argument of the whole step
+        that it is; None for an output of an earlier part."""
         return composed(self._collected)[1]
 
 
 def parts_of(step: ScriptStep) -> tuple[StepPart, ...]:
-    """The functions of a step; of most there is one."""
+    """Returns the functions of a step; most steps have one."""
     return step.parts or (
         StepPart(
             name=step.name,
@@ -129,7 +132,7 @@ def parts_of(step: ScriptStep) -> tuple[StepPart, ...]:
 
 @dataclass(slots=True)
 class _Arguments:
-    """The arguments of several calls together, each array once."""
+    """The arguments of several calls, each array once."""
 
     leaves: list[Any] = field(default_factory=list[Any])
     names: list[str] = field(default_factory=list[str])
@@ -138,7 +141,8 @@ class _Arguments:
     _places: dict[int, int] = field(default_factory=dict[int, int])
 
     def place(self, leaf: Any, name: str, sharding: Any, *, donated: bool) -> int:
-        """Where an argument is; numbers are never the same."""
+        """Returns the position of an argument, which is added if it is new. A number is always a
+        new argument."""
         place = self._places.get(id(leaf)) if hasattr(leaf, "shape") else None
         if place is None:
             place = len(self.leaves)
@@ -153,14 +157,15 @@ class _Arguments:
 
 
 def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int | None]]]:
-    """One call that does what several do, one after the other.
+    """Makes one call that does what several calls do, one after the other.
 
-    What one of them makes is given to the others by identity. What happens to arrays between them
-    outside of jit is no part of it: what it gives is an argument of the whole.
+    An output of one call that another one takes is recognized by its identity. What the script does
+    with arrays outside of jit, between the calls, is not part of the whole: the arrays that come of
+    it are arguments of the whole.
 
     Returns:
-      The call; and per part and leaf of its arguments, the place of the argument of the whole that
-      it is, None for what another part makes.
+      The call; and, for each part and each leaf of its arguments, the position of the argument of
+      the whole that it is, or None for an output of another part.
     """
     arguments = _Arguments()
     made: dict[int, tuple[int, int]] = {}
@@ -181,7 +186,7 @@ def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int 
                 else arguments.place(leaf, name, sharding, donated=donated)
             )
         wiring.append(wires)
-        # An output that is an argument unchanged has the same identity as that.
+        # An output that is an unchanged argument has the identity of that argument.
         made |= {id(output): (number, place) for place, output in enumerate(one.outputs)
                  if hasattr(output, "shape") and not is_ref(output)}  # fmt: skip
 
@@ -234,7 +239,7 @@ def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int 
 
 
 def _constrained(outputs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Outputs where their function puts them."""
+    """Returns outputs with the shardings that their function gives them."""
     return [
         jax.lax.with_sharding_constraint(output, sharding)
         if isinstance(sharding, NamedSharding) and not is_ref(output)
@@ -244,7 +249,8 @@ def _constrained(outputs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def carried_runs(pairs: Sequence[tuple[int, int]]) -> tuple[Carried, ...]:
-    """(leaf of the arguments, output that replaces it), as runs."""
+    """Returns pairs (leaf of the arguments, output that replaces it) as runs of consecutive
+    leaves."""
     runs: list[Carried] = []
     for argument, output in sorted(pairs):
         last = runs[-1] if runs else None

@@ -1,1 +1,1 @@
-"""Libraries that a script imports: seen at their import, with files led to the private layer."""
+"""Changes libraries when a script imports them, so that they use the files of the private layer."""

@@ -1,11 +1,10 @@
-"""Files that libraries of C and C++ read and write while a script is run, in the private layer (no
+"""Makes libraries in C and C++ read and write files in the private layer while a script is run (no
 jax).
 
-HDF5, safetensors, SQLite and tensorstore open files past `open` and `os`. Their functions are given
-the places that the layer has for the paths that the script names. Orbax and the functions of jax
-that serialize arrays write these with tensorstore; a folder that a specification of it names is
-JSON with `"driver": "file"` and a path, at any depth, or a text `file:///...`. Looked at in
-tensorstore 0.1.86.
+HDF5, safetensors, SQLite and tensorstore do not open files by `open` and `os`. So their functions
+get the paths in the layer for the paths that the script names. Orbax, and the functions of jax that
+serialize arrays, write with tensorstore. Its specification names a folder by JSON with `"driver":
+"file"` and a path, at any depth, or by a text `file:///...`. Checked with tensorstore 0.1.86.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from automesh.program.capture.world.kept_apart import (
     path_for,
 )
 
-# Modules with functions that take the path of a file: the position of the path, and the mode that
-# the function always has.
+# Functions that take the path of a file, by module: the position of the path, and the mode in which
+# the function always opens it.
 _WITH_PATHS: dict[str, dict[str, tuple[int, str]]] = {
     "safetensors.numpy": {"save_file": (1, "w"), "load_file": (0, "r")},
     "safetensors.flax": {"save_file": (1, "w"), "load_file": (0, "r")},
@@ -40,10 +39,10 @@ _CHANGED: set[str] = set()
 
 @contextmanager
 def led_to_layer() -> Generator[None]:
-    """While the body runs, these libraries read and write what the layer has.
+    """Makes these libraries read and write in the layer while the body runs.
 
-    Their functions stay changed: a thread of the script that goes on for a moment behind the end of
-    the run finds no layer, and is ended there.
+    Their functions stay changed: a thread of the script that is still running after the run finds
+    no layer, and is ended there.
     """
     changes = {
         name: functools.partial(_once, change)
@@ -70,7 +69,7 @@ def _lead_functions(module: ModuleType) -> None:
 
 
 def _lead_hdf5(module: ModuleType) -> None:
-    owner: Any = module.File  # Its mode comes behind the path.
+    owner: Any = module.File  # The mode follows the path.
     owner.__init__ = _with_path(owner.__init__, 1, 2)
 
 
@@ -91,8 +90,8 @@ def _with_path(original: Callable[..., Any], position: int, mode: str | int) -> 
 
 
 def _is_no_file(path: Any) -> bool:
-    """Whether SQLite takes a text for something else than a path; its audit hook sees files that
-    are there all the same."""
+    """Whether SQLite takes a text for something else than a path. If it opens a real file all the
+    same, the audit hook sees that."""
     return isinstance(path, str) and (path in ("", ":memory:") or path.startswith("file:"))
 
 
@@ -100,7 +99,7 @@ def _lead_tensorstore(module: ModuleType) -> None:
     inside: Any = module
     inside.open = _with_spec(inside.open, inside.Spec, writes=False)
     store = inside.KvStore
-    # What is opened so may be written to, whatever is said.
+    # What is opened in this way may be written to, whatever the arguments say.
     store.open = staticmethod(_with_spec(store.open, store.Spec, writes=True))
 
 
@@ -120,7 +119,7 @@ def _creates(said: Any) -> bool:
 
 
 def with_places(spec: Any, *, writes: bool) -> Any:
-    """A specification of tensorstore, with the places that the layer has for its folders.
+    """Returns a specification of tensorstore with the paths in the layer for its folders.
 
     Raises:
       OSError: a file that is to be written to is too large to be copied.

@@ -1,4 +1,4 @@
-"""Libraries that a script imports, seen at their import (no jax)."""
+"""Changes libraries when a script imports them (no jax)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Change = Callable[[ModuleType], None]
 
 @contextmanager
 def changed_when_imported(changes: Mapping[str, Change]) -> Generator[None]:
-    """Changes modules by their names: those that are there now, others as soon as they have been
-    imported while the body runs, before whoever imports them goes on.
+    """Changes modules by their names: the imported ones now, and the others when the body imports
+    them, before the importing code goes on.
 
-    Nothing is put back at the end.
+    The changes stay after the body.
     """
     finder = _Finder(changes)
     sys.meta_path.insert(0, finder)
@@ -32,7 +32,8 @@ def changed_when_imported(changes: Mapping[str, Change]) -> Generator[None]:
 
 
 class _Finder:
-    """Finds what other finders find, and changes it once it is there."""
+    """An import finder that finds what other finders find, and changes the module after its
+    import."""
 
     def __init__(self, changes: Mapping[str, Change]) -> None:
         self._changes = changes
@@ -41,7 +42,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As a finder of `sys.meta_path`."""
+        """Returns the specification of a module, as a finder in `sys.meta_path` does."""
         del path, target
         change = self._changes.get(name)
         if change is None or self._is_looking:

@@ -1,1 +1,2 @@
-"""The world that a script sees while it is run up to its step, put back after each run (jax)."""
+"""The environment in which a script is run up to its step, and how it is restored after each run
+(jax)."""

@@ -1,7 +1,7 @@
-"""Where a run under automesh fails: does the script fail by itself, too? (no jax)
+"""Finds whether a script that failed under automesh also fails without it (no jax).
 
-It is run once more, in a process of its own and without automesh's hooks, until it has gone past
-the line at which it failed. Its files are kept apart as in every run.
+The script is run once more, in a process of its own and without automesh's hooks, until it has gone
+past the line at which it failed. Its files are kept apart, as in every run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MARK = "automesh-by-itself:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a script that was run by itself.
+    """The outcome of a script that was run by itself.
 
     Attributes:
-      what: it failed, it went past the line, or neither was seen in time.
+      what: the script failed, went past the line, or did neither in time.
       error: the last line of its traceback.
     """
 
@@ -39,10 +39,11 @@ class Verdict:
 
 
 def run_by_itself(entry: Entry, file: str, line: int, *, limit_s: float) -> Verdict:
-    """Runs a script by itself, with the environment of this process, until it has gone past a line.
+    """Runs a script without automesh's hooks, with the environment variables of this process, until
+    it has gone past a line.
 
     Args:
-      limit_s: seconds after which it is ended.
+      limit_s: seconds after which the script is ended.
     """
     order = json.dumps({"entry": to_json(entry, Entry), "file": file, "line": line})
     process = subprocess.Popen(
@@ -66,7 +67,8 @@ def run_by_itself(entry: Entry, file: str, line: int, *, limit_s: float) -> Verd
 
 
 def run_order() -> None:
-    """What the process does that runs the script; its order is the argument."""
+    """Runs the script; this is the main function of the process of its own, whose argument is the
+    order."""
     from automesh.program.capture.foreign.files import led_to_layer
     from automesh.program.capture.world.kept_apart import kept_apart
     from automesh.program.capture.world.starting import start
@@ -87,7 +89,7 @@ def run_order() -> None:
 
 
 def _passes_through(error: BaseException, file: str, line: int) -> bool:
-    """Whether an error was raised at a line, or in what that calls."""
+    """Whether an error was raised at a line, or in a function that this line calls."""
     frames = traceback.extract_tb(error.__traceback__)
     return any((one.filename, one.lineno) == (file, line) for one in frames)
 
@@ -97,8 +99,8 @@ def _in_words(error: BaseException) -> str:
 
 
 def _watch(file: str, line: int) -> None:
-    """Ends the process once code of the same function, or of the module, is run below the statement
-    of the line, or after it."""
+    """Ends the process as soon as the script has gone past a line: the function or module of the
+    line runs code below its statement, or any code after it."""
     executed: set[int] = set()
     first, last = _statement(file, line)
 
@@ -124,8 +126,8 @@ def _watch(file: str, line: int) -> None:
 
 
 def _statement(file: str, line: int) -> tuple[int, int]:
-    """First and last line of the innermost statement that a line belongs to; of one with a body, of
-    what stands before the body."""
+    """Returns the first and the last line of the innermost statement that contains a line; for a
+    statement with a body, those of the part before the body."""
     found = (line, line)
     try:
         statements = ast.walk(ast.parse("".join(linecache.getlines(file))))
@@ -151,5 +153,5 @@ def _leave() -> None:
     from automesh.program.capture.world.kept_apart import forget_layer
 
     forget_layer()
-    # Threads and exit hooks of the script could hold the process up.
+    # Threads and exit hooks of the script could keep the process from ending.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A script is run in a world of its own, which is the same in every run (jax)."""
+"""Enters the environment in which a script is run, which is the same in every run (jax)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from automesh.program.capture.world.wishes import wishes_heard
 
 @contextmanager
 def world(*, is_late: bool, shown: int = 0) -> Generator[None]:
-    """The body is a run of the script: one process, the target's devices, files of its own, the
-    same random numbers as in every run; what it leaves in force is taken back.
+    """Gives the body, which runs the script, one process, the target's devices, files of its own
+    and the same random numbers as in every run. Afterwards restores what the script leaves in
+    force.
 
     Args:
-      is_late: True if jax has its devices already.
-      shown: how many of them the script sees; 0 for all.
+      is_late: whether jax has its devices already.
+      shown: how many devices the script sees; 0 for all.
     """
     told.forget()
     with ExitStack() as stack:

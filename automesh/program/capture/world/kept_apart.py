@@ -1,11 +1,12 @@
-"""Files that a script writes are kept apart while it is run up to its step, and go with the run.
+"""Keeps the files that a script writes while it is run up to its step in a private layer, which is
+removed after the run.
 
-Nothing that was there before the run is changed or removed by it, and the next run finds what the
-first one did. What Python code opens, makes, moves and removes goes through a private layer
-(`layer`), in `open`, in `os` and in what rests on them: `pathlib`, `shutil`, `zipfile`, `numpy`.
-What code in C or C++ writes does not come by there: `capture.foreign` leads some of it to the
-layer, and a folder that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An
-audit hook refuses what comes by the layer and would change a file that was there before (no jax).
+The run changes and removes nothing that was there before, and the next run finds the same files as
+the first one. What Python code opens, makes, moves and removes goes through the layer (`layer`): in
+`open`, in `os` and in what uses them, such as `pathlib`, `shutil`, `zipfile` and `numpy`. Code in C
+or C++ does not call these functions: `capture.foreign` leads some of it to the layer, and a folder
+that `tempfile.mkdtemp` makes is a real one, which is removed at the end. An audit hook refuses what
+avoids the layer and would change a file that was there before (no jax).
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READING = (
     "stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr", "pathconf",
 )  # fmt: skip
-# Those that change something about a file besides its content.
+# Functions that change something about a file besides its content.
 _CHANGING = ("chmod", "lchmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
 _AUDITED = frozenset(
     {"open", "os.remove", "os.rename", "os.rmdir", "os.truncate", "sqlite3.connect"}
 )
-# What jax's cache of compiled programs holds, in a folder that the script names.
+# Names of the files in jax's cache of compiled programs, in a folder that the script names.
 _COMPILED = re.compile(r"-[0-9a-f]{64}-(cache|atime)$")
 _SHOWN = 3
 
 
 @dataclass(slots=True)
 class _FilesState:
-    """Of this process.
+    """The layer that this process uses.
 
     Attributes:
-      layer: in force; None while no script is run.
-      real: the functions of `os` and `io` themselves.
-      at_work: whether this thread is in one of ours, which may touch what is in the layer.
+      layer: the layer in force; None while no script is run.
+      real: the original functions of `os` and `io`.
+      at_work: whether this thread is inside a function of automesh, which works on the real files.
     """
 
     layer: Layer | None = None
@@ -64,7 +65,8 @@ _STATE = _FilesState()
 
 @contextmanager
 def kept_apart() -> Generator[None]:
-    """What the body writes is kept apart from what is there, and removed at the end."""
+    """Keeps what the body writes apart from the files of this machine, and removes it at the
+    end."""
     _install()
     root = tempfile.mkdtemp(prefix="automesh-run-")
     layer = Layer(root, free=_own_folders())
@@ -85,14 +87,15 @@ def kept_apart() -> Generator[None]:
 
 
 def forget_layer() -> None:
-    """Removes what was written, where the process is about to end."""
+    """Removes what was written; for a process that is about to end."""
     layer, _STATE.layer = _STATE.layer, None
     for folder in (*_STATE.made, *([layer.root] if layer is not None else [])):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def path_for(path: Any, mode: str) -> Any:
-    """What stands for a path that code in C or C++ is to open in a mode of `open`."""
+    """Returns the real path that code in C or C++ shall open for a path of the script, in a mode of
+    `open`."""
     layer = _layer()
     if layer is None:
         return path
@@ -101,8 +104,8 @@ def path_for(path: Any, mode: str) -> Any:
 
 
 def folder_for(path: str, *, writes: bool) -> str:
-    """What stands for a folder that code in C or C++ is to open; with all that the program sees in
-    it, if it is to be written to.
+    """Returns the real path of a folder that code in C or C++ shall open. A folder that is written
+    to holds all that the program sees in it.
 
     Raises:
       OSError: a file in it is too large to be copied.
@@ -139,7 +142,7 @@ def _tail(path: str) -> str:
 
 
 def _own_folders() -> list[str]:
-    """Where automesh itself and jax write while a script is run."""
+    """Returns the folders in which automesh itself and jax write while a script is run."""
     found = [os.environ.get("JAX_COMPILATION_CACHE_DIR", "")]
     jax: Any = sys.modules.get("jax")
     if jax is not None:
@@ -149,7 +152,7 @@ def _own_folders() -> list[str]:
 
 @contextmanager
 def among_real_files() -> Generator[None]:
-    """The body is automesh's own work: it sees and changes the files themselves."""
+    """Lets the body, which is automesh's own work, see and change the real files."""
     before = getattr(_STATE.at_work, "yes", False)
     _STATE.at_work.yes = True
     try:
@@ -159,7 +162,7 @@ def among_real_files() -> Generator[None]:
 
 
 def _layer() -> Layer | None:
-    """The layer for what this thread does; None for what is done to the files themselves."""
+    """Returns the layer that this thread uses; None if it works on the real files."""
     if getattr(_STATE.at_work, "yes", False):
         return None
     if _STATE.layer is None:
@@ -188,14 +191,15 @@ def _install() -> None:
     _replace(os, "scandir", _scanning)
     _replace(os, "getcwd", _working_folder)
     _replace(tempfile, "mkdtemp", _temporary)
-    # It would go by descriptors of folders, which are those of the files themselves.
+    # `shutil.rmtree` would use descriptors of folders, which belong to the real files.
     _replace(shutil, "rmtree", _by_paths)
     _rebind_temporary_files()
     sys.addaudithook(_audit)
 
 
 def _rebind_temporary_files() -> None:
-    """Temporary files keep the function that removes them as a default of their methods."""
+    """Replaces the function that removes temporary files, which their methods keep as a default
+    argument."""
     closer: Any = getattr(tempfile, "_TemporaryFileCloser", None)
     original = _STATE.real["os.unlink"]
     for method in vars(closer).values() if closer is not None else ():
@@ -219,14 +223,14 @@ def _replace(owner: Any, name: str, instead: Callable[..., Any]) -> None:
             return instead(layer, original, *args, **kwargs)
 
     setattr(owner, name, call)
-    # Both ask these which of their functions take descriptors.
+    # `os` and `shutil` look up here which functions take descriptors.
     for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in group:
             group.add(call)
 
 
 def _named(given: Any, error: OSError) -> OSError:
-    """An error that names what the program has named."""
+    """Returns the error with the path that the program has named."""
     if error.filename is not None:
         error.filename = given
     return error
@@ -237,7 +241,7 @@ def _opening(
 ) -> Any:
     opener = more.get("opener") or (args[4] if len(args) > 4 else None)
     if isinstance(file, int) or opener is not None or not isinstance(mode, str):
-        _STATE.at_work.yes = False  # An opener is the program's.
+        _STATE.at_work.yes = False  # An opener is code of the program.
         try:
             return original(file, mode, *args, **more)
         finally:
@@ -292,7 +296,7 @@ def _reading(layer: Layer, original: Any, path: Any, *args: Any, **kwargs: Any) 
 
 def _changing_folder(layer: Layer, original: Any, path: Any) -> None:
     key = layer.key(path)
-    # The folder itself, where there is one: code in C++ finds its files there.
+    # Changes to the real folder where there is one, as code in C++ looks for its files there.
     is_there = bool(key) and layer.lets_through(key) and os.path.isdir(key)
     original(key if is_there else layer.reading(path))
 
@@ -334,7 +338,7 @@ def _renaming(
     dst_dir_fd: int | None = None,
 ) -> None:
     key = layer.key(dst, dst_dir_fd)
-    # A file takes the place of a file.
+    # A file may replace a file.
     if key and layer.sees(key) and not os.path.isdir(layer.place(key)):
         layer.remove(dst, is_folder=False, folder=dst_dir_fd)
     if not layer.rename(src, dst, src_dir_fd, dst_dir_fd):
@@ -431,7 +435,7 @@ def _working_folder(layer: Layer, original: Any) -> str:
 
 
 def _temporary(layer: Layer, original: Any, *args: Any, **kwargs: Any) -> str:
-    """A new folder, which was not there before: it may be a real one, for code in C++, too."""
+    """Makes a real folder: it was not there before, and code in C++ can use it, too."""
     made = original(*args, **kwargs)
     layer.free.append(os.path.realpath(made))
     _STATE.made.append(made)
@@ -450,7 +454,7 @@ def _by_paths(layer: Layer, original: Any, path: Any, *args: Any, **kwargs: Any)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """Refuses what would change a file that was there before and comes by the layer."""
+    """Refuses what avoids the layer and would change a file that was there before."""
     if event not in _AUDITED or _STATE.layer is None or getattr(_STATE.at_work, "yes", False):
         return
     if event == "open":

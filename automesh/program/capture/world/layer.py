@@ -1,7 +1,8 @@
 """A private layer over the files of this machine: what is written, and what is removed (no jax).
 
-Paths are those that a program names; where a file is really is this module's affair. What was
-written in the layer hides what lies under it; what was removed in the layer is there no more.
+Callers name paths as the program does, and this module knows where each file really is. A file in
+the layer hides the real file of the same path; a path that was removed in the layer no longer
+exists for the program.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-# As they are when this module is imported: what stands under their names later asks this layer.
+# The functions as they are when this module is imported: later, functions that ask this layer have
+# their names.
 _lstat, _stat, _mkdir, _scandir, _listdir = os.lstat, os.stat, os.mkdir, os.scandir, os.listdir
 _rename, _unlink, _rmdir, _makedirs = os.rename, os.unlink, os.rmdir, os.makedirs
 _realpath = os.path.realpath
-# Written by whoever likes, and of the kernel.
+# Folders that anybody may write to, and those of the kernel.
 _OPEN_TO_ALL = ("/dev", "/proc", "/sys")
-# Programs share these, and download into them.
+# Caches that programs share, and into which they download.
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "KERAS_HOME", "TFDS_DATA_DIR")
 _LARGEST_COPIED = 2**30
 
@@ -41,13 +43,13 @@ class Layer:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Files that the program has written or removed, in the order in which it did, without
-        those that were there in the meantime alone."""
+        """The files that the program has written or removed, in the order in which it did so,
+        without those that existed only during the run."""
         return tuple(key for key in self._changed if _exists(key) or _exists(self.private(key)))
 
     def key(self, path: Any, folder: int | None = None) -> str:
-        """The place that a path names, without links but for its last part; empty for what is no
-        affair of this layer.
+        """Returns the path in full, with all links resolved except for its last part; empty if it
+        is outside of this layer.
 
         Args:
           folder: descriptor of the folder to which a relative path belongs; None for the working
@@ -66,28 +68,28 @@ class Layer:
         return "" if any(key == one or key.startswith(f"{one}/") for one in self.free) else key
 
     def private(self, key: str) -> str:
-        """Where the layer keeps what is written there."""
+        """Returns where the layer keeps what is written to a path."""
         return self.root + key
 
     def place(self, key: str) -> str:
-        """Where to read what the program sees there; a place that does not exist if it sees
-        nothing."""
+        """Returns where to read what the program sees at a path; a path that does not exist if it
+        sees nothing."""
         private = self.private(key)
         return private if _exists(private) or self._is_gone(key) else key
 
     def lets_through(self, key: str) -> bool:
-        """Whether what lies under the layer is there, too, for what the program sees."""
+        """Whether the program also sees the real file or folder under the layer."""
         return not self._is_gone(key)
 
     def reading(self, path: Any, folder: int | None = None) -> Any:
-        """What stands for a path that is only read."""
+        """Returns the real path for one that is only read."""
         key = self.key(path, folder)
         if not key:
             return path
         place = self.place(key)
         if place == key:
             return path
-        # A relative link of the layer may lead to what is not in it.
+        # A relative link in the layer may point to a file that is not in the layer.
         if os.path.islink(place) and not _exists(_realpath(place)):
             return self.place(self._without_root(_realpath(place))) or place
         return place
@@ -97,13 +99,13 @@ class Layer:
         return _exists(self.place(key))
 
     def writing(self, path: Any, *, keeps: bool, folder: int | None = None) -> Any:
-        """What stands for a file that is to be written.
+        """Returns the real path for a file that is to be written.
 
         Args:
-          keeps: True if a part of what is in it remains, or its attributes.
+          keeps: whether a part of its content, or its attributes, remain.
 
         Raises:
-          OSError: its folder is not there; or it is too large to be copied.
+          OSError: its folder does not exist, or it is too large to be copied.
         """
         key = self.key(path, folder)
         if not key:
@@ -122,8 +124,8 @@ class Layer:
         return private
 
     def brought(self, key: str) -> str:
-        """Where the layer keeps a folder that is to be written to past this layer: with all that
-        the program sees in it, or nothing if there is none yet.
+        """Returns where the layer keeps a folder that code writes to without asking this layer. It
+        holds all that the program sees in it; it is not made if it does not exist yet.
 
         Raises:
           OSError: a file in it is too large to be copied.
@@ -136,7 +138,7 @@ class Layer:
         return private
 
     def mkdir(self, path: Any, mode: int = 0o777, folder: int | None = None) -> bool:
-        """Makes a folder; False if it is no affair of this layer.
+        """Makes a folder; returns False if its path is outside of this layer.
 
         Raises:
           OSError: as `os.mkdir`.
@@ -151,7 +153,7 @@ class Layer:
         return True
 
     def remove(self, path: Any, *, is_folder: bool, folder: int | None = None) -> bool:
-        """Removes a file or an empty folder; False if it is no affair of this layer.
+        """Removes a file or an empty folder; returns False if its path is outside of this layer.
 
         Raises:
           OSError: as `os.unlink` and `os.rmdir`.
@@ -177,7 +179,7 @@ class Layer:
     def rename(
         self, source: Any, to: Any, source_folder: int | None = None, to_folder: int | None = None
     ) -> bool:
-        """Moves a file or a folder; False if it is no affair of this layer.
+        """Moves a file or a folder; returns False if its path is outside of this layer.
 
         Raises:
           OSError: as `os.rename`.
@@ -186,14 +188,14 @@ class Layer:
         if not old and not new:
             return False
         if not old:
-            # From a folder of the program's own, where files are what they are.
+            # It comes from a folder that the program uses without the layer.
             self._need_folder(new)
             shutil.move(os.fsdecode(source), self.private(new))
         elif not new:
             shutil.copy2(self.place(old), os.fsdecode(to))
             self.remove(source, is_folder=False, folder=source_folder)
         else:
-            _lstat(self.place(old))  # raises as `os.rename` where there is nothing
+            _lstat(self.place(old))  # raises like `os.rename` if nothing is there
             if os.path.isdir(self.place(new)) and any(True for _ in self.names(new)):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(to))
             self._copy_up(old)
@@ -204,12 +206,12 @@ class Layer:
         for key in (old, new):
             if key:
                 if key == new and _exists(key):
-                    self._gone.add(key)  # What lies under a folder that was moved there is hidden.
+                    self._gone.add(key)  # The moved folder hides what lies under it.
                 self._note(key)
         return True
 
     def names(self, key: str) -> Iterator[str]:
-        """What the program sees in a folder.
+        """Yields the names that the program sees in a folder.
 
         Raises:
           OSError: as `os.listdir`.
@@ -230,11 +232,12 @@ class Layer:
         yield from found
 
     def visible(self, path: str) -> str:
-        """A path of the layer as the program knows it."""
+        """Returns the program's path for a path inside the layer."""
         return self._without_root(path)
 
     def _real(self, head: str) -> str:
-        """A folder without links: as the layer has it, else as it is."""
+        """Returns a folder with its links resolved: in the layer if it is there, else on the
+        machine."""
         private = self.root + head
         return self._without_root(_realpath(private)) if _exists(private) else _realpath(head)
 
@@ -249,7 +252,8 @@ class Layer:
         return False
 
     def _followed(self, key: str) -> str:
-        """Where a file is that may be named by a link; empty if that is no affair of this layer."""
+        """Returns the path that a link, or a chain of links, leads to; empty if that is outside of
+        this layer."""
         for _ in range(16):
             place = self.place(key)
             if not os.path.islink(place):
@@ -266,7 +270,7 @@ class Layer:
         _makedirs(self.private(head), exist_ok=True)
 
     def _copy_up(self, key: str) -> None:
-        """Brings what is there into the layer, with all that is in it."""
+        """Copies a file or a folder with all its content into the layer."""
         place, private = self.place(key), self.private(key)
         if os.path.isdir(place) and not os.path.islink(place):
             names = list(self.names(key))

@@ -1,4 +1,4 @@
-"""Two meshes over the same devices in the same order (jax)."""
+"""Restates shardings on another mesh over the same devices in the same order (jax)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None:
-    """What a sharding on another mesh is on `own`.
+    """Returns a sharding on another mesh as one on `own`.
 
-    Only for a mesh of one axis (besides those of size 1) over the same devices in the same order:
-    that axis is all axes of the own mesh together.
+    This is possible for a mesh of one axis (besides axes of size 1) over the same devices in the
+    same order: its axis stands for all axes of `own` together.
 
     Args:
-      count: devices of the mesh for which `own` stands, where that may have others: a mesh of as
-        many, in jax's order, counts as one of the same devices.
+      count: number of devices of the mesh that `own` replaces, if their devices may differ. A mesh
+        of as many devices in jax's order then counts as one of the same devices.
 
     Returns:
-      None if it is on `own` already, or cannot be said there.
+      The sharding; None if it is on `own` already, or cannot be stated there.
     """
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None

@@ -1,11 +1,11 @@
-"""Guards and modes that a script sets: its own code runs inside of them, automesh outside (jax).
+"""Applies the guards and modes that a script sets to its own code, but not to automesh's (jax).
 
 A transfer guard refuses the transfers with which automesh places arguments, strict promotion
-refuses sums of its own, NaN checks run on whatever it computes; all of these would blame the
-script. They change neither the program nor the numbers of a step.
+refuses automesh's own sums, and NaN checks run on all that automesh computes. Each error would be
+blamed on the script. Modes change neither the program nor the numbers of a step.
 
-Private are the settings of `jax.config` with their values of a thread; looked at in jax 0.10.1 to
-0.12.0.1.
+Private in jax: the settings of `jax.config` with their values for one thread. Checked with jax
+0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-# Settings, with the value that checks nothing.
+# The settings, each with the value that checks nothing.
 _MODES: dict[str, Any] = {
     "jax_transfer_guard": None,
     "jax_transfer_guard_host_to_device": None,
@@ -39,12 +39,12 @@ _MODES: dict[str, Any] = {
 
 
 Modes = tuple[tuple[Any, Any], ...]
-"""Settings of jax, with what they say."""
+"""Settings of jax, each with its value."""
 
 
 @contextmanager
 def outside_of_modes() -> Generator[None]:
-    """The body is automesh's own work: no guard and no mode of the user's is in force."""
+    """Suspends the user's guards and modes during the body, which is automesh's own work."""
     with ExitStack() as stack:
         for one, quiet in _in_force():
             stack.enter_context(one("allow" if quiet is None else quiet))
@@ -53,7 +53,7 @@ def outside_of_modes() -> Generator[None]:
 
 @contextmanager
 def inside(modes: Modes) -> Generator[None]:
-    """The body is the user's code: `modes` are in force again, see `modes_in_force`."""
+    """Applies modes again during the body, which is the user's code; see `modes_in_force`."""
     with ExitStack() as stack:
         for one, value in modes:
             stack.enter_context(one(value))
@@ -61,7 +61,7 @@ def inside(modes: Modes) -> Generator[None]:
 
 
 def modes_in_force() -> Modes:
-    """The settings of the user's that are no usual ones, with their values."""
+    """Returns the settings that the user has changed, each with its value."""
     return tuple((one, one.value) for one, _ in _in_force())
 
 
@@ -72,19 +72,19 @@ def take_back_modes() -> None:
 
 
 def thread_values() -> list[tuple[Any, Any]]:
-    """What settings say in this thread, where that is not what they say everywhere."""
+    """Returns the settings that can have a value for this thread alone, each with that value."""
     return [(one, one.get_local()) for one in _holders().values() if hasattr(one, "get_local")]
 
 
 def put_back_thread_values(kept: list[tuple[Any, Any]]) -> None:
-    """Undoes what was set for this thread since `thread_values`."""
+    """Restores the values of this thread that `thread_values` has returned."""
     settings: Any = importlib.import_module("jax._src.config")
     nothing = getattr(getattr(settings, "config_ext", None), "unset", None)
     for one, value in kept:
         if one.get_local() is value:
             continue
         one.set_local(value)
-        # As jax's own context managers do when they end.
+        # The context managers of jax call this hook, too, when they end.
         hook = getattr(one, "_update_thread_local_hook", None)
         if hook is not None:
             hook(None if value is nothing else value)
@@ -99,7 +99,7 @@ def _in_force() -> Iterator[tuple[Any, Any]]:
 
 
 def _is_quiet(value: Any, quiet: Any) -> bool:
-    # Of the kinds of promotion jax makes members of an enumeration.
+    # jax states kinds of promotion as members of an enumeration.
     said = getattr(value, "value", value)
     return said in ("allow", None) if quiet is None else said == quiet
 

@@ -1,4 +1,4 @@
-"""A script fails because it names a number of devices that it was not shown (jax)."""
+"""Finds the number of devices that a script wants, where it failed with another number (jax)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from automesh.package import is_users_file
 from automesh.program.capture.world.told import want_devices
 
-# Sizes of a mesh in a message: `(2, 4)`, `(8,)`.
+# The sizes of a mesh in a message: `(2, 4)`, `(8,)`.
 _SIZES = re.compile(r"[(\[](\d+(?:, ?\d+)*),?[)\]]")
 _ABOUT = re.compile(r"device|reshape", re.I)
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.]*\d)")
@@ -35,8 +35,8 @@ def note_wanted_devices(error: Exception) -> None:
 
 
 def _from_message(text: str, shown: int) -> int:
-    """The product of the sizes that a message names beside the number of devices; 0 if it does not
-    speak of that."""
+    """Returns the product of the sizes that a message names together with the number of devices; 0
+    if it does not name both."""
     if not _ABOUT.search(text) or not re.search(rf"\b{shown}\b", text):
         return 0
     for sizes in _SIZES.findall(text):
@@ -47,8 +47,9 @@ def _from_message(text: str, shown: int) -> int:
 
 
 def _from_words(error: Exception, shown: int) -> int:
-    """The one other number that a check of the script's own names beside that of the devices, as in
-    `16 devices do not match the product of the mesh, 8`; 0 if there is none, or more than one."""
+    """Returns the only other number in the message of the script's own check, where the message
+    also names the number of devices, as in `16 devices do not match the product of the mesh, 8`; 0
+    if there is none, or more than one."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or not is_users_file(frames[-1].filename):
         return 0
@@ -62,7 +63,8 @@ def _from_words(error: Exception, shown: int) -> int:
 
 
 def _from_line(error: Exception, shown: int) -> int:
-    """The number that the failing line, or the one above it, checks the devices by; 0 if none."""
+    """Returns the number with which the failing line, or the line above it, compares the number of
+    devices; 0 if there is none."""
     frames = [
         one for one in traceback.extract_tb(error.__traceback__) if is_users_file(one.filename)
     ]

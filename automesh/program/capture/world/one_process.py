@@ -1,11 +1,11 @@
-"""A script that is run up to its step is the only process of its job (jax).
+"""Makes a script that is run up to its step believe that it is the only process of its job (jax).
 
-`jax.distributed.initialize` connects to nothing. After it all that libraries ask says that there is
-one process: `jax.distributed.is_initialized`, the process id and the number of processes that jax
-keeps, and a client whose barriers are passed at once and whose keys are kept in this process.
+`jax.distributed.initialize` connects to nothing. Afterwards libraries find one process, wherever
+they ask: `jax.distributed.is_initialized`, the process id and the number of processes that jax
+keeps, and a client with barriers that are passed at once and keys that are kept in this process.
 
-Private is `jax._src.distributed.global_state`, which orbax, etils and others read; looked at in jax
-0.10.1 to 0.12.0.1.
+Private in jax: `jax._src.distributed.global_state`, which orbax, etils and others read. Checked
+with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from jax.errors import JaxRuntimeError
 from automesh.program.absent.device_queries import attached, hidden_processes
 from automesh.program.capture.world.told import tell
 
-# What no thread has set by then will not come.
+# Seconds to wait for a key: what no thread has set by then will not come.
 _LONGEST_WAIT_S = 10.0
 _FIELDS = ("client", "process_id", "num_processes", "coordinator_address")
 
 
 @dataclass(slots=True)
 class _OneProcessState:
-    """Of this process.
+    """Whether this process pretends to be the only one of its job.
 
     Attributes:
-      is_captured: a script is being run up to its step.
-      is_joined: it has called `jax.distributed.initialize`.
+      is_captured: whether a script is being run up to its step.
+      is_joined: whether the script has called `jax.distributed.initialize`.
     """
 
     is_captured: bool = False
@@ -54,23 +54,23 @@ class LonelyClient:
         self._is_set = threading.Condition()
 
     def connect(self) -> None:
-        """There is nobody to connect to."""
+        """Does nothing: there is no other process to connect to."""
 
     def shutdown(self) -> None:
-        """There is nothing to be ended."""
+        """Does nothing: there is nothing to end."""
 
     def wait_at_barrier(self, *args: Any, **kwargs: Any) -> None:
         """All processes are here."""
 
     def get_live_nodes(self, *_: Any, **__: Any) -> dict[int, Any]:
-        """Process 0, which is alive."""
+        """Returns process 0, which is alive."""
         return {0: None}
 
     def key_value_set(self, key: str, value: Any, allow_overwrite: bool = False) -> None:
         """Keeps a value.
 
         Raises:
-          JaxRuntimeError: there is one already, and it may not be replaced.
+          JaxRuntimeError: the key has a value already, which may not be replaced.
         """
         with self._is_set:
             if key in self._values and not allow_overwrite:
@@ -81,10 +81,10 @@ class LonelyClient:
     key_value_set_bytes = key_value_set
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int = 0) -> Any:
-        """The value of a key, once a thread of this process has set it.
+        """Waits until a thread of this process has set a key, and returns the value.
 
         Raises:
-          JaxRuntimeError: none has in time: there is no other process that could.
+          JaxRuntimeError: no thread has set it in time; there is no other process that could.
         """
         limit_s = min(timeout_in_ms / 1000, _LONGEST_WAIT_S)
         with self._is_set:
@@ -97,10 +97,10 @@ class LonelyClient:
     blocking_key_value_get_bytes = blocking_key_value_get
 
     def key_value_try_get(self, key: str) -> Any:
-        """The value of a key.
+        """Returns the value of a key.
 
         Raises:
-          JaxRuntimeError: there is none.
+          JaxRuntimeError: it has no value.
         """
         if key not in self._values:
             raise JaxRuntimeError(f"NOT_FOUND: Config key {key} not found.")
@@ -109,20 +109,20 @@ class LonelyClient:
     key_value_try_get_bytes = key_value_try_get
 
     def key_value_increment(self, key: str, increment: int = 1) -> int:
-        """Adds to a number that is kept as text."""
+        """Adds to a number that is kept as text, and returns the sum."""
         value = int(self._values.get(key, 0)) + increment
         self._values[key] = str(value)
         return value
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, Any]]:
-        """All keys below one, with their values."""
+        """Returns all keys below a given one, with their values."""
         folder = key if key.endswith("/") else f"{key}/"
         return [pair for pair in self._values.items() if pair[0].startswith(folder)]
 
     key_value_dir_get_bytes = key_value_dir_get
 
     def key_value_delete(self, key: str) -> None:
-        """Forgets a key, and all below it."""
+        """Deletes a key and all keys below it."""
         folder = f"{key.rstrip('/')}/"
         for one in [one for one in self._values if one == key or one.startswith(folder)]:
             del self._values[one]
@@ -130,14 +130,14 @@ class LonelyClient:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What jax's own state said before a run."""
+    """jax's own state before a run."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @contextmanager
 def alone() -> Generator[None]:
-    """While the body runs, the script is the only process of its job."""
+    """Makes the script of the body the only process of its job."""
     _install()
     state = _global_state()
     kept = _Kept(values={name: getattr(state, name) for name in _FIELDS if hasattr(state, name)})
@@ -166,7 +166,7 @@ def _install() -> None:
 
     def initialize() -> None:
         _STATE.is_joined = True
-        # jax would give the client to the devices that it makes.
+        # jax would hand the client to the devices that it makes.
         attached()
         state = _global_state()
         state.client, state.process_id, state.num_processes = LonelyClient(), 0, 1

@@ -1,11 +1,11 @@
-"""What a run of a script leaves in force is taken back before the next one (jax).
+"""Restores, before the next run, what a run of a script has changed in this process (jax).
 
-Taken back at once: meshes in force, and the modes in which jax checks what a script does, since
-automesh works on in this process. Settings of jax that its step was traced with (`jax_enable_x64`)
-stay until the next run begins: its program is lowered and run with them.
+Meshes in force, and the modes in which jax checks what a script does, are restored at once, since
+automesh works on in this process. Settings of jax with which the step was traced (`jax_enable_x64`)
+stay until the next run begins, since the step is lowered and run with them.
 
-Private are the settings of `jax.config` with their values of a thread, the mesh of `with mesh:`,
-and what absl keeps of flags; looked at in jax 0.10.1 to 0.12.0.1 and absl 2.
+Private in jax and absl: the settings of `jax.config` with their values for one thread, the mesh of
+`with mesh:`, and absl's table of flags. Checked with jax 0.10.1 to 0.12.0.1 and absl 2.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from automesh.program.capture.world.modes import (
     thread_values,
 )
 
-# Where jax keeps the mesh in force, by the module that has it.
+# The modules of jax that keep a mesh in force, each with the attribute that holds it.
 _CONTEXTS = {
     "jax._src.mesh": ("abstract_mesh_context_manager", "device_context"),
     "jax._src.config": (
@@ -47,10 +47,10 @@ _CONTEXTS = {
 
 @dataclass(slots=True)
 class _PutBackState:
-    """Of this process.
+    """What the runs of this process start from.
 
     Attributes:
-      settings: of jax for the whole process, before the first run.
+      settings: jax's settings for the whole process, before the first run.
     """
 
     settings: dict[str, Any] | None = None
@@ -61,7 +61,8 @@ _STATE = _PutBackState()
 
 @contextmanager
 def taken_back() -> Generator[None]:
-    """Puts back what the body leaves in force, and begins as the first run of this process did."""
+    """Runs the body with the settings that the first run of this process began with, then restores
+    what the body leaves in force."""
     _begin_as_the_first()
     before = [one() for one in (_process, _logging, _numpy, _mesh_in_force, _absl)]
     try:
@@ -84,7 +85,8 @@ def _begin_as_the_first() -> None:
         return
     for name, value in _STATE.settings.items():
         if holders[name].get_global() != value:
-            # Some refuse once jax has its devices: they were not changed since then.
+            # Some settings refuse changes once jax has its devices; these were not changed since
+            # then.
             with suppress(RuntimeError):
                 config.update(name, value)
 
@@ -111,12 +113,13 @@ def _process() -> Callable[[], None]:
         sys.setrecursionlimit(limit)
         known_filters[:] = filters
         start._default_context._actual_context = method
-        # What the script has set to go off later would find its handlers gone, and end the process.
+        # A timer of the script that goes off later would find its handler gone, and end the
+        # process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                # What C code has set cannot be set from Python.
+                # A handler that C code has set cannot be set from Python.
                 if handler is not None and signal.getsignal(number) is not handler:
                     signal.signal(number, handler)
 
@@ -162,7 +165,7 @@ def _mesh_in_force() -> Callable[[], None]:
             if hasattr(one, "get_local"):
                 contexts.append((one, one.get_local()))
     settings = thread_values()
-    # That of `with mesh:`.
+    # The mesh of `with mesh:`.
     resources: Any = getattr(importlib.import_module("jax._src.mesh"), "thread_resources", None)
     env, stack = getattr(resources, "env", None), list(getattr(resources, "stack", ()))
 
@@ -179,7 +182,8 @@ def _mesh_in_force() -> Callable[[], None]:
 
 
 def _absl() -> Callable[[], None]:
-    """absl keeps flags for the whole process and refuses to define one twice."""
+    """Returns what restores absl's flags: absl keeps them for the whole process and refuses to
+    define one twice."""
     flags: Any = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
     known: dict[str, Any] = {name: flags[name] for name in flags} if flags is not None else {}
 
@@ -195,7 +199,7 @@ def _absl() -> Callable[[], None]:
         for name in set(flags) - known.keys():
             if name in flags and (_is_users(owners.get(name, "")) or "." in name):
                 delattr(flags, name)
-        # Those of libraries stay, since their modules do; whoever defines them anew may.
+        # Flags of libraries stay, since their modules do; they may be defined anew.
         for name in set(flags):
             if flags[name] is not known.get(name):
                 flags[name].allow_override = True

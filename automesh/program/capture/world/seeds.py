@@ -1,10 +1,11 @@
-"""Every run of a script draws the same random numbers (jax).
+"""Makes every run of a script draw the same random numbers (jax).
 
-What the script seeds itself is as it says; what it leaves to chance, or seeds by the clock, is the
-same in every run and in every process, so that the steps of two meshes can be compared.
+A generator that the script seeds keeps this seed. A generator without a seed, or with one that is
+made of the time, gets the same seed in every run and in every process, so that the steps of two
+meshes can be compared.
 
-Private are `random._urandom` and numpy's `bit_generator.randbits`, from which generators without a
-seed take theirs; where one of them is missing, those generators differ from run to run.
+Private in Python and numpy: `random._urandom` and `bit_generator.randbits`, from which generators
+without a seed take one. Where one of them is missing, those generators differ from run to run.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import numpy as np
 from automesh.program.capture.world.told import tell
 
 _SEED = 20240229
-# A seed that lies so near to the present time, in seconds, is made of it.
+# A seed within so many seconds of the present time counts as made of the time.
 _NEAR_S = 3600.0
 _SCALES = (1, 10**3, 10**6, 10**9)  # seconds, milliseconds, microseconds, nanoseconds
 
 
 class _Entropy:
-    """What is asked of chance, from a counter."""
+    """Bytes and bits that seem random, made from a counter."""
 
     def __init__(self) -> None:
         self._drawn = itertools.count()
@@ -52,7 +53,7 @@ class _Entropy:
 
 @contextmanager
 def repeatable() -> Generator[None]:
-    """While the body runs, what draws at random draws the same numbers every time."""
+    """Makes generators draw the same numbers every time while the body runs."""
     kept_random, kept_numpy = random.getstate(), np.random.get_state()
     originals: list[tuple[Any, str, Any]] = []
 
@@ -84,14 +85,16 @@ def repeatable() -> Generator[None]:
 
 
 def _seed_torch() -> None:
-    """In a process where torch was used before; a new one has the same seed each time."""
+    """Seeds torch where it was used before in this process; in a new process it always has the same
+    seed."""
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "manual_seed"):
         torch.manual_seed(_SEED)
 
 
 def _seeding(original: Callable[..., None], entropy: _Entropy) -> Callable[..., None]:
-    """`random.Random.seed`, which asks the operating system itself where it is given nothing."""
+    """Returns a `random.Random.seed` that asks `entropy` where it gets no seed; the original would
+    ask the operating system."""
 
     @functools.wraps(original)
     def seed(self: Any, a: Any = None, version: int = 2) -> None:
@@ -101,7 +104,8 @@ def _seeding(original: Callable[..., None], entropy: _Entropy) -> Callable[..., 
 
 
 def _by_the_clock(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose first argument is a seed."""
+    """Returns a function whose first argument is a seed, which is replaced if it is made of the
+    time."""
 
     @functools.wraps(original)
     def seeded(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +119,7 @@ def _by_the_clock(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steady(seed: Any) -> Any:
-    """A seed; the same every time if it is the present time."""
+    """Returns a seed; a fixed one if it is the present time."""
     if isinstance(seed, bool) or not isinstance(seed, int | float):
         return seed
     now_s = time.time()

@@ -1,8 +1,9 @@
-"""What a run up to the step leaves out: profiles, and without arrays what orbax saves (jax).
+"""Leaves out of a run up to the step its profiles, and what orbax saves if the run has no arrays
+(jax).
 
-A profile of such a run is of no use, and one that is begun is in force until it is ended. What
-orbax saves with arrays goes to the private layer; saves that it does in the background are waited
-for at the end of the run, while that is there.
+A profile of such a run is of no use, and would go on after the run until somebody ends it. In a run
+with arrays, orbax saves to the private layer. Saves in the background are waited for at the end of
+the run, while the layer still exists.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from automesh.program.capture.abstract_arrays import is_without_arrays, needed_a
 from automesh.program.capture.foreign.imported import changed_when_imported
 from automesh.program.capture.world.told import tell
 
-# Classes of orbax that save; the first argument is a folder, for a manager a step.
+# Classes of orbax that save; the first argument of `save` is a folder, for a manager a step.
 _SAVERS = ("CheckpointManager", "Checkpointer", "AsyncCheckpointer")
 _LONGEST_SAVE_S = 20.0
 _PROFILER: dict[str, Callable[..., Any]] = {
@@ -37,7 +38,7 @@ _PROFILER: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def left_out() -> Generator[None]:
-    """While the body runs, these do nothing."""
+    """Makes profilers, and orbax without arrays, do nothing while the body runs."""
     replaced: list[tuple[Any, str, Any]] = []
     saved = _Saved()
 
@@ -68,11 +69,12 @@ def left_out() -> Generator[None]:
 
 @dataclass(slots=True)
 class _Saved:
-    """What a run has saved with orbax.
+    """What a run has saved with orbax, and what it would have saved.
 
     Attributes:
       savers: objects that have saved arrays.
-      left_out: what was not saved, for want of arrays: by manager the steps, else folders.
+      left_out: what was not saved, because the arrays have no data: the steps of each manager, and
+        folders.
     """
 
     savers: list[Any] = field(default_factory=list[Any])
@@ -93,7 +95,7 @@ def _saving(original: Any, saved: _Saved) -> Callable[..., Any]:
             tell("what the script saves with orbax was not saved: it is run without its arrays")
             if not _is_manager(self):
                 return saved.folders.append(os.fspath(where))
-            saved.savers.append(self)  # Kept alive: it is known by its identity.
+            saved.savers.append(self)  # Kept alive, as it is recognized by its identity.
             saved.steps(self).append(where)
             return True
         if all(one is not self for one in saved.savers):
@@ -143,7 +145,7 @@ def _named(where: Any) -> Any:
 def _wait_for(saving: list[Any]) -> None:
     def wait() -> None:
         for one in saving:
-            with suppress(Exception):  # What fails in the background is no affair of the step.
+            with suppress(Exception):  # A failed save does not concern the step.
                 one.wait_until_finished()
 
     if saving:

@@ -28,10 +28,11 @@ from automesh.program.script.notebook import CodeCell, cell_name, cells_of
 from automesh.program.script.started import ENTRY, MODULE
 from automesh.reading import read_bytes
 
-# What a notebook says to IPython: a magic or a shell command, help, or the result of one of these.
+# Lines of a notebook that are for IPython: a magic or a shell command, help, or the result of one
+# of these.
 _LINE_MAGIC = re.compile(r"\s*(%|!|\?)|.*[^#\s]\?{1,2}\s*$")
 _ASSIGNED = re.compile(r"(\s*)([\w, ]+?)\s*=\s*[%!]")
-# Magics of whole cells whose text is Python that runs all the same.
+# Magics of whole cells whose text is Python, which is run.
 _PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
 
 
@@ -40,11 +41,11 @@ def start(entry: Entry, *, ends: Callable[[Exception], bool] = lambda _: False) 
     path that it would have.
 
     Args:
-      ends: of an error in a cell of a notebook, whether the rest is not run.
+      ends: whether an error in a cell of a notebook keeps the remaining cells from being run.
 
     Raises:
       UsageError: there is no such console script, or a notebook cannot be read.
-      BaseException: whatever the program raises.
+      BaseException: any error that the program raises.
     """
     path = Path(entry.location)
     if entry.start and any(f"/{folder}/" in entry.location for folder in INSTALLED):
@@ -68,7 +69,7 @@ def start(entry: Entry, *, ends: Callable[[Exception], bool] = lambda _: False) 
 
 
 def _package_of(path: Path) -> str:
-    """The folder of the installed package that a file belongs to."""
+    """Returns the folder of the installed package that a file belongs to."""
     inside = next(parent for parent in path.parents if parent.name in INSTALLED)
     return str(inside / path.relative_to(inside).parts[0])
 
@@ -92,11 +93,11 @@ def _console_script(name: str, argv: tuple[str, ...]) -> None:
 
 
 def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
-    """Runs the code cells of a notebook in their order, without what is for IPython alone.
+    """Runs the code cells of a notebook in their order, without lines that are for IPython alone.
 
-    After a cell that fails the next ones are run, as people do in Jupyter: many notebooks show what
-    does not work. Where a cell that nobody marked as one of these fails, its error is raised at the
-    end.
+    After a cell that fails the next cells are run, as people do in Jupyter: many notebooks show
+    what does not work, and mark such cells. If a cell without this mark fails, its error is raised
+    at the end.
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
@@ -115,7 +116,7 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
                 if awaited is not None:
                     asyncio.run(_awaiting(awaited))
             except UsageError:
-                raise  # It needs something of automesh that is not there.
+                raise  # The cell needs what this run cannot give it.
             except Exception as error:
                 if ends(error):
                     raise
@@ -137,8 +138,8 @@ async def _awaiting(cell: Any) -> None:
 
 
 def _shell_modules() -> dict[str, types.ModuleType]:
-    """What stands for IPython where it is not installed: Jupyter always has it, and notebooks
-    import what shows their results. It shows nothing."""
+    """Makes modules that replace IPython where it is not installed, and show nothing. Jupyter
+    always has IPython, and notebooks import from it what shows their results."""
     if "IPython" in sys.modules or importlib.util.find_spec("IPython") is not None:
         return {}
     shell = types.ModuleType("IPython")
@@ -160,10 +161,10 @@ def _in_words(error: Exception) -> str:
 
 
 def code_cells(path: Path) -> list[CodeCell]:
-    """The code cells of a notebook as Python, line by line as they stand in it.
+    """Returns the code cells of a notebook as Python, with the same lines.
 
     Raises:
-      UsageError: the file is no notebook.
+      UsageError: the file is not a notebook.
     """
     cells = cells_of(read_bytes(path, limit_bytes=SCRIPT_BYTES), path.name)
     return [replace(cell, text=_python(cell.text)) for cell in cells]

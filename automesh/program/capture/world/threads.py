@@ -1,5 +1,5 @@
-"""Threads that a script has started end when its run is over, and none of them ends the process
-(no jax)."""
+"""Ends the threads that a script has started when its run is over, and keeps them from ending the
+process (no jax)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 _ENDED: set[int] = set()
-# Runs that are going on.
+# The runs in progress.
 _RUNS = [0]
 _leave = os._exit
 
 
 @contextmanager
 def ended_with_the_run() -> Generator[None]:
-    """Threads that the body starts, and that are there when it ends, end at what they do next with
-    jax or with files."""
+    """Makes each thread that the body has started, and that still runs when the body ends, end at
+    its next use of jax or of files."""
     _hook_exit(os.getpid())
     before = {one.ident for one in threading.enumerate()}
     _ENDED.intersection_update(one for one in before if one is not None)
@@ -33,18 +33,18 @@ def ended_with_the_run() -> Generator[None]:
 
 
 def end_foreign_thread() -> None:
-    """Ends a thread that a script has started whose run is over.
+    """Ends the calling thread if a script has started it whose run is over.
 
     Raises:
-      SystemExit: this is one; Python lets such a thread end without a word.
+      SystemExit: this is such a thread; Python ends it without a message.
     """
     if _ENDED and threading.get_ident() in _ENDED:
         raise SystemExit
 
 
 def _hook_exit(process: int) -> None:
-    """Makes `os._exit` what `sys.exit` is while a script is run, and for its threads behind the
-    end of the run: it would end automesh's process. Processes that the script forks end as ever."""
+    """Makes `os._exit` act like `sys.exit` while a script is run, and for its threads after the
+    run, as it would end automesh's process. Processes that the script forks end as usual."""
     if os._exit is not _leave:
         return
 

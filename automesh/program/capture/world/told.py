@@ -1,4 +1,4 @@
-"""What the user should know of the world in which a script was run: one sentence each (no jax)."""
+"""Collects what the user should know of a run of a script, one sentence each (no jax)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _MessagesState:
-    """Of this process.
+    """What this process keeps of the last run.
 
     Attributes:
-      sentences: of the last run, each once, in the order in which they came up.
-      devices: how many devices the script wanted instead of those that it was shown; 0 if it took
-        what there was.
-      failed_at: file and line of the script's code that raised; none if it did not fail.
+      sentences: what the user should know, each sentence once, in the order in which they were
+        added.
+      devices: how many devices the script wanted instead of those that it was shown; 0 if it used
+        those.
+      failed_at: file and line of the script's code that raised an error; None if the script did not
+        fail.
     """
 
     sentences: dict[str, None] = field(default_factory=dict[str, None])
@@ -25,7 +27,7 @@ _STATE = _MessagesState()
 
 
 def forget() -> None:
-    """A new run begins."""
+    """Forgets the last run, as a new one begins."""
     _STATE.sentences.clear()
     _STATE.devices, _STATE.failed_at = 0, None
 
@@ -36,25 +38,25 @@ def tell(sentence: str) -> None:
 
 
 def told() -> tuple[str, ...]:
-    """The sentences of the last run."""
+    """Returns the sentences of the last run."""
     return tuple(_STATE.sentences)
 
 
 def want_devices(count: int) -> None:
-    """The script failed, because it makes a mesh of `count` devices."""
+    """Notes down that the script failed because it makes a mesh of `count` devices."""
     _STATE.devices = count
 
 
 def wanted_devices() -> int:
-    """How many devices the last run wanted; 0 if it took those that it was shown."""
+    """Returns how many devices the last run wanted; 0 if it used those that it was shown."""
     return _STATE.devices
 
 
 def fail_at(file: str, line: int) -> None:
-    """The script raised something in a line of its own."""
+    """Notes down at which line of its own code the script raised an error."""
     _STATE.failed_at = (file, line)
 
 
 def failed_at() -> tuple[str, int] | None:
-    """File and line at which the last run failed; None if it did not."""
+    """Returns the file and line at which the last run failed; None if it did not fail."""
     return _STATE.failed_at

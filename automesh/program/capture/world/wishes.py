@@ -1,9 +1,9 @@
-"""What a script wishes of jax's devices, by settings and variables in its first lines (jax).
+"""Reads which devices a script asks jax for, by settings and variables in its first lines (jax).
 
-Where the target says how many devices there are, jax has started before the script's first line,
-and a wish that comes too late is passed over with a notice; by itself such a script would get its
-wish. Where the target is this machine as it is, jax starts when the script asks for devices, so its
-wish holds.
+Where the target says how many devices there are, jax has started before the script's first line.
+The script's setting then comes too late and is ignored with a notice, though it would work in a run
+without automesh. Where the target is this machine as it is, jax starts when the script asks for
+devices, so its setting works.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from automesh.program.capture.world.told import tell
 
 _COUNT, _FLAGS = "jax_num_cpu_devices", "XLA_FLAGS"
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
-# Settings that choose devices: passed over once jax has found its own.
+# Settings that choose devices: they are ignored once jax has found its devices.
 _OF_DEVICES = frozenset({_COUNT, "jax_platforms", "jax_platform_name"})
-# jax's words for a setting that comes too late.
+# jax's message for a setting that comes too late.
 _TOO_LATE = re.compile(r"before (any )?(jax )?backends? (are|is)|before JAX computations", re.I)
 
 
 @dataclass(slots=True)
 class _State:
-    """Of this process."""
+    """What this process knows of the settings of the script in progress."""
 
     is_captured: bool = False
     is_installed: bool = False
@@ -45,10 +45,10 @@ _STATE = _State()
 
 @contextmanager
 def wishes_heard(*, is_late: bool) -> Generator[None]:
-    """While the body runs, settings of jax that come too late are passed over.
+    """Ignores settings of jax that come too late while the body runs.
 
     Args:
-      is_late: True if jax has started, as it has where the target says how many there are.
+      is_late: whether jax has started, as it has where the target says how many devices there are.
     """
     _install()
     _STATE.is_captured, _STATE.is_late, _STATE.asked = True, is_late, 0
@@ -69,12 +69,13 @@ def wishes_heard(*, is_late: bool) -> Generator[None]:
 
 
 def has_started() -> bool:
-    """Whether jax has its devices already: what is wished of them comes too late."""
+    """Whether jax has its devices already, so that settings for them come too late."""
     return bool(importlib.import_module("jax._src.xla_bridge").backends_are_initialized())
 
 
 def devices_asked_for() -> int:
-    """How many virtual CPU devices the last run asked for and got; 0 if it asked for none."""
+    """Returns how many virtual CPU devices the last run asked for and got; 0 if it asked for
+    none."""
     return _STATE.asked
 
 
