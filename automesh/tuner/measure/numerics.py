@@ -61,6 +61,11 @@ _NOTHING_TO_COMPARE = (
     "meshes compute the same: let it return its loss"
 )
 
+_NO_NUMBERS = (
+    "the step returns no loss, and its first update of `{path}` is not a number, so nothing shows "
+    "whether meshes compute the same: look at its data, and whether its learning rate is too large"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -378,7 +383,9 @@ def _compare(reference: Reference, answer: VisitAnswer) -> Agreement:
     dtype = answer.loss_dtype
     is_silent = not (reference.losses or answer.losses)
     if is_silent and not compared_updates(reference.updates, answer.updates):
-        return Agreement(verdict="unverified", detail=_NOTHING_TO_COMPARE)
+        overflown = next((one.path for one in answer.updates if not one.is_finite), "")
+        nothing = _NO_NUMBERS.format(path=overflown) if overflown else _NOTHING_TO_COMPARE
+        return Agreement(verdict="unverified", detail=nothing)
     found = Agreement(verdict="agree")
     if not is_silent:
         found = compare_losses(reference.losses, answer.losses, dtype)

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field, replace
 from automesh.mesh.axes import MAPPING, Plan
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
-from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
+from automesh.program.infer.nouns import (
+    ArrayClasses,
+    CautionKind,
+    DimensionClass,
+    Role,
+    StepClasses,
+)
 from automesh.program.infer.search.nothing import nothing_held, nothing_to_split
 from automesh.program.infer.search.shares import shares_of
 from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
@@ -228,7 +234,12 @@ class _Chosen:
 
         # A batch that no argument and no constraint has, such as rows that the step holds and uses
         # all of, would be split nowhere.
-        placed = {dim for one in classes.arguments if one.role not in _STATE for dim in one.dims}
+        placed = {
+            dim
+            for one in classes.arguments
+            if one.role not in _STATE or one.role is Role.STATISTIC
+            for dim in one.dims
+        }
         placed |= {dim for one in (*classes.inner, *classes.activations) for dim in one.dims}
         batches = tuple(
             sorted(
@@ -281,7 +292,7 @@ class _Chosen:
         weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
-            if array.role not in _STATE:
+            if not self._is_state(array):
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
@@ -296,6 +307,14 @@ class _Chosen:
             if owner is not None and number in found and arrays[owner].shape == array.shape:
                 found[number] = found.get(owner, found[number])
         return found
+
+    def _is_state(self, array: ArrayClasses) -> bool:
+        """Whether an array is part of the training state. One that is carried with a row for each
+        of the batch, as the state of a recurrent network or of environments, is split like data."""
+        rows = {one.name for one in self.batches}
+        return array.role in _STATE and not (
+            array.role is Role.STATISTIC and rows.intersection(array.dims)
+        )
 
     def _class(self, name: str) -> DimensionClass | None:
         return next((one for one in self.classes.classes if one.name == name), None)
@@ -351,10 +370,9 @@ class _Chosen:
     def split_of(self, number: int, names: frozenset[str]) -> Split:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
-        is_state = array.role in _STATE
         if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
-        if not is_state:
+        if not self._is_state(array):
             rows = {one.name for one in self.batches}
             rows |= {self.sequence.name} if self.sequence is not None else set()
             return _of_classes(array.dims, len(array.shape), names & rows)
@@ -457,6 +475,11 @@ def _is(one: DimensionClass, name: str) -> bool:
 
 
 def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
+    """Splits each class in the first of its dimensions: no axis can split two of an array, such as
+    the nodes of a matrix of neighbours."""
     if not dims:
         return tuple(() for _ in range(rank))
-    return tuple((name,) if name in names else () for name in dims)
+    return tuple(
+        (name,) if name in names and name not in dims[:place] else ()
+        for place, name in enumerate(dims)
+    )
