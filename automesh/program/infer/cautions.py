@@ -248,9 +248,11 @@ def _of_whole_step(
             about=name,
         )
     if not any(array.role == Role.LOSS for array in results):
+        has_state = any(array.role != Role.OUTPUT for array in results)
         yield Caution(
             kind=CautionKind.NO_LOSS,
-            text="no loss comes out: numerics are compared by the state",
+            text="no loss comes out: numerics are compared by "
+            + ("the state" if has_state else "what is returned"),
         )
     if turns != 1:
         how_many = f"{turns:,}" if turns else "an unknown number of"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Numerics
-from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
+from automesh.program.nouns import RESULT, ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
 from automesh.tuner.measure.schedule import (
     Calibration,
     Subject,
@@ -62,8 +62,8 @@ _NOTHING_TO_COMPARE = (
 )
 
 _NO_NUMBERS = (
-    "the step returns no loss, and its first update of `{path}` is not a number, so nothing shows "
-    "whether meshes compute the same: look at its data, and whether its learning rate is too large"
+    "the step returns no loss, and {what} is not a number, so nothing shows whether meshes compute "
+    "the same: look at its data, and whether its learning rate is too large"
 )
 
 
@@ -236,7 +236,7 @@ def _has_other_values(there: ArgumentDigest, here: ArgumentDigest) -> bool:
 
 def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, str]:
     """How far two updates are apart, as a share of what is allowed, and a sentence on it."""
-    name = f"the first update of `{here.path}`"
+    name = _named(here)
     if there.is_finite != here.is_finite:
         where = "the reference" if here.is_finite else "this mesh"
         return math.inf, f"{name} is not a number on {where} alone"
@@ -260,6 +260,11 @@ def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, s
         f"{name} differs: its norm is {ratio:.3g} times the reference's, and the two are "
         f"{apart / scale:.2g} of it apart, {allowed / scale:.2g} allowed for {dtype}"
     )
+
+
+def _named(one: LeafUpdate) -> str:
+    is_result = one.path.startswith(RESULT)
+    return f"{'what the first step returns,' if is_result else 'the first update of'} `{one.path}`"
 
 
 def _tolerance(dtype: str) -> float:
@@ -383,8 +388,8 @@ def _compare(reference: Reference, answer: VisitAnswer) -> Agreement:
     dtype = answer.loss_dtype
     is_silent = not (reference.losses or answer.losses)
     if is_silent and not compared_updates(reference.updates, answer.updates):
-        overflown = next((one.path for one in answer.updates if not one.is_finite), "")
-        nothing = _NO_NUMBERS.format(path=overflown) if overflown else _NOTHING_TO_COMPARE
+        overflown = next((one for one in answer.updates if not one.is_finite), None)
+        nothing = _NO_NUMBERS.format(what=_named(overflown)) if overflown else _NOTHING_TO_COMPARE
         return Agreement(verdict="unverified", detail=nothing)
     found = Agreement(verdict="agree")
     if not is_silent:
