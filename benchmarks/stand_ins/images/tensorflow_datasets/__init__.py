@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 EXAMPLES = 60_000
+Split = SimpleNamespace(TRAIN="train", TEST="test", VALIDATION="validation")
+ReadConfig = SimpleNamespace
 BATCHES = 1000
 
 
