@@ -214,13 +214,17 @@ class CompileAnswer:
     kind: Literal["compile_answer"] = "compile_answer"
 
 
+RESULT = "result"
+"""Beginning of the path of a returned array that is compared like an update."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafUpdate:
     """The update of one carried array by the first step, from elements read before and after it;
     see `automesh.program.execute.updates`.
 
     Attributes:
-      path: path of the array in the arguments.
+      path: path of the array in the arguments; of one that is returned, `RESULT` and its path.
       dtype: type of its elements.
       norm: Euclidean norm of new minus old.
       old_norm: norm of the old values, the scale of rounding errors.

@@ -62,17 +62,21 @@ def _cost(finding: Finding, plan: Plan) -> float:
 class FindingsOfPlans:
     """The findings of all plans of a search, by rule and line.
 
+    Attributes:
+      left_out: names of rules whose findings are not told.
+
     >>> FindingsOfPlans().notices(0)
     ()
     """
 
+    left_out: frozenset[str] = frozenset()
     _seen: dict[tuple[str, str, str], _Seen] = field(default_factory=dict)
 
     def add(self, plan: Plan, step_s: float, terms: Terms) -> None:
         """Adds the findings of a plan; of several arrays at one line the costliest."""
         largest: dict[tuple[str, str, str], Finding] = {}
         for finding in terms.findings:
-            if finding.is_on(plan.sizes):
+            if finding.rule not in self.left_out and finding.is_on(plan.sizes):
                 key = (finding.rule, finding.source, _named(finding))
                 known = largest.get(key)
                 if known is None or _cost(known, plan) < _cost(finding, plan):

@@ -23,10 +23,12 @@ from automesh.hardware.compilers import attached_devices_of
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel
+from automesh.ir.findings.state import REPLICATED_STATE
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
+from automesh.report.findings import FindingsOfPlans
 from automesh.report.progress import Progress
 from automesh.report.so_far import SoFar
 from automesh.report.words import partly_counted_notice, uncounted_notices
@@ -388,6 +390,7 @@ def _estimate(
         price_pipeline=price_stages,
         origin=speeds.origin,
         first=plans.baseline,
+        findings=FindingsOfPlans(left_out=_chosen_anyway(preparation)),
         standings=Standings(
             progress=propagator.progress,
             baseline=plans.baseline,
@@ -398,6 +401,14 @@ def _estimate(
     found = rung.run()
     notices = (*found.notices, *propagator.cache.skipped.notices())
     return replace(found, fabric=fabric, notices=notices)
+
+
+def _chosen_anyway(preparation: Preparation) -> frozenset[str]:
+    """The findings whose cures are plans of the search: where the script splits nothing, the search
+    tries to split the state, and the user has no shardings to mend."""
+    capture = preparation.entry.capture
+    is_inferred = capture is not None and capture.layout is not None
+    return frozenset({REPLICATED_STATE}) if is_inferred else frozenset()
 
 
 def _layout_job(

@@ -53,6 +53,13 @@ def test_a_finding_is_said_once_with_the_fastest_plan_that_has_it() -> None:
     assert "1.00 MiB" in notice and notice.endswith("[2 of 3 plans, here dp:8]")
 
 
+def test_what_a_search_tries_anyway_is_no_notice() -> None:
+    found = Finding(rule="replicated-state", array="args[1]", bytes=PART, axes=("tp",))
+    seen = FindingsOfPlans(left_out=frozenset({"replicated-state"}))
+    seen.add(plan("dp:2,tp:4"), 2.0, terms(found))
+    assert seen.notices(1) == ()
+
+
 def test_of_many_arrays_of_one_line_the_costliest_is_told() -> None:
     seen = FindingsOfPlans()
     for shape, many in (("f32[8]", 1.0), ("f32[16]", 4.0), ("f32[32]", 2.0)):

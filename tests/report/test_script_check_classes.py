@@ -12,6 +12,7 @@ from automesh.program.infer.nouns import (
     StepClasses,
 )
 from automesh.report.script_check.classes import class_lines
+from automesh.report.script_check.names import common_name
 
 
 def array(name: str, role: Role, dims: tuple[str, ...], of: int | None = None) -> ArrayClasses:
@@ -73,3 +74,11 @@ def test_many_classes_are_bounded_unless_all_are_asked_for() -> None:
     assert short[16] == ("", "24 smaller ones, not shown: --all shows each")
     assert ("roles", "data: ax, bx, cx, dx and 4 more") in short
     assert len([line for line in class_lines(many, show_all=True) if "d39 8" in line[1]]) == 1
+
+
+def test_names_are_joined_only_if_none_is_added() -> None:
+    assert common_name(["p[10].w", "p[11].w", "p[9].w"]) == "p[9..11].w"
+    assert common_name(["p[0].w", "p[2].w", "p[5].w"]) == "p[0,2,5].w"
+    # The width of a hidden layer: columns of one weight, rows of the next.
+    assert common_name(["p[0][1].0", "p[1][0].0"]) == "p[0][1].0, p[1][0].0"
+    assert common_name(["p[0][0]", "p[0][1]", "p[1][0]", "p[1][1]"]) == "p[0..1][0..1]"

@@ -205,7 +205,8 @@ def _failed(name: str, error: Exception) -> UsageError:
             hint="give it a fixed size (`jnp.nonzero(..., size=...)`, `jnp.where` for a mask, "
             "`jax.lax.cond` for a branch), or do that before the step",
         )
+    devices = len(jax.devices())
     return UsageError(
         f"{name} fails at {place} before its step: {text}",
-        hint=f"it was run on {len(jax.devices())} devices here",
+        hint=f"it was run on {'one device' if devices == 1 else f'{devices} devices'} here",
     )

@@ -18,6 +18,7 @@ from automesh.program.execute.updates import (
     digests_of,
     disturbed,
     loss_vectors,
+    results_of,
     sampled,
     updates_of,
     with_sensitivities,
@@ -82,7 +83,8 @@ class First:
 
     Attributes:
       losses: its scalar floats; of a step without any the means of `vectors`.
-      updates: what it changed in the arrays that go on.
+      updates: what it changed in the arrays that go on; of a step without losses and such arrays
+        what it returns.
       vectors: losses that it returns as arrays, if it returns no scalar.
       arguments: of the values that it began with.
     """
@@ -245,9 +247,14 @@ class _Loop:
         arguments = digests_of(self._args, self._kwargs, before, is_shared=is_shared)
         outputs = self._step()
         arrays = self._loss_arrays(outputs)
+        losses = tuple(self._losses(outputs))
+        updates = updates_of(before, sampled(self._args, is_shared=is_shared))
+        if not (losses or updates):  # Gradients that the script applies itself.
+            returned = self._ready.carry.returned_beside(outputs)
+            updates = results_of(returned, is_shared=is_shared)
         return First(
-            losses=tuple(self._losses(outputs)),
-            updates=updates_of(before, sampled(self._args, is_shared=is_shared)),
+            losses=losses,
+            updates=updates,
             vectors=loss_vectors(arrays, is_shared=is_shared),
             arguments=arguments,
         )

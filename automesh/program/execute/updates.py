@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from automesh.program.distributed import gathered
 from automesh.program.execute.prepare import is_elsewhere
 from automesh.program.lower.static_args import is_ref
-from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector
+from automesh.program.nouns import RESULT, ArgumentDigest, LeafUpdate, LossVector
 from automesh.texts.terminal import as_unicode
 
 SAMPLED = 8192
@@ -63,17 +63,20 @@ def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
     """
     found: dict[str, Sampled] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
-        array: Any = leaf[...] if is_ref(leaf) else leaf
-        if not isinstance(array, jax.Array) or not _is_float(array) or array.size == 0:
-            continue
-        if array.is_deleted():
-            continue
-        path = jax.tree_util.keystr(keys)
-        values, apart = _elements(array, path, is_shared=is_shared)
-        found[path] = Sampled(
-            path=path, dtype=str(array.dtype), leaf=leaf, values=values, apart=apart
-        )
+        one = _sampled(jax.tree_util.keystr(keys), leaf, is_shared=is_shared)
+        if one is not None:
+            found[one.path] = one
     return found
+
+
+def _sampled(path: str, leaf: Any, *, is_shared: bool) -> Sampled | None:
+    array: Any = leaf[...] if is_ref(leaf) else leaf
+    if not isinstance(array, jax.Array) or not _is_float(array) or array.size == 0:
+        return None
+    if array.is_deleted():
+        return None
+    values, apart = _elements(array, path, is_shared=is_shared)
+    return Sampled(path=path, dtype=str(array.dtype), leaf=leaf, values=values, apart=apart)
 
 
 def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[LeafUpdate, ...]:
@@ -85,6 +88,24 @@ def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[L
         # An array that only other processes have is represented by the same stand-in at every step.
         and (after[path].leaf is not old.leaf or is_ref(old.leaf) or is_elsewhere(old.leaf))
         and len(after[path].values) == len(old.values)
+    )
+
+
+def results_of(outputs: Mapping[str, Any], *, is_shared: bool = False) -> tuple[LeafUpdate, ...]:
+    """The sketch of the float arrays that a step returns, such as gradients that the script applies
+    itself, as if each were the update of zeros.
+
+    Args:
+      outputs: leaves of the return value, by their paths.
+      is_shared: as in `sampled`.
+    """
+    found = (
+        _sampled(f"{RESULT}{path}", leaf, is_shared=is_shared) for path, leaf in outputs.items()
+    )
+    return tuple(
+        _update(replace(one, values=np.zeros_like(one.values)), one)
+        for one in found
+        if one is not None
     )
 
 

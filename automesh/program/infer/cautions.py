@@ -17,6 +17,8 @@ from automesh.program.infer.nouns import (
 from automesh.program.infer.operation import Draw, Events, Lookup
 
 _SMALL = 2**17
+# Nobody would split a smaller array, such as a table of noise levels.
+_TABLE = 2**12
 _LARGE_OUTPUT = 2**22
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 
@@ -79,12 +81,17 @@ def _of_batches(
                 "drawn inside the step, and without a constraint there every device does all of it",
                 about=names[root],
             )
-    for root in facts.data_sets:
+    taken = [root for root in facts.data_sets if _elements(every, inputs, root) >= _TABLE]
+    if taken:
+        sets = ", ".join(
+            f"{names.get(root, 'a data set')} ({every.size(root):,})"
+            for root in sorted(taken, key=lambda root: (-every.size(root), names.get(root, "")))
+        )
         yield Caution(
             kind=CautionKind.GATHERS_DATA_SET,
-            text=f"the step takes its rows from {names.get(root, 'a data set')} "
-            f"({every.size(root):,}): to split that gathers all of it; split what is taken",
-            about=names.get(root, ""),
+            text=f"the step takes its rows from {sets}: to split that gathers all of it; split "
+            "what is taken",
+            about=names.get(taken[0], ""),
         )
     for root in every.roots():
         pieces = [dim for _, dim in every.packed(root)]
@@ -92,6 +99,15 @@ def _of_batches(
         one = next(iter(inside), None)
         if len(inside) == 1 and one is not None and one in batches:
             count, size = len(pieces), every.size(one)
+            if root in in_arguments:
+                yield Caution(
+                    kind=CautionKind.STACKED_BATCHES,
+                    text=f"the step takes {count} slices of {size:,} from the {every.size(root):,} "
+                    "rows of its data, which stay whole on every device; give it arrays "
+                    f"({count}, {size:,}, ...) to split them",
+                    about=names[one],
+                )
+                continue
             yield Caution(
                 kind=CautionKind.STACKED_BATCHES,
                 text=f"{count} batches of {size:,} are put end to end ({every.size(root):,}) and "
@@ -99,6 +115,12 @@ def _of_batches(
                 f"({count}, {size:,}, ...)",
                 about=names[one],
             )
+
+
+def _elements(every: Dimensions, inputs: Sequence[tuple[ArrayClasses, Dims]], root: int) -> int:
+    """The most elements of an array with a factor."""
+    sizes = [math.prod(array.shape) for array, dims in inputs if root in roots(every, dims)]
+    return max(sizes, default=every.size(root))
 
 
 def _of_packed(
@@ -226,9 +248,11 @@ def _of_whole_step(
             about=name,
         )
     if not any(array.role == Role.LOSS for array in results):
+        has_state = any(array.role != Role.OUTPUT for array in results)
         yield Caution(
             kind=CautionKind.NO_LOSS,
-            text="no loss comes out: numerics are compared by the state",
+            text="no loss comes out: numerics are compared by "
+            + ("the state" if has_state else "what is returned"),
         )
     if turns != 1:
         how_many = f"{turns:,}" if turns else "an unknown number of"
@@ -283,16 +307,16 @@ def inner_of(
 def divided_of(
     every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
 ) -> tuple[Inner, ...]:
-    """Batches that the step divides into micro-batches, which a loop walks over. How the undivided
-    dimension is split would give each device whole micro-batches, so that the loop would gather
-    them."""
+    """Batches that the step divides into micro-batches, which a loop walks over, or which are
+    slices. How the undivided dimension is split would give each device whole micro-batches, so that
+    each one would be gathered."""
     batches = set(facts.batches)
     found: list[Inner] = []
     for one in events.divisions:
         own = [outer(every, dim) for dim in one.dims]
         walked = [root for root in own[:1] if root is not None]
         is_walked = any(every.marks(root) & DimensionMark.WALKED for root in walked)
-        if is_walked and batches.intersection(root for root in own if root is not None):
+        if (is_walked or one.is_slice) and batches.intersection(own):
             found.append(
                 Inner(
                     path=one.place.path,

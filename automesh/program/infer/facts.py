@@ -262,7 +262,7 @@ def _batches(
         sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
-            for root in _not_walked(every, dim) if is_divided else every.factors(dim)[:1]:
+            for root in _not_walked(every, dim) if is_divided else _first(every, dim):
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
     candidates = [
@@ -307,6 +307,14 @@ def _of_carried_sets(
         return []
     found.data_sets |= rows & carried
     return _batches(every, events, inputs, roles, found)
+
+
+def _first(every: Dimensions, dim: Dim) -> list[int]:
+    """The outermost factor of a dimension, or of the equal slices that the step takes of it."""
+    factors = list(every.factors(dim)[:1])
+    pieces = {outer(every, piece) for root in factors for _, piece in every.packed(root)}
+    one = next(iter(pieces), None)
+    return factors if one is None or len(pieces) > 1 else [one]
 
 
 def _not_walked(every: Dimensions, dim: Dim) -> list[int]:

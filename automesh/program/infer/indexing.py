@@ -133,11 +133,12 @@ def _join_diagonals(op: TracedOperation, places: Sequence[int]) -> frozenset[int
 
 
 def _note_chosen(op: TracedOperation, looked: Sequence[Dim]) -> None:
-    """Records which integers choose in which dimensions."""
+    """Records which integers choose in which dimensions. Integers that the step computes are places
+    of rows, in all parts of a data set; a table of parameters with as many rows is not one."""
     columns = op.sources[1]
     if len(columns) == len(looked):
         for column, dim in zip(columns, looked, strict=True):
-            if column and dim:
+            if column and dim and (op.held[0] or column not in op.events.computed):
                 op.events.chosen.setdefault(column, []).append(dim)
 
 

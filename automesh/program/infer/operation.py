@@ -132,11 +132,16 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """A reshape of data that makes several dimensions of one, such as micro-batches."""
+    """A reshape of data that makes several dimensions of one, such as micro-batches, or a slice.
+
+    Attributes:
+      dims: dimensions of the result; of a slice only those of which it takes a part.
+    """
 
     dims: Dims
     shape: Shape
     place: EquationPlace
+    is_slice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +205,8 @@ class Events:
     spatial: list[Dims] = field(default_factory=list[Dims])
     # For each source, the dimensions in which its integers choose.
     chosen: dict[int, list[Dim]] = field(default_factory=dict[int, list[Dim]])
+    # Sources that the step itself computes.
+    computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
     # The dimension of the positions that an `argmax` or `top_k` has just returned.

@@ -253,11 +253,8 @@ class _Walker:
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
-        is_division = name == "reshape" and len(operation.given[0]) < len(operation.shapes[0])
-        if is_division and not backward and made & ~ArrayOrigin.STATE:
-            self.events.divisions.append(
-                Division(dims=found[0], shape=operation.shapes[0], place=operation.place())
-            )
+        if not backward and made & ~ArrayOrigin.STATE:
+            self._note_division(operation, found[0])
         if name in _WRITES_INTO and not backward and not made & ArrayOrigin.STATE:
             held = given[0].is_held
         if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
@@ -276,6 +273,27 @@ class _Walker:
             WalkedArray(dims, made, held, source)
             for dims, source in zip(found, sources, strict=True)
         ]
+
+    def _note_division(self, operation: TracedOperation, found: Dims) -> None:
+        """Records where data are divided: by a reshape, or by slices of an argument."""
+        given, shape = operation.given[0], operation.shapes[0]
+        dims = found
+        if operation.name == "slice" and operation.held[0]:
+            dims = tuple(
+                dim if size != kept else ()
+                for dim, size, kept in zip(found, given, shape, strict=True)
+            )
+        elif operation.name != "reshape" or _several(given) >= _several(shape):
+            return
+        if any(dims):
+            self.events.divisions.append(
+                Division(
+                    dims=dims,
+                    shape=shape,
+                    place=operation.place(),
+                    is_slice=operation.name == "slice",
+                )
+            )
 
     def source(self, variable: Any, shape: Shape) -> Source:
         """Makes a new source for an array of integers."""
@@ -297,8 +315,12 @@ class _Walker:
             self._sources_known += 1
             self.events.positions[self._sources_known] = made[0][0]
             return [(self._sources_known,)]
-        if name not in _SAME_INTEGERS or not _is_integer(outvars[0]):
+        if not _is_integer(outvars[0]):
             return none
+        if name not in _SAME_INTEGERS:  # New integers, such as drawn places of rows.
+            new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
+            self.events.computed.update(number for source in new for number in source)
+            return new
         given = operation.sources
         if name in ("gather", "dynamic_slice"):
             return [given[0]] if len(given[0]) == 1 else none
@@ -516,6 +538,10 @@ def _join_chosen(every: Dimensions, events: Events) -> None:
         for dim in dims:
             first = by_size.setdefault(every.size_of(every.factors(dim)), dim)
             every.join(first, dim)
+
+
+def _several(shape: Shape) -> int:
+    return sum(size > 1 for size in shape)
 
 
 def _is_integer(variable: Any) -> bool:

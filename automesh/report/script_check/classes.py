@@ -69,12 +69,8 @@ def _listed(members: Iterable[tuple[str, int | None]], show_all: bool) -> str:
     for name, place in members:
         start = argument_end(name)
         key = (name[:start], NUMBER.sub("#", name[start:]), place)
-        groups.setdefault(key, []).append(name)
-    places = [place for _, _, place in groups]
-    rows = [
-        clean(common_name(group) + ("" if place is None else f".{place}"))
-        for group, place in zip(groups.values(), places, strict=True)
-    ]
+        groups.setdefault(key, []).append(name if place is None else f"{name}.{place}")
+    rows = [clean(common_name(group)) for group in groups.values()]
     if show_all or len(rows) <= _MOST_NAMES:
         return ", ".join(rows)
     return ", ".join(rows[:_MOST_NAMES]) + f" and {len(rows) - _MOST_NAMES} more"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 NUMBER = re.compile(r"\d+")
+_MOST_LISTED = 4
 # What jax calls a leaf of a node whose class does not name its parts.
 UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 # The argument itself: the user's name for it, or its place.
@@ -27,11 +29,22 @@ def shorter(names: Sequence[str]) -> list[str]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Returns `args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
+    """Returns `args[0]['layers'][0..11]['w']` for names that differ in numbers alone. Lists a few
+    that are not all of a range, as layers 0 and 2, or weights of one layer and biases of another.
+    """
     if len(names) == 1:
         return names[0]
-    numbers = [list(dict.fromkeys(one)) for one in zip(*map(NUMBER.findall, names), strict=True)]
-    words = iter(
-        values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}" for values in numbers
-    )
+    numbers = [sorted({*one}, key=int) for one in zip(*map(NUMBER.findall, names), strict=True)]
+    if math.prod(map(len, numbers)) != len(set(names)) <= _MOST_LISTED:
+        return ", ".join(names)
+    words = iter(map(_numbers, numbers))
     return NUMBER.sub(lambda _: next(words), names[0])
+
+
+def _numbers(values: Sequence[str]) -> str:
+    first, last = int(values[0]), int(values[-1])
+    if len(values) == 1:
+        return values[0]
+    if last - first + 1 == len(values) or len(values) > _MOST_LISTED:
+        return f"{values[0]}..{values[-1]}"
+    return ",".join(values)

@@ -70,6 +70,7 @@ class EstimateRung:
       origin: the source of the speeds, in words.
       standings: ranks the estimates so far.
       first: the script's own plan, or nothing; its propagation is done before all others.
+      findings: what is found in the plans.
     """
 
     plans: Sequence[Plan]
@@ -80,6 +81,7 @@ class EstimateRung:
     origin: str
     standings: Standings | None = None
     first: tuple[Plan, ...] = ()
+    findings: FindingsOfPlans = field(default_factory=FindingsOfPlans)
     _heard: list[tuple[Need, Propagation]] = field(init=False, default_factory=list)
     _told: Layouts | None = field(init=False, default=None)
     _ticket: int | None = field(init=False, default=None)
@@ -91,7 +93,6 @@ class EstimateRung:
     _apart: list[Need] = field(init=False, default_factory=list)
     _why_apart: Counter[str] = field(init=False, default_factory=Counter)
     _pipelines: int = field(init=False, default=0)
-    _findings: FindingsOfPlans = field(init=False, default_factory=FindingsOfPlans)
 
     def run(self) -> Estimates:
         """Estimates as many plans as it can before the deadline, those with default knobs first.
@@ -242,7 +243,7 @@ class EstimateRung:
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
         if self.standings is not None:
             self.standings.show(at_once=True)
-        notes = [*self._findings.notices(len(self._found))]
+        notes = [*self.findings.notices(len(self._found))]
         if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
             notes.append(unpriced)
         return Estimates(
@@ -319,7 +320,7 @@ class EstimateRung:
                     estimated = replace(estimated, own_propagation=True)
                 self._keep(plan, estimated, borrowed=contradicted)
                 if not contradicted:
-                    self._findings.add(plan, estimated.step_s, made.terms)
+                    self.findings.add(plan, estimated.step_s, made.terms)
             if contradicted or prices.needs_own[row]:
                 wrong.append(member)
         if wrong:

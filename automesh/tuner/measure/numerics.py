@@ -14,7 +14,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Numerics
-from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
+from automesh.program.nouns import RESULT, ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
 from automesh.tuner.measure.schedule import (
     Calibration,
     Subject,
@@ -59,6 +59,11 @@ _SINGLE_LOSS = 4.0
 _NOTHING_TO_COMPARE = (
     "the step returns no number and changes no array that it carries on, so nothing shows whether "
     "meshes compute the same: let it return its loss"
+)
+
+_NO_NUMBERS = (
+    "the step returns no loss, and {what} is not a number, so nothing shows whether meshes compute "
+    "the same: look at its data, and whether its learning rate is too large"
 )
 
 
@@ -231,7 +236,7 @@ def _has_other_values(there: ArgumentDigest, here: ArgumentDigest) -> bool:
 
 def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, str]:
     """How far two updates are apart, as a share of what is allowed, and a sentence on it."""
-    name = f"the first update of `{here.path}`"
+    name = _named(here)
     if there.is_finite != here.is_finite:
         where = "the reference" if here.is_finite else "this mesh"
         return math.inf, f"{name} is not a number on {where} alone"
@@ -255,6 +260,11 @@ def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, s
         f"{name} differs: its norm is {ratio:.3g} times the reference's, and the two are "
         f"{apart / scale:.2g} of it apart, {allowed / scale:.2g} allowed for {dtype}"
     )
+
+
+def _named(one: LeafUpdate) -> str:
+    is_result = one.path.startswith(RESULT)
+    return f"{'what the first step returns,' if is_result else 'the first update of'} `{one.path}`"
 
 
 def _tolerance(dtype: str) -> float:
@@ -378,7 +388,9 @@ def _compare(reference: Reference, answer: VisitAnswer) -> Agreement:
     dtype = answer.loss_dtype
     is_silent = not (reference.losses or answer.losses)
     if is_silent and not compared_updates(reference.updates, answer.updates):
-        return Agreement(verdict="unverified", detail=_NOTHING_TO_COMPARE)
+        overflown = next((one for one in answer.updates if not one.is_finite), None)
+        nothing = _NO_NUMBERS.format(what=_named(overflown)) if overflown else _NOTHING_TO_COMPARE
+        return Agreement(verdict="unverified", detail=nothing)
     found = Agreement(verdict="agree")
     if not is_silent:
         found = compare_losses(reference.losses, answer.losses, dtype)

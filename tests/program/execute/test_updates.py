@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program.execute.updates import SAMPLED, sampled, updates_of
+from automesh.program.execute.updates import SAMPLED, results_of, sampled, updates_of
 from automesh.program.nouns import LeafUpdate, VisitAnswer
 from automesh.tuner.measure.numerics import Reference, check, compare_losses, compare_updates
 from tests.support.paths import SCRIPTS
@@ -65,6 +65,34 @@ def placed(array: np.ndarray, sharding: str) -> jax.Array:
 
 def updates(before: Any, after: Any) -> tuple[LeafUpdate, ...]:
     return updates_of(sampled(before), sampled(after))
+
+
+def test_gradients_that_are_only_returned_are_compared() -> None:
+    """The script applies them itself, and returns no loss."""
+
+    def answer(gradient: np.ndarray, sharding: str) -> VisitAnswer:
+        returned = {"[0]['w']": placed(gradient, sharding), "[1]": jnp.arange(3)}
+        return VisitAnswer(
+            samples_s=(),
+            losses=(),
+            loss_dtype="float32",
+            values="user",
+            setup_s=0.0,
+            peak_bytes=0,
+            fingerprint="f",
+            updates=results_of(returned),
+        )
+
+    plan = Plan(axes=(MeshAxis(name="dp", ici=8),))
+    single = Plan(axes=(MeshAxis(name="dp"),))
+    reference = Reference.of("one device", single, answer(values(0), "one device"))
+    assert check(reference, plan, answer(values(0), "both")) == ("agree", "")
+    verdict, detail = check(reference, plan, answer(values(1), "both"))
+    assert verdict == "differ" and "what the first step returns, `result[0]['w']`" in detail
+    bad = values(0) * np.nan
+    broken = Reference.of("one device", single, answer(bad, "one device"))
+    verdict, detail = check(broken, plan, answer(bad, "rows"))
+    assert verdict == "unverified" and "`result[0]['w']` is not a number" in detail
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

@@ -111,3 +111,131 @@ def test_a_sequence_that_is_summed_like_a_batch_is_searched_once() -> None:
     )
     names = [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
     assert len(names) == len(set(names))
+
+
+def test_what_is_taken_at_the_same_drawn_places_has_the_same_rows() -> None:
+    def step(p: Any, codes: Any, seen: Any, done: Any, key: Any) -> Any:
+        places = jax.random.randint(key, (DRAWN,), 0, ROWS)
+
+        def error(p: Any, codes: Any) -> Any:
+            return jnp.mean((seen[places] @ p + codes[places]) ** 2 * done[places][:, None])
+
+        value, (slope, change) = jax.value_and_grad(error, argnums=(0, 1))(p, codes)
+        return p - slope, codes - change, value
+
+    rows = jnp.ones((ROWS, WIDTH))
+    found = classes(
+        step,
+        jnp.ones((WIDTH, 8)),
+        jnp.ones((ROWS, 8)),
+        rows,
+        jnp.ones(ROWS),
+        jax.random.key(0),
+        carried={0: 0, 1: 1},
+    )
+    _, codes, seen, done, _ = found.arguments
+    assert seen.dims[0] == done.dims[0]
+    assert codes.dims[0] != seen.dims[0]  # Parameters of each row are no data set.
+    (caution,) = [one for one in found.cautions if "takes its rows" in one.text]
+    assert f"from {seen.dims[0]} (4,096): " in caution.text
+    assert [one.size for one in found.batches] == [DRAWN]
+
+
+def test_a_small_table_that_is_looked_up_in_needs_no_caution() -> None:
+    levels = jnp.linspace(0, 1, 1000)
+
+    def step(p: Any, x: Any, key: Any) -> Any:
+        level = levels[jax.random.randint(key, (64,), 0, 1000)]
+        return p - jax.grad(lambda p: jnp.mean((x * level[:, None] @ p) ** 2))(p)
+
+    found = classes(
+        step, jnp.ones((WIDTH, 8)), jnp.ones((64, WIDTH)), jax.random.key(0), carried={0: 0}
+    )
+    assert not [one for one in found.cautions if "takes its rows" in one.text]
+
+
+def test_slices_of_an_argument_are_batches() -> None:
+    def step(p: Any, x: Any) -> Any:
+        total = jax.tree.map(jnp.zeros_like, p)
+        for part in range(4):
+            slope = jax.grad(loss)(p, x[part * 24 : (part + 1) * 24])
+            total = jax.tree.map(jnp.add, total, slope)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, total)
+
+    found = classes(step, PARAMS, jnp.ones((96, WIDTH)), carried={0: 0, 1: 1})
+    (batch,) = found.batches
+    assert (batch.size, batch.parts) == (24, 24)
+    # Each of the four is split where it is taken; 8 devices have 3 rows of each.
+    taken = [one for one in found.inner if one.dims == (batch.name, "")]
+    assert [one.shape for one in taken] == [(24, WIDTH)] * 4
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert layout.arguments[-1].split == ((), ())
+    (caution,) = [one for one in found.cautions if one.about == batch.name and "slices" in one.text]
+    assert caution.text.startswith("the step takes 4 slices of 24 from the 96 rows of its data")
+
+
+def test_what_a_loop_walks_over_is_divided_by_no_dimension_of_one() -> None:
+    """Labels of each time get a dimension to be looked up with, which divides nothing."""
+
+    def step(p: Any, x: Any, labels: Any) -> Any:
+        def error(p: Any) -> Any:
+            def turn(hidden: Any, x: Any) -> Any:
+                after = jnp.tanh(hidden + x @ p)
+                return after, after
+
+            _, hidden = jax.lax.scan(turn, jnp.zeros((32, 8)), x)
+            return jnp.mean(jnp.take_along_axis(hidden, labels[..., None], -1))
+
+        return p - jax.grad(error)(p)
+
+    found = classes(
+        step,
+        jnp.ones((WIDTH, 8)),
+        jnp.ones((16, 32, WIDTH)),
+        jnp.zeros((16, 32), jnp.int32),
+        carried={0: 0},
+    )
+    assert not [one for one in found.inner if "micro-batches" in one.why]
+
+
+def test_a_carried_state_with_a_row_for_each_of_the_batch_is_split_like_the_batch() -> None:
+    def step(p: Any, hidden: Any, x: Any) -> Any:
+        def error(p: Any) -> Any:
+            after = jnp.tanh(x @ p + hidden)
+            return jnp.mean(after**2), after
+
+        slope, after = jax.grad(error, has_aux=True)(p)
+        return p - slope, after
+
+    found = classes(
+        step,
+        jnp.ones((64, 128)),
+        jnp.ones((32, 128)),
+        jnp.ones((32, 64)),
+        carried={0: 0, 1: 1},
+    )
+    assert found.arguments[1].role == Role.STATISTIC
+    layout = lay_out(found, num_devices=8, script="train.py")
+    batch = found.batches[0].name
+    assert layout.arguments[1].split == ((batch,), ())
+    assert "moments" not in [one.name for one in layout.logical]
+
+
+def test_a_matrix_of_neighbours_is_split_in_its_rows() -> None:
+    def step(p: Any, neighbours: Any, x: Any) -> Any:
+        def error(p: Any) -> Any:
+            return jnp.mean((neighbours @ jnp.tanh(neighbours @ (x @ p))) ** 2)
+
+        return p - jax.grad(error)(p)
+
+    found = classes(
+        step,
+        jnp.ones((WIDTH, 8)),
+        jnp.ones((256, 256)),
+        jnp.ones((256, WIDTH)),
+        carried={0: 0},
+    )
+    own = found.arguments[1].dims
+    assert own[0] == own[1] != ""
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert layout.arguments[1].split == ((own[0],), ())

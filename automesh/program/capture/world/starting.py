@@ -145,7 +145,14 @@ def _shell_modules() -> dict[str, types.ModuleType]:
     shell = types.ModuleType("IPython")
     shown: Any = types.ModuleType("IPython.display")
     shown.__getattr__ = lambda name: _shown_by(name)
-    shell.__dict__.update(__path__=[], display=shown, get_ipython=lambda: None)
+    # matplotlib asks for the version of an IPython that is imported.
+    shell.__dict__.update(
+        __path__=[],
+        __version__="9.0.0",
+        version_info=(9, 0, 0, ""),
+        display=shown,
+        get_ipython=lambda: None,
+    )
     return {"IPython": shell, "IPython.display": shown}
 
 

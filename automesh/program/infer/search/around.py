@@ -134,7 +134,7 @@ def _split(
     """How logical axes split a leaf of the arguments; only the first dimension of a class."""
     array = chosen.classes.arguments[number]
     parts: list[list[str]] = [[] for _ in array.shape]
-    if own is None or array.role not in STATE:
+    if own is None or not chosen.is_state(array):
         return tuple(map(tuple, parts))
     for place, name in enumerate(array.dims):
         if name + _OF_WEIGHTS in names and array.dims.index(name) == place:

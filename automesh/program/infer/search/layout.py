@@ -24,7 +24,13 @@ from automesh.mesh.axes import MAPPING, Plan
 from automesh.mesh.mapping import MappedAxes
 from automesh.mesh.rules.cover import fewest_patterns
 from automesh.mesh.rules.shardings import Shardings, path_of
-from automesh.program.infer.nouns import CautionKind, DimensionClass, Role, StepClasses
+from automesh.program.infer.nouns import (
+    ArrayClasses,
+    CautionKind,
+    DimensionClass,
+    Role,
+    StepClasses,
+)
 from automesh.program.infer.search.nothing import nothing_held, nothing_to_split
 from automesh.program.infer.search.shares import shares_of
 from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
@@ -249,7 +255,12 @@ class ChosenClasses:
 
         # A batch that no argument and no constraint has, such as rows that the step holds and uses
         # all of, would be split nowhere.
-        placed = {dim for one in classes.arguments if one.role not in STATE for dim in one.dims}
+        placed = {
+            dim
+            for one in classes.arguments
+            if one.role not in STATE or one.role is Role.STATISTIC
+            for dim in one.dims
+        }
         placed |= {dim for one in (*classes.inner, *classes.activations) for dim in one.dims}
         batches = tuple(
             sorted(
@@ -302,7 +313,7 @@ class ChosenClasses:
         weights = _weights(self.classes)
         arrays = self.classes.arguments
         for number, array in enumerate(arrays):
-            if array.role not in STATE:
+            if not self.is_state(array):
                 continue
             if math.prod(array.shape) < LEAST_ELEMENTS:
                 continue
@@ -317,6 +328,14 @@ class ChosenClasses:
             if owner is not None and number in found and arrays[owner].shape == array.shape:
                 found[number] = found.get(owner, found[number])
         return found
+
+    def is_state(self, array: ArrayClasses) -> bool:
+        """Whether an array is part of the training state. One that is carried with a row for each
+        of the batch, as the state of a recurrent network or of environments, is split like data."""
+        rows = {one.name for one in self.batches}
+        return array.role in STATE and not (
+            array.role is Role.STATISTIC and rows.intersection(array.dims)
+        )
 
     def class_named(self, name: str) -> DimensionClass | None:
         return next((one for one in self.classes.classes if one.name == name), None)
@@ -372,10 +391,9 @@ class ChosenClasses:
     def split_of(self, number: int, names: frozenset[str]) -> Split:
         """How logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
-        is_state = array.role in STATE
         if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
-        if not is_state:
+        if not self.is_state(array):
             rows = {one.name for one in self.batches}
             rows |= {self.sequence.name} if self.sequence is not None else set()
             return _of_classes(array.dims, len(array.shape), names & rows)
@@ -478,6 +496,11 @@ def _is(one: DimensionClass, name: str) -> bool:
 
 
 def _of_classes(dims: Sequence[str], rank: int, names: frozenset[str]) -> Split:
+    """Splits each class in the first of its dimensions: no axis can split two of an array, such as
+    the nodes of a matrix of neighbours."""
     if not dims:
         return tuple(() for _ in range(rank))
-    return tuple((name,) if name in names else () for name in dims)
+    return tuple(
+        (name,) if name in names and name not in dims[:place] else ()
+        for place, name in enumerate(dims)
+    )

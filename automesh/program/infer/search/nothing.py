@@ -33,7 +33,9 @@ def nothing_to_split(
         f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "")
         for one in classes.classes[:4]
     )
-    cures = next((one.cure for one in classes.classes if one.cure), "")
+    # A batch is changed more easily than a model.
+    changed = classes.batches or classes.classes
+    cures = next((f"`{one.name}`: {one.cure}" for one in changed if one.cure), "")
     if (fewer := math.gcd(most, num_devices)) > 1:
         return UsageError(
             f"{script} makes no mesh, and the dimensions of its step can be split over {fewer} "

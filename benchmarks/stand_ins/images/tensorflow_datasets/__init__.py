@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 EXAMPLES = 60_000
+Split = SimpleNamespace(TRAIN="train", TEST="test", VALIDATION="validation")
+ReadConfig = SimpleNamespace
 BATCHES = 1000
 
 
@@ -51,10 +53,14 @@ class Images:
         return iter(self)
 
 
-def load(_name: str, *, with_info: bool = False, **_options: Any) -> Any:
-    """The images, and what is told of each split."""
+def _binarized(example: dict[str, Any]) -> dict[str, Any]:
+    return {**example, "image": example["image"] > 127}
+
+
+def load(name: str, *, with_info: bool = False, **_options: Any) -> Any:
+    """The images, and what is told of each split; of `binarized_mnist` with bits for bytes."""
     splits = dict.fromkeys(("train", "test", "validation"), SimpleNamespace(num_examples=EXAMPLES))
-    found = Images()
+    found = Images(changes=(_binarized,) if name.startswith("binarized") else ())
     return (found, SimpleNamespace(splits=splits)) if with_info else found
 
 

@@ -230,7 +230,7 @@ def test_nothing_that_can_be_split_is_one_sentence(devices: int) -> None:
     said = "there is one device" if devices == 1 else "`batch` 7 (7 divides by no even number)"
     assert said in caught.value.message
     assert "\n" not in caught.value.message
-    assert devices == 1 or caught.value.hint == "pad it to 8"
+    assert devices == 1 or caught.value.hint == "`batch`: pad it to 8"
 
 
 def test_a_batch_that_nothing_has_is_not_split_and_so_fsdp_is_not_searched() -> None:
