@@ -209,6 +209,7 @@ def _footprint(graph: Graph, platform: str) -> Footprint:
         argument_bytes=found.argument_bytes,
         output_bytes=found.output_bytes,
         alias_bytes=found.alias_bytes,
+        on_chip_bytes=found.on_chip_bytes,
     )
 
 
