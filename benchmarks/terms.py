@@ -72,7 +72,8 @@ import jax
 from scipy import stats
 
 from automesh.collectives import kind_named
-from automesh.cost.terms import Terms, flops, value_of
+from automesh.cost.breakdown import peak_of
+from automesh.cost.terms import Footprint, Terms, flops, value_of
 from automesh.outcomes import Counts
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
@@ -196,8 +197,14 @@ def truly_sent(counts: Counts, sizes: dict[str, int]) -> dict[str, float]:
 
 def peak_bytes(terms: Terms, sizes: dict[str, int]) -> float:
     """Arguments, outputs that take no argument's place, and the most temporaries."""
-    points = [value_of(point.bytes, sizes) for point in terms.points]
-    return lasting_bytes(terms, sizes) + max(points, default=0.0)
+    footprint = Footprint(
+        points=terms.points,
+        argument_bytes=terms.argument_bytes,
+        output_bytes=terms.output_bytes,
+        alias_bytes=terms.alias_bytes,
+        on_chip_bytes=terms.on_chip_bytes,
+    )
+    return peak_of(footprint, sizes)
 
 
 def lasting_bytes(terms: Terms, sizes: dict[str, int]) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from automesh.cost import collective_demand, kernels
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
-from automesh.cost.formulas import Formulas
+from automesh.cost.formulas import Formulas, with_copies
 from automesh.cost.kernels import DistinctKernels, HostLink, KernelPieces
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import (
@@ -223,6 +223,7 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
     sizes = dict(zip(batch.names, batch.sizes[0].tolist(), strict=True))
     points = [(value_of(point.bytes, sizes), point.source) for point in terms.points]
     peak_bytes, peak_source = max(points, default=(0.0, ""), key=lambda point: point[0])
+    peak_bytes = _with_copies(peak_bytes, terms, sizes)
     collectives = _merged(_collectives(terms, batch, sizes, routes_of, speeds))
     kernels = list(_kernels(terms, batch, sizes, speeds))
     work_s = sum(one.seconds for one in collectives) + sum(one.seconds for one in kernels)
@@ -285,8 +286,17 @@ def _over_dcn(
 def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
     """Peak bytes on one mesh: arguments, outputs without reused memory, and most temporaries."""
     temporaries = max((value_of(point.bytes, sizes) for point in footprint.points), default=0.0)
+    temporaries = _with_copies(temporaries, footprint, sizes)
     lasting = value_of(footprint.argument_bytes, sizes) + value_of(footprint.output_bytes, sizes)
     return lasting - value_of(footprint.alias_bytes, sizes) + temporaries
+
+
+def _with_copies(
+    temporaries: float, footprint: Terms | Footprint, sizes: Mapping[str, int]
+) -> float:
+    arguments = value_of(footprint.argument_bytes, sizes)
+    both = with_copies(np.array(temporaries), np.array(arguments), footprint.on_chip_bytes)
+    return float(both)
 
 
 def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, priced_groups
-from automesh.cost.formulas import Formulas
+from automesh.cost.formulas import Formulas, with_copies
 from automesh.cost.kernels import DistinctKernels, KernelSeconds, product_of
 from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
@@ -41,6 +41,7 @@ class Peak:
         points = formulas.matrix([point.bytes for point in terms.points])
         self._points = _undominated(points)
         self._lasting = formulas.matrix(lasting)
+        self._on_chip_bytes = terms.on_chip_bytes
 
     def argument_bytes(self, values: Floats) -> Floats:
         """Bytes of the arguments, [sizes], from `Formulas.values`."""
@@ -57,6 +58,7 @@ class Peak:
         temporaries = np.zeros(values.shape[1])
         if len(self._points):
             temporaries = (self._points @ values[: self._points.shape[1]]).max(axis=0)
+        temporaries = with_copies(temporaries, arguments, self._on_chip_bytes)
         # Rounded to bytes, since the last digit of a matrix product depends on the number of
         # meshes.
         return np.rint(arguments + temporaries + outputs - alias).astype(np.int64)

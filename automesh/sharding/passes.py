@@ -21,7 +21,7 @@ from automesh.outcomes import Failed
 from automesh.program.notes import in_one_line
 from automesh.program.refused import StepRefused
 from automesh.sharding.attribute_names import DECLARED
-from automesh.sharding.hlo_form import bring_to_hlo_form
+from automesh.sharding.hlo_form import bring_to_hlo_form, fold_transposes
 from automesh.sharding.partitioner.insert import (
     Named,
     gather_as_partitioner,
@@ -154,12 +154,13 @@ class PreparedModule:
     sources: dict[Any, str] = field(default_factory=dict[Any, str])
 
 
-def prepared(program: Any, *, is_plain: bool = False) -> PreparedModule:
+def prepared(program: Any, *, is_plain: bool = False, platform: str = "") -> PreparedModule:
     """Prepares a copy of a lowered program for partitioning at several sizes.
 
     Args:
       program: the module that `lowered.compiler_ir("stablehlo")` returns, or its text.
       is_plain: `plain` has made it.
+      platform: whose compiler propagates it.
 
     Raises:
       StepRefused: this jaxlib lacks a pass, or a pass fails.
@@ -171,6 +172,9 @@ def prepared(program: Any, *, is_plain: bool = False) -> PreparedModule:
         hand_on_to_all(copy.operation, found.ir, found.sdy)
         if not is_plain:
             _flatten(found, copy.operation)
+        if platform == "tpu":
+            fold_transposes(copy.operation, found.ir)
+            _run(found, ("func.func(cse)",), copy.operation)
         bring_to_hlo_form(copy.operation, found.ir)
         return PreparedModule(module=copy)
 

@@ -124,7 +124,9 @@ class Programs:
             self.lowerings.share()
         if self._first is not None and self._is_alike(active) and not exact:
             if self._ready is None:
-                self._ready = prepared(self._first.module, is_plain=True)
+                self._ready = prepared(
+                    self._first.module, is_plain=True, platform=self.platform
+                )
             return SizedProgram(module=self._ready, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter, is_asked=True)
         if not probes:
@@ -160,7 +162,7 @@ class Programs:
             return self._with_other_probe(located, lowering, probes[0], enter)
         failed = tuple(probe for probe, other in others.items() if other is None)
         good = [probe for probe in probes if probe not in failed]
-        ready = prepared(lowering.module, is_plain=True)
+        ready = prepared(lowering.module, is_plain=True, platform=self.platform)
         # Only this size could be lowered, so that nothing is known about others.
         is_alone = len(self.lowerings) == 1
         return SizedProgram(

@@ -77,13 +77,13 @@ def propagate(
     begun = perf_counter()
     enter(STAGE)
     change = None if cure is None else functools.partial(apply_cure, cure=cure)
-    first = _first_step(located, change)
+    first = _first_step(located, programs.platform, change)
     graph = _settled(located, first, change)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
     if programs.verified < _VERIFIED and located.others:
         programs.verified += 1
-        failed += _contradicting(first.graph, located, probes)
+        failed += _contradicting(first.graph, located, probes, programs.platform)
     active = tuple(axis for axis, _ in sizes)
     graphs = {first.graph: None, graph: None}
     moving = axes_of_odd_moves(graph)
@@ -156,9 +156,12 @@ _Change = Callable[[Any], None]
 _SETTLING_TRIES = 3
 
 
-def _first_step(located: SizedProgram, change: _Change | None = None) -> _PartitionedStep:
-    module = located.module
-    ready = module if isinstance(module, PreparedModule) else prepared(module, is_plain=True)
+def _first_step(
+    located: SizedProgram, platform: str, change: _Change | None = None
+) -> _PartitionedStep:
+    ready = located.module
+    if not isinstance(ready, PreparedModule):
+        ready = prepared(ready, is_plain=True, platform=platform)
     return _partitioned(ready, located.sizes, change)
 
 
@@ -206,18 +209,17 @@ def _footprint(graph: Graph, platform: str) -> Footprint:
         argument_bytes=found.argument_bytes,
         output_bytes=found.output_bytes,
         alias_bytes=found.alias_bytes,
+        on_chip_bytes=found.on_chip_bytes,
     )
 
 
-def _graph(located: SizedProgram) -> Graph:
-    return _first_step(located).graph
-
-
-def _contradicting(graph: Graph, located: SizedProgram, probes: Sequence[Sizes]) -> list[Sizes]:
+def _contradicting(
+    graph: Graph, located: SizedProgram, probes: Sequence[Sizes], platform: str
+) -> list[Sizes]:
     """Returns the probes at which Shardy partitions the program in another way."""
     found: list[Sizes] = []
     for other in located.others:
-        if not same_program(graph, _graph(other)):
+        if not same_program(graph, _first_step(other, platform).graph):
             found += [
                 probe for probe in probes if all(other.sizes[axis] == size for axis, size in probe)
             ]

@@ -819,3 +819,38 @@ def test_groups_of_one_device_are_no_communication() -> None:
     text = FUSED_GATHERS.replace("[4,2]<=[8]", "[8,1]<=[8]").replace("CHANNEL", "2")
     text = text.replace("f32[128]", "f32[64]")
     assert count(read_module(from_text(text)), [("dp", 8)]).collectives == ()
+
+
+SCATTERS = """HloModule m, num_partitions=8
+add {
+  x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT s = f32[] add(x, y)
+}
+first {
+  p = f32[64]{0} parameter(0)
+  i = s32[] parameter(1)
+  r = f32[64]{0} all-reduce(p), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, to_apply=add
+  ROOT s = f32[32]{0} dynamic-slice(r, i), dynamic_slice_sizes={32}
+}
+second {
+  p = f32[64]{0} parameter(0)
+  i = s32[] parameter(1)
+  r = f32[64]{0} all-reduce(p), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, to_apply=add
+  ROOT s = f32[32]{0} dynamic-slice(r, i), dynamic_slice_sizes={32}
+}
+ENTRY e {
+  p = f32[64]{0} parameter(0)
+  q = f32[64]{0} parameter(1)
+  i = s32[] parameter(2)
+  a = f32[32]{0} fusion(p, i), kind=kCustom, calls=first
+  b = f32[32]{0} fusion(q, i), kind=kCustom, calls=second
+  ROOT t = (f32[32]{0}, f32[32]{0}) tuple(a, b)
+}"""  # noqa: E501
+
+
+def test_two_reduce_scatters_of_a_tpu_are_two_under_one_channel() -> None:
+    counts = count(read_module(from_text(SCATTERS)), [("dp", 4), ("tp", 2)])
+    assert [(c.kind, c.count, c.payload_bytes) for c in counts.collectives] == [
+        ("reduce-scatter", 2, 2 * 64 * 4)
+    ]

@@ -303,17 +303,25 @@ class InstructionReader:
             lane = f"channel {channel}"
             if contents.finishes:
                 operations.append(Done(name=fusion.name, lane=lane))
-            elif contents.starts or not self._is_repeated(computation, channel):
+            elif contents.starts or not self._is_repeated(computation, held):
                 touched = traffic_of_fused_collective(computation, fusion, self.platform)
                 moved = self._collective(held, fusion, touched, synchronous=not contents.starts)
                 operations += self._started(fusion, moved, lane)
                 is_whole = not (contents.starts or contents.matmuls)
         return operations if is_whole else [*operations, *self._compute(computation, fusion)]
 
-    def _is_repeated(self, computation: Computation, channel: int) -> bool:
-        """True if another fusion begins the collective, or one of this computation contains it."""
+    def _is_repeated(self, computation: Computation, held: FusedCollective) -> bool:
+        """True if another fusion begins the collective, or one of this computation contains it.
+
+        An all-reduce-scatter of a TPU is whole in its fusion: two of them are two, although libtpu
+        gives both the same channel where one was split in two (0.0.52, embedding tables).
+        """
+        channel = held.instruction.channel
         place = (computation.id, channel)
-        if channel == 0 or not (channel in self._begun or place in self._seen):
+        is_known = channel in self._begun or (
+            place in self._seen and amounts_to(held) != "reduce-scatter"
+        )
+        if channel == 0 or not is_known:
             self._seen.add(place)
             return False
         return True

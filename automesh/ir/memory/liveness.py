@@ -454,6 +454,7 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
         points=tuple(_with(padding, point) for point in undominated(points) or nothing),
         argument_bytes=total_bytes(on_device),
         output_bytes=total_bytes(outputs),
+        on_chip_bytes=compiler.on_chip_bytes,
         alias_bytes=total_bytes(
             [
                 graph.top.returned[output]

@@ -46,6 +46,7 @@ class BufferModel:
       stored: values that get a buffer of their own; all others are computed where they are read.
       orders: possible execution orders; the one that needs most memory counts.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
+      on_chip_bytes: memory on the chip that arguments are copied to while there is room.
 
     Args:
       sizes: axis sizes at which a compiler's limits are compared.
@@ -53,6 +54,7 @@ class BufferModel:
 
     orders: tuple[Order, ...] = ("trace", "late")
     reduces_in_place = True
+    on_chip_bytes = 0.0
 
     def __init__(self, stored: Collection[Value], sizes: Mapping[str, int]) -> None:
         self.stored = set(stored)

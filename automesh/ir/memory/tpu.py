@@ -10,12 +10,16 @@ from functools import lru_cache
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.memory.combined import with_combined_reductions
-from automesh.ir.memory.order import BufferModel, Step
+from automesh.ir.memory.order import BufferModel, Order, Step
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIRTUAL
 
-_LANES = 128
+_LANES, _ROWS = 128, 8
+# Operations that cut or shift an array: how many elements they skip, and where they begin.
+_CUTS = {"slice": ("stride", "start"), "pad": ("interior", "low")}
 # Six gradients of 16 MiB had one all-reduce, six of 64 MiB one each (libtpu 0.0.52 for v5e:2x4).
 _MOST_COMBINED_BYTES = 120.0 * 2**20
+# Vector memory of v5e, v5p and v6e.
+_ON_CHIP_BYTES = 128.0 * 2**20
 
 
 @lru_cache(maxsize=1 << 14)
@@ -51,10 +55,13 @@ class TpuBufferModel(BufferModel):
 
     The sum of eight products is one array that each of them adds to, not eight arrays. All-reduces
     over the same axes become one while they are small, and operands and results of an all-reduce
-    live together.
+    live together. What can run runs, so that gathers of weights come early. A slice or a pad that
+    does not begin and end with whole tiles is an array of its own, not a part of the next kernel.
     """
 
+    orders: tuple[Order, ...] = ("early",)
     reduces_in_place = False
+    on_chip_bytes = _ON_CHIP_BYTES
 
     def kept_bytes(self, value: Value) -> Monomial:
         """Bytes with the padding to tiles, as it is at the sizes of the graph."""
@@ -71,9 +78,26 @@ class TpuBufferModel(BufferModel):
         for operation in block.operations:
             if operation.name == "add":
                 self._absorb(operation, place)
+            elif operation.name in _CUTS and not self._keeps_tiles(operation):
+                self.stored.update(operation.results)
         return with_combined_reductions(
             super()._added(block), most_bytes=_MOST_COMBINED_BYTES, sizes=self._sizes
         )
+
+    def _keeps_tiles(self, operation: Operation) -> bool:
+        """Whether a slice or a pad moves whole tiles along the two minor dimensions, and neither
+        skips rows nor leaves holes between them."""
+        found, value = operation.attributes, operation.operands[0]
+        skips, first = (found.get(name, ()) for name in _CUTS[operation.name])
+        least = 0 if operation.name == "pad" else 1
+        rank = len(value.shape)
+        for dimension, (skipped, start) in enumerate(zip(skips, first, strict=True)):
+            tile = _LANES if dimension == rank - 1 else _ROWS if dimension == rank - 2 else 1
+            if value.axes[dimension]:
+                continue
+            if tile > 1 and (skipped != least or start % tile):
+                return False
+        return True
 
     def _absorb(self, addition: Operation, place: dict[Operation, int]) -> None:
         """Stores a sum instead of the last product in it."""

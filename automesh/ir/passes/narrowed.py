@@ -5,7 +5,6 @@ from __future__ import annotations
 from automesh.ir.graph import Graph, Operation, Value
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.edits import blocks, like, returned_values, set_operands
-from automesh.ir.passes.windowed import IN_RING
 
 _MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
 _ON_THE_WAY = VIEWS - {"optimization_barrier"} | {
@@ -20,15 +19,13 @@ _PRODUCTS = frozenset(("dot_general", "convolution"))
 def move_narrow_for_products(graph: Graph) -> None:
     """dot(all_gather(x)) -> dot(all_gather(convert(x))), for x in float32.
 
-    A TPU multiplies float32 in one pass of bfloat16 unless the product asks for more. What may
-    become the ring of a windowed product keeps its type.
+    A TPU multiplies float32 in one pass of bfloat16 unless the product asks for more. The ring of
+    a windowed product moves bfloat16, too, once it has been decided by the bytes of float32.
     """
     returned = returned_values(graph)
     for block in blocks(graph):
         for place, operation in reversed(list(enumerate(block.operations))):
             if operation.name not in _MOVES or len(operation.results) != 1:
-                continue
-            if IN_RING in operation.attributes:
                 continue
             found: list[Value] = []
             if not _is_for_products(operation.results[0], returned, found):

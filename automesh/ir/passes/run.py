@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from automesh.ir.graph import Graph
+from automesh.ir.passes.broadcasts import gather_before_broadcasts
 from automesh.ir.passes.collectives import (
     drop_collectives_of_constants,
     gather_what_is_narrow,
@@ -105,6 +106,12 @@ RULES: tuple[Rewrite, ...] = (
         platforms=frozenset(("none", "cpu")),
         source="AllReduceAlongShardingDims in spmd_partitioner_util.cc makes one all-reduce for "
         "each reduced dimension; the GPU's AllReduceFolder makes one again, and the TPU has one",
+    ),
+    Rewrite(
+        apply=gather_before_broadcasts,
+        platforms=frozenset(("gpu", "tpu")),
+        source="AllGatherBroadcastReorder (gpu_compiler.cc); TPU: the updates of scattered "
+        "gradients in programs of libtpu 0.0.52",
     ),
     Rewrite(
         apply=mark_windowed,

@@ -147,6 +147,7 @@ def collect(
         argument_bytes=memory.argument_bytes,
         output_bytes=memory.output_bytes,
         alias_bytes=memory.alias_bytes,
+        on_chip_bytes=memory.on_chip_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
         findings=tuple(

@@ -198,33 +198,73 @@ def carried_leaves(
         for number in range(_size(args[position]))
         if (leaf := _offset(args, position) + number) in places
     ]
-    every = [leaf for arg in args for leaf in jax.tree.leaves(arg)]
+    every = _with_paths(args)
     taken = {result for _, result in pairs}
-    others = [leaf for n, leaf in enumerate(jax.tree.leaves(parts)) if n not in taken]
-    changed: list[tuple[int, str]] = []
-    lost: list[int] = []
-    for leaf in (one for one in carry.lost if one in places and one < len(every)):
-        shape, dtype = leaf_shape(every[leaf]), every[leaf].dtype
-        like = next(
-            (one for one in others if leaf_shape(one) == shape and one.dtype != dtype), None
-        )
-        if like is None:
-            lost.append(places[leaf])
-        else:
-            others = [one for one in others if one is not like]
-            changed.append((places[leaf], str(like.dtype)))
+    changed, lost = _changed_and_lost(
+        {leaf: every[leaf] for leaf in carry.lost if leaf in places and leaf < len(every)},
+        [one for number, one in enumerate(_with_paths(parts)) if number not in taken],
+    )
     return CarriedLeaves(
         names=tuple(names[leaf] for leaf in kept),
         pairs=tuple(pairs),
-        changed=tuple(changed),
-        lost=tuple(lost),
+        changed=tuple((places[leaf], dtype) for leaf, dtype in changed),
+        lost=tuple(places[leaf] for leaf in lost),
         on_one_device=tuple(
             places[leaf]
-            for leaf, one in enumerate(every)
+            for leaf, (_, one) in enumerate(every)
             if leaf in places and isinstance(_sharding(one), jax.sharding.SingleDeviceSharding)
         ),
         source=source,
     )
+
+
+# A leaf, and where it is in its argument or output.
+_Placed = tuple[str, Any]
+
+
+def _with_paths(trees: Sequence[Any]) -> list[_Placed]:
+    return [
+        (jax.tree_util.keystr(path), leaf)
+        for tree in trees
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _changed_and_lost(
+    given: dict[int, _Placed], others: list[_Placed]
+) -> tuple[list[tuple[int, str]], list[int]]:
+    """Divides donated leaves without a pair into those that change their type and those lost.
+
+    An output at the same place of its tree is the leaf's successor; of the others one of the same
+    shape and type takes its memory, and one of another type is the leaf with its type changed.
+
+    Args:
+      given: the leaves, by number.
+      others: the outputs without a pair.
+    """
+    changed: list[tuple[int, str]] = []
+    for is_meant in (_is_at_the_same_place, _is_alike, _has_the_same_shape):
+        for leaf, one in list(given.items()):
+            like = next((other for other in others if is_meant(one, other)), None)
+            if like is None:
+                continue
+            others = [other for other in others if other is not like]
+            del given[leaf]
+            if like[1].dtype != one[1].dtype:
+                changed.append((leaf, str(like[1].dtype)))
+    return sorted(changed), list(given)
+
+
+def _is_at_the_same_place(one: _Placed, other: _Placed) -> bool:
+    return bool(one[0]) and one[0] == other[0] and _has_the_same_shape(one, other)
+
+
+def _is_alike(one: _Placed, other: _Placed) -> bool:
+    return _has_the_same_shape(one, other) and one[1].dtype == other[1].dtype
+
+
+def _has_the_same_shape(one: _Placed, other: _Placed) -> bool:
+    return leaf_shape(one[1]) == leaf_shape(other[1])
 
 
 def _sharding(leaf: Any) -> Any:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from automesh.package import is_users_file
+from automesh.sharding.mlir.wrappers import is_in_a_wrapper
 from automesh.sharding.passes import Bindings
 
 
 class SourceReader:
     """Finds the innermost frame in the user's code, with a cache.
+
+    Of a function that only constrains what it is given it is the line that calls this function.
 
     Args:
       known: a cache that other readers of the same context have filled.
@@ -38,12 +41,25 @@ class SourceReader:
         if isinstance(location, ir.NameLoc):
             return self._innermost(location.child_loc)
         if isinstance(location, ir.CallSiteLoc):
-            return self._innermost(location.callee) or self._innermost(location.caller)
+            inner = self._innermost(location.callee)
+            if not inner or self._is_wrapper(location.callee):
+                return self._innermost(location.caller) or inner
+            return inner
         if isinstance(location, ir.FusedLoc):
             return next(filter(None, map(self._innermost, location.locations)), "")
         if isinstance(location, ir.FileLineColLoc):
             return place_of(str(location.filename), location.start_line)
         return ""
+
+
+    def _is_wrapper(self, location: Any) -> bool:
+        """Whether the frame is the constraint of a function that does nothing else."""
+        ir = self._ir
+        while isinstance(location, ir.NameLoc):
+            location = location.child_loc
+        return isinstance(location, ir.FileLineColLoc) and is_in_a_wrapper(
+            str(location.filename), location.start_line
+        )
 
 
 # Caches of this process: the name of each file, or nothing if it is not the user's; and the files
