@@ -41,7 +41,7 @@ from automesh.program.capture.refusals import mesh_in_text, no_step, nothing_jit
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
-from automesh.program.capture.world.meshes import same_on
+from automesh.program.capture.world.meshes import same_on, text_of
 from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.infer.classes import step_classes
@@ -286,7 +286,7 @@ class _ScriptWatch:
             return made
         place = asking_line()
         if place.file:
-            axes = tuple((str(name), size) for name, size in made.shape.items())
+            axes = tuple((str(text_of(name)), size) for name, size in made.shape.items())
             noted = ScriptMesh(
                 axes=axes,
                 axis_types=tuple(_WORDS[kind] for kind in made.axis_types),
@@ -434,11 +434,11 @@ def _axes_of(found: FoundStep, own: Mesh) -> tuple[str, ...]:
     for name in found.batch_axes:
         others = [mesh for mesh in found.meshes if name in mesh.axis_names]
         if name in own.axis_names:
-            axes.append(name)
+            axes.append(str(text_of(name)))
         elif any(same_on(NamedSharding(mesh, PartitionSpec(name)), own) for mesh in others):
-            axes += map(str, own.axis_names)
+            axes += (str(text_of(one)) for one in own.axis_names)
     return tuple(dict.fromkeys(axes))
 
 
 def _sizes(mesh: Mesh) -> Sizes:
-    return tuple((str(name), size) for name, size in mesh.shape.items())
+    return tuple((str(text_of(name)), size) for name, size in mesh.shape.items())

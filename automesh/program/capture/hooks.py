@@ -25,6 +25,7 @@ from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract_arrays import described, is_without_arrays
 from automesh.program.capture.unjitted import hook_unjitted
+from automesh.program.capture.world.meshes import text_of, with_names
 from automesh.program.capture.world.modes import (
     Modes,
     inside,
@@ -216,15 +217,14 @@ def _hook_meshes() -> None:
         watcher = _STATE.watcher
         if watcher is None:
             return original(cls, devices, axis_names, axis_types)
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        # Members of an enumeration of texts become plain texts: they are equal, but only the script
-        # has the enumeration.
-        names = tuple(str.__str__(one) if isinstance(one, str) else one for one in names)
+        given = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        # Members of an enumeration of texts are equal to their texts, and the script's alone.
+        names = tuple(map(text_of, given))
 
         def really(devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
             return original(cls, devices, names, axis_types)
 
-        return watcher.mesh(really, devices, names, axis_types)
+        return with_names(watcher.mesh(really, devices, names, axis_types), given)
 
     Mesh.__new__ = make
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from jax.core import Tracer
 from automesh.program.capture.abstract_arrays import is_abstract
 
 _FORMER = "jax.experimental.shard_map"
+_SOURCE: Any = importlib.import_module("jax._src.source_info_util")
+_MADE_BY = "automesh_made_by"
 
 Seen = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """A function that takes the user's function, the function that jax made of it, and the arguments of
@@ -31,22 +34,33 @@ def hook_unjitted(seen: Seen) -> None:
     trace is in progress and all arguments are arrays or numbers."""
     owner: Any = jax
     for name in ("grad", "value_and_grad", "shard_map"):
-        setattr(owner, name, _hooked(getattr(owner, name), seen))
+        setattr(owner, name, _hooked(getattr(owner, name), seen, ("jax", name)))
+    # An error or a finding in such a step names the script's line, and not one of this file.
+    _SOURCE.register_exclusion(__file__)
     try:
         former: Any = importlib.import_module(_FORMER)
     except ImportError:
         return
     if callable(original := vars(former).get("shard_map")):
-        former.shard_map = _hooked(original, seen)
+        former.shard_map = _hooked(original, seen, (_FORMER, "shard_map"))
 
 
-def _hooked(original: Any, seen: Seen) -> Any:
+def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]] | None:
+    """How a changed function of jax made an object: its module and its name, and what it was
+    called with; None for all other objects.
+
+    What is made holds what sees its calls, so a process that has not run the script makes it anew.
+    """
+    return vars(made).get(_MADE_BY) if inspect.isfunction(made) else None
+
+
+def _hooked(original: Any, seen: Seen, name: tuple[str, str]) -> Any:
     @functools.wraps(original)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        function = args[0] if args else kwargs.get("fun", kwargs.get("f"))
-        inner = original(*args, **kwargs)
+    def make(*given: Any, **settings: Any) -> Any:
+        function = given[0] if given else settings.get("fun", settings.get("f"))
+        inner = original(*given, **settings)
         if function is None:  # A decorator with arguments.
-            return lambda function: make(function, **kwargs)
+            return lambda function: make(function, **settings)
 
         @functools.wraps(inner)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -54,6 +68,7 @@ def _hooked(original: Any, seen: Seen) -> Any:
                 return inner(*args, **kwargs)
             return seen(function, inner, args, kwargs)
 
+        setattr(called, _MADE_BY, (name, given, settings))
         return called
 
     return make

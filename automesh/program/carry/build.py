@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from automesh.program.capture.nouns import Capture, CarriedBy
 from automesh.program.capture.step_call import workload_of
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.starts import note_lost
+from automesh.program.carry.starts import note_again, note_lost
 from automesh.program.carry.stored_step import (
     CarriedCall,
     StoredStep,
@@ -62,13 +62,15 @@ def carried_build(
             return run(mesh, error.message)
         except StoredStepLost as error:
             _tell_lost(capture, name, error)
-            return run(mesh, f"its stored step is lost: {error}")
+            return run(mesh, f"its stored step is lost: {error}", is_told=True)
         return workload_of(carried.call, capture, carried.made)
 
-    def run(mesh: Mesh, why: str) -> Workload:
+    def run(mesh: Mesh, why: str, *, is_told: bool = False) -> Workload:
         if not running:
             running.append(otherwise(why))
             note(f"{name} is run for its step: {why}")
+        if not is_told:
+            note_again(capture.folder, why)
         return running[0](mesh)
 
     return build

@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
+from automesh.program.capture.unjitted import made_by
 from automesh.program.carry.by_value import users_modules_by_value
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
@@ -107,6 +108,8 @@ class _FunctionWriter(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Jitted):  # Written as jax's own function.
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
+        if (made := made_by(obj)) is not None:
+            return _made, made
         return super().reducer_override(obj)
 
 
@@ -124,6 +127,11 @@ def _parts(function: Any, settings: dict[str, Any] | None) -> tuple[Any, dict[st
 
 def _jitted(function: Any, settings: dict[str, Any]) -> Any:
     return importlib.import_module("jax._src.api").jit(function, **settings)
+
+
+def _made(name: tuple[str, str], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    module, function = name
+    return getattr(importlib.import_module(module), function)(*args, **settings)
 
 
 class _Reader(pickle.Unpickler):

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from automesh.errors import UsageError
 from automesh.program.capture.nouns import AxisSplit, names_in_place
+from automesh.program.capture.world.meshes import text_of
 
 
 class CannotCarry(UsageError):
@@ -47,7 +48,7 @@ def stored_mesh(mesh: Mesh | AbstractMesh, own: Mesh) -> StoredMesh:
         found = [among.get(device) for device in mesh.devices.flat]
         places = () if None in found else tuple(place for place in found if place is not None)
     return StoredMesh(
-        names=tuple(map(str, mesh.axis_names)),
+        names=tuple(str(text_of(name)) for name in mesh.axis_names),
         sizes=tuple(int(size) for size in mesh.shape.values()),
         types=tuple(_WORDS[kind] for kind in mesh.axis_types),
         places=places,

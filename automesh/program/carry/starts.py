@@ -11,7 +11,7 @@ from pathlib import Path
 from automesh.foreign.private import append_own, is_own_folder, read_own
 from automesh.limits import SMALL_RECORD_BYTES
 
-_FILE, _LOST = "starts", "lost"
+_FILE, _LOST, _AGAIN = "starts", "lost", "again"
 
 
 def note_start(folder: str, why: str) -> None:
@@ -33,6 +33,15 @@ def note_lost(folder: str, why: str) -> None:
     _append(folder, _LOST, why)
 
 
+def note_again(folder: str, why: str) -> None:
+    """Notes why the script is run for a mesh although its step is carried to others.
+
+    Args:
+      why: the reason in words, without the name of the script.
+    """
+    _append(folder, _AGAIN, why)
+
+
 def _append(folder: str, name: str, why: str) -> None:
     # On a host other than the search's this folder is missing or belongs to somebody else.
     if folder and is_own_folder(Path(folder)):
@@ -47,6 +56,11 @@ def starts(folder: str) -> tuple[str, ...]:
 def lost(folder: str) -> tuple[str, ...]:
     """The reasons why the stored step could not be read, each once."""
     return tuple(dict.fromkeys(_lines(folder, _LOST)))
+
+
+def again(folder: str) -> tuple[str, ...]:
+    """The reasons why the script was run although its step is carried, each once."""
+    return tuple(dict.fromkeys(_lines(folder, _AGAIN)))
 
 
 def _lines(folder: str, name: str) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from jax.sharding import (
 
 from automesh.package import is_users_file
 from automesh.program.capture.shown import line_of
+from automesh.program.capture.world.meshes import text_of
 from automesh.program.carry.by_value import reduced
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 
@@ -282,7 +283,9 @@ def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], .
     mesh = params["mesh"]
     manual = params.get("newly_manual_axes") or params.get("manual_axes")
     manual = manual or frozenset(mesh.axis_names)
-    sizes = tuple((str(name), int(mesh.shape[name])) for name in mesh.axis_names if name in manual)
+    sizes = tuple(
+        (str(text_of(name)), int(mesh.shape[name])) for name in mesh.axis_names if name in manual
+    )
     return "shard_map", sizes
 
 

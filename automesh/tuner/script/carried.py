@@ -19,7 +19,7 @@ from automesh.hardware import Target
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import AxisSplit, CarryCheck, Discovery, ScriptMesh, Sizes
-from automesh.program.carry.starts import lost, starts
+from automesh.program.carry.starts import again, lost, starts
 from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
 from automesh.report.words import count
@@ -96,14 +96,19 @@ def _check(
 
 def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
     """Meshes for the second run, the best first: most sizes differ from the script's mesh, and the
-    largest size is small, so that it divides most arrays."""
+    largest size is small, so that it divides most arrays.
+
+    The script's own mesh is among them only if there is no other one: the stored step is always
+    equal to that of a second run there, which tells nothing about other meshes.
+    """
     sizes = [size for _, size in own.axes]
 
     def unlike(others: Sequence[int]) -> tuple[int, int]:
         changed = sum(size != other for size, other in zip(sizes, others, strict=True))
         return -changed, max(others)
 
-    ordered = sorted(factorizations(num_devices, len(sizes)).tolist(), key=unlike)
+    every = factorizations(num_devices, len(sizes)).tolist()
+    ordered = sorted([one for one in every if one != sizes] or every, key=unlike)
     return [
         Plan(axes=tuple(MeshAxis(name=n, ici=size) for n, size in zip(own.names, one, strict=True)))
         for one in ordered[:_MOST_MESHES]
@@ -150,19 +155,26 @@ def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tu
 
 
 def with_starts(header: Header, entry: Entry) -> Header:
-    """Adds to a header how often the script was started and why, and whether its stored step was
-    lost; for an entry with `build`, returns the header unchanged."""
+    """Adds to a header how often the script was started and why, the reasons why it was run for
+    single meshes although its step is carried, and whether its stored step was lost; for an entry
+    with `build`, returns the header unchanged."""
     capture = entry.capture
     if capture is None or not (why := starts(capture.folder)):
         return header
     said = f"the script was started {count(len(why), 'time')}: {', '.join(why)}"
-    facts = replace(header.facts, details=(*header.facts.details, said))
-    header = replace(header, facts=facts)
-    if not (reasons := lost(capture.folder)):
-        return header
-    notice = (
-        f"the stored step of {Path(entry.location).name} was lost while the search ran "
-        f"({'; '.join(reasons)}): from then on the script was run up to its step again for each "
-        "mesh"
+    name = Path(entry.location).name
+    notices = [
+        f"{name} was run up to its step again for meshes to which it could not be carried: {reason}"
+        for reason in again(capture.folder)
+    ]
+    if reasons := lost(capture.folder):
+        notices.append(
+            f"the stored step of {name} was lost while the search ran ({'; '.join(reasons)}): from "
+            "then on the script was run up to its step again for each mesh"
+        )
+    facts = replace(
+        header.facts,
+        details=(*header.facts.details, said),
+        notices=(*header.facts.notices, *notices),
     )
-    return replace(header, facts=replace(facts, notices=(*facts.notices, notice)))
+    return replace(header, facts=facts)

@@ -76,6 +76,24 @@ CASES: dict[str, dict[str, str]] = {
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
         "weights": "P()",
     },
+    # What `jax.shard_map` and `jax.grad` give a script holds what sees their calls.
+    "made_in_parts": {
+        "first": "split = jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), "
+        "('data',)), mesh=mesh, in_specs=(P(), P('data')), out_specs=P())\n"
+        "squared = jax.grad(lambda x: x**3 / 3)",
+        "loss": "split(w, x) * squared(1.0)",
+        "weights": "P()",
+    },
+    # The mesh has the script's own members as names, not only their texts.
+    "members_as_names": {
+        "mesh": "(4, 2)",
+        "first": "import enum\nAxis = enum.StrEnum('Axis', {'DATA': 'data', 'MODEL': 'model'})\n"
+        "mesh = jax.sharding.Mesh(mesh.devices, tuple(Axis))\n"
+        "assert all(one is two for one, two in zip(mesh.axis_names, Axis))\n"
+        "assert all(isinstance(one, Axis) for one in mesh.abstract_mesh.shape)",
+        "weights": "P(None, Axis.MODEL)",
+        "batch": "P(mesh.axis_names[0])",
+    },
     "asks_its_mesh": {"loss": "jnp.mean((x @ w) ** 2) * mesh.shape['data']"},
     "calls_python": {
         "loss": "jnp.mean((x @ w) ** 2) + jax.lax.stop_gradient(jax.pure_callback(np.asarray, "
@@ -121,9 +139,11 @@ SAID = {
     "next_mesh": "",
     "axis_of_one": "",
     "placed_on_axis_of_one": "",
+    "members_as_names": "",
     "no_mesh": "48",
     # The trace has other shapes there; the function is traced again.
     "in_parts": "",
+    "made_in_parts": "",
     "asks_its_mesh": "",
     # What only shows something is left out of the step.
     "prints": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import sys
 from pathlib import Path
@@ -121,6 +122,37 @@ def test_after_a_cell_that_fails_the_next_ones_are_run(tmp_path: Path) -> None:
         assert getattr(sys, "reached") == []  # noqa: B009
     finally:
         sys.path[:], sys.argv[:] = before
+        delattr(sys, "reached")
+        forget()
+
+
+def test_only_a_notebook_finds_the_stand_in_for_ipython(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, every library found it, too, and asked it for what it has not: `No module named
+    'IPython.core'`."""
+    library = tmp_path / "site-packages" / "shows_in_ipython.py"
+    library.parent.mkdir()
+    library.write_text(
+        "try:\n    import IPython\nexcept ImportError:\n    found = None\n"
+        "else:\n    import IPython.core\n    found = IPython"
+    )
+    monkeypatch.syspath_prepend(str(library.parent))
+    path = tmp_path / "train.ipynb"
+    text = (
+        "import sys\nimport IPython\nimport IPython.display as shown\nimport shows_in_ipython\n"
+        "shown.clear_output()\nsys.reached = shows_in_ipython.found"
+    )
+    cell = {"cell_type": "code", "metadata": {}, "source": text}
+    path.write_text(json.dumps({"cells": [cell]}))
+    before = list(sys.path), list(sys.argv), builtins.__import__
+    try:
+        start(Entry(kind="script", location=str(path), function="step"))
+        assert vars(sys)["reached"] is None
+        assert builtins.__import__ is before[2]
+        assert told() == ()
+    finally:
+        sys.path[:], sys.argv[:] = before[:2]
         delattr(sys, "reached")
         forget()
 

@@ -1,10 +1,59 @@
-"""Restates shardings on another mesh over the same devices in the same order (jax)."""
+"""The meshes that a script makes: the names of their axes, and two meshes over the same devices in
+the same order (jax).
+
+jax keeps one object for all meshes that are equal, and members of an enumeration of texts
+(`class Axis(str, Enum)`) are equal to their texts. So a script that names its axes by members would
+get a mesh that automesh has made with texts, and `axis is Axis.DATA` and `axis.value` would fail.
+While the script runs, its meshes have its members as names; before and after, they have the texts,
+with which automesh works. Attributes of jax's meshes, looked at in jax 0.10.1 to 0.12.0.1:
+`axis_names`, and `shape` and `shape_tuple`, which are computed once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# The meshes whose names are a script's members now, with their texts.
+_RENAMED: list[tuple[Any, tuple[Any, ...]]] = []
+
+
+def text_of(name: Any) -> Any:
+    """The text of a member of an enumeration of texts; all other names as they are."""
+    return str.__str__(name) if isinstance(name, str) else name
+
+
+def with_names(mesh: Mesh, names: Sequence[Any]) -> Mesh:
+    """A mesh whose axes have the script's own objects as names, until `names_put_back` ends it.
+
+    Args:
+      names: of axes, as the script gives them; equal to those that the mesh has.
+    """
+    own = {name: name for name in names if isinstance(name, str) and type(name) is not str}
+    if own:
+        for one in (mesh, mesh.abstract_mesh):
+            _RENAMED.append((one, tuple(map(text_of, one.axis_names))))
+            _rename(one, tuple(own.get(name, name) for name in one.axis_names))
+    return mesh
+
+
+def names_put_back() -> Callable[[], None]:
+    """What gives all meshes the texts of their names again."""
+
+    def put_back() -> None:
+        for mesh, texts in _RENAMED:
+            _rename(mesh, texts)
+        _RENAMED.clear()
+
+    return put_back
+
+
+def _rename(mesh: Any, names: tuple[Any, ...]) -> None:
+    object.__setattr__(mesh, "axis_names", names)
+    for computed in ("shape", "shape_tuple"):
+        vars(mesh).pop(computed, None)
 
 
 def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None:

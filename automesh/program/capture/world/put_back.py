@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from automesh.package import is_users_file
+from automesh.program.capture.world.meshes import names_put_back
 from automesh.program.capture.world.modes import (
     put_back_thread_values,
     take_back_modes,
@@ -64,7 +65,8 @@ def taken_back() -> Generator[None]:
     """Runs the body with the settings that the first run of this process began with, then restores
     what the body leaves in force."""
     _begin_as_the_first()
-    before = [one() for one in (_process, _logging, _numpy, _mesh_in_force, _absl)]
+    kinds = (_process, _logging, _numpy, _mesh_in_force, names_put_back, _absl)
+    before = [one() for one in kinds]
     try:
         yield
     finally:

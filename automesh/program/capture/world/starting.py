@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import importlib.metadata
 import importlib.util
 import linecache
@@ -14,14 +15,14 @@ import re
 import runpy
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from automesh.errors import UsageError
 from automesh.limits import SCRIPT_BYTES
-from automesh.package import INSTALLED, count_as_users
+from automesh.package import INSTALLED, count_as_users, is_users_file
 from automesh.program.capture.world.told import tell
 from automesh.program.nouns import Entry
 from automesh.program.script.notebook import CodeCell, cell_name, cells_of
@@ -101,10 +102,9 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
-    for name, module in _shell_modules().items():
-        sys.modules.setdefault(name, module)
-    before = sys.modules["__main__"]
+    before, import_before = sys.modules["__main__"], builtins.__import__
     sys.modules["__main__"] = main
+    builtins.__import__ = _importing_shell(import_before)
     failed: Exception | None = None
     try:
         for number, cell in enumerate(code_cells(path), start=1):
@@ -128,6 +128,7 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
                 if failed is None and not cell.is_meant_to_fail:
                     failed = error
     finally:
+        builtins.__import__ = import_before
         sys.modules["__main__"] = before
     if failed is not None:
         raise failed
@@ -137,23 +138,34 @@ async def _awaiting(cell: Any) -> None:
     await cell
 
 
-def _shell_modules() -> dict[str, types.ModuleType]:
-    """Makes modules that replace IPython where it is not installed, and show nothing. Jupyter
-    always has IPython, and notebooks import from it what shows their results."""
+def _importing_shell(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an `__import__` that finds a stand-in for IPython where it is not installed: Jupyter
+    always has it, and notebooks import what shows their results. The stand-in shows nothing.
+
+    Only the user's own code gets it. A library that finds an IPython asks it for much more, and
+    does without where there is none.
+    """
     if "IPython" in sys.modules or importlib.util.find_spec("IPython") is not None:
-        return {}
+        return before
     shell = types.ModuleType("IPython")
     shown: Any = types.ModuleType("IPython.display")
     shown.__getattr__ = lambda name: _shown_by(name)
-    # matplotlib asks for the version of an IPython that is imported.
-    shell.__dict__.update(
-        __path__=[],
-        __version__="9.0.0",
-        version_info=(9, 0, 0, ""),
-        display=shown,
-        get_ipython=lambda: None,
-    )
-    return {"IPython": shell, "IPython.display": shown}
+    shell.__dict__.update(display=shown, get_ipython=lambda: None)
+
+    def find(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        file = globals.get("__file__") if globals is not None else None
+        is_shell = level == 0 and name in ("IPython", "IPython.display")
+        if is_shell and isinstance(file, str) and is_users_file(file):
+            return shown if fromlist and name != "IPython" else shell
+        return before(name, globals, locals, fromlist, level)
+
+    return find
 
 
 def _shown_by(name: str) -> Callable[..., None]:
