@@ -185,9 +185,18 @@ def _with_nan(error: UsageError) -> UsageError:
     return UsageError(f"{error.message}{said}", hint=error.hint)
 
 
-def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = None) -> Discovery:
+def discover_for_absent(
+    entry: Entry,
+    *,
+    step: str = "",
+    keep: Keep | None = None,
+    again: Callable[[str], None] = lambda _: None,
+) -> Discovery:
     """Runs a script without its arrays, for devices that are not here; where it cannot do without
     and they are small, with them, on this machine.
+
+    Args:
+      again: is told why the script is started a second time, before that.
 
     Raises:
       UsageError: as `discover`; or at which line it needs a value of arrays that are too large.
@@ -198,6 +207,7 @@ def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = Non
         if seen().most_bytes > _LARGEST_MADE:
             raise
         reason = error.message
+    again("with its arrays")
     found = discover(entry, step=step, keep=keep)
     return replace(
         found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
@@ -210,6 +220,7 @@ def discover_here(
     step: str = "",
     device_memory_bytes: Callable[[], int],
     keep: Keep | None = None,
+    again: Callable[[str], None] = lambda _: None,
 ) -> Discovery:
     """Runs a script on the devices that are here; if its step is too large for one of them, it is
     run without its arrays wherever it is not measured.
@@ -217,6 +228,7 @@ def discover_here(
     Args:
       device_memory_bytes: what one device can hold; 0 where nobody says. Asked after the run: the
         script may say how many devices there shall be.
+      again: is told why the script is started a second time, before that.
 
     Raises:
       UsageError: as `discover`.
@@ -225,6 +237,7 @@ def discover_here(
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
+    again("without its arrays, which a device cannot hold")
     bare = discover(entry, step=found.capture.step.name, bare=True)
     return replace(found, capture=replace(found.capture, without_arrays=True), notices=bare.notices)
 
