@@ -36,6 +36,7 @@ from automesh.program.lower.static_args import (
     static_of_jit,
 )
 from automesh.program.script.workload import Workload
+from automesh.program.spec_entries import entries_of
 
 # Arrays that are followed before those that are gone are forgotten.
 _MOST_FOLLOWED = 100_000
@@ -347,7 +348,7 @@ def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any])
 
 
 def _named_axes(sharding: NamedSharding) -> int:
-    parts = [part if isinstance(part, tuple) else (part,) for part in sharding.spec]
+    parts = [part if isinstance(part, tuple) else (part,) for part in entries_of(sharding.spec)]
     return sum(isinstance(name, str) for part in parts for name in part)
 
 

@@ -24,6 +24,7 @@ from automesh.program.infer.search.layout import InnerSplit, Layout, Split
 from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
+from automesh.program.spec_entries import entries_of
 
 
 def inferred_build(entry: Entry) -> Callable[..., Workload]:
@@ -74,11 +75,14 @@ def constraints_of(
     found: dict[Place, NamedSharding] = {}
     for one in inner:
         to = sharding_of(one.split, axes, mesh)
-        if all(part is None for part in to.spec) and not one.is_gathered:
+        if all(part is None for part in entries_of(to.spec)) and not one.is_gathered:
             continue
         if one.leaves_others:
-            rest = len(one.split) - len(to.spec)
-            parts = [PartitionSpec.UNCONSTRAINED if part is None else part for part in to.spec]
+            rest = len(one.split) - len(entries_of(to.spec))
+            parts = [
+                PartitionSpec.UNCONSTRAINED if part is None else part
+                for part in entries_of(to.spec)
+            ]
             to = NamedSharding(mesh, PartitionSpec(*parts, *[PartitionSpec.UNCONSTRAINED] * rest))
         found[one.path, one.bodies, one.output] = to
     return found
