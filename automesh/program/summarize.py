@@ -29,6 +29,7 @@ from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
 from automesh.program.script.build import Built
 from automesh.program.script.workload import NamedWorkload, leaf_names_of
+from automesh.program.spec_entries import entries_of
 from automesh.program.step_summary import Argument, CarriedArgument, Origin, StepSummary
 
 _STATIC_CHARS = 60
@@ -250,7 +251,7 @@ def _text_of(spec: Any) -> str:
         return ""
     if not isinstance(spec, PartitionSpec):
         return type(spec).__name__
-    entries = list(spec)
+    entries = list(entries_of(spec))
     while entries and entries[-1] in (None, ()):
         entries.pop()
     return f"P({', '.join(map(repr, entries))})"
@@ -262,7 +263,7 @@ def _shard_shape(leaf: Any, spec: Any, mesh: Mesh) -> tuple[int, ...]:
         return shape
     parts = [
         math.prod(mesh.shape[axis] for axis in axes_of_entry(entry) if axis in mesh.shape)
-        for entry in spec
+        for entry in entries_of(spec)
     ]
     parts += [1] * (len(shape) - len(parts))
     return tuple(-(-size // part) for size, part in zip(shape, parts))

@@ -17,6 +17,7 @@ from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
+    CarriedBy,
     ScriptMesh,
     ScriptStep,
     SourceLine,
@@ -42,11 +43,14 @@ class Case:
     Attributes:
       sizes: of the mesh of the script.
       kind: of all its axes: `auto` or `explicit`; a mesh with explicit axes is in force.
+      settings: with which the step's function is jitted again, from which it is stored; None if
+        it is stored as its trace alone.
     """
 
     make: Make
     sizes: Sizes
     kind: str = "auto"
+    settings: dict[str, Any] | None = None
 
     def mesh(self, sizes: Sizes | None = None) -> Mesh:
         sizes = sizes or self.sizes
@@ -59,7 +63,15 @@ class Case:
     def call(self, mesh: Mesh) -> TracedCall:
         with self._in_force(mesh):
             jitted, args, kwargs = self.make(mesh)
-            call = Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
+            function = jitted if self.settings is None else jitted.__wrapped__
+            call = Call(
+                jitted=jitted,
+                args=args,
+                kwargs=kwargs,
+                run=lambda: None,
+                function=function,
+                settings=self.settings,
+            )
             return trace(call)
 
     def _in_force(self, mesh: Mesh) -> AbstractContextManager[Any]:
@@ -78,6 +90,7 @@ class Case:
         *,
         without_arrays: bool = True,
         splits: tuple[AxisSplit, ...] = (),
+        by: CarriedBy = "trace",
         location: str = "/home/me/train.py",
     ) -> Entry:
         """A script whose step is in the folder."""
@@ -93,7 +106,7 @@ class Case:
             step=step,
             splits=splits,
             folder=str(folder),
-            carried_by="trace",
+            carried_by=by,
             without_arrays=without_arrays,
         )
         return Entry(kind="script", location=location, function="train_step", capture=capture)
@@ -117,7 +130,8 @@ class Case:
     def carried(self, folder: Path, sizes: Sizes, **more: Any) -> Built:
         """The stored step on a mesh."""
         entry = self.entry(folder, **more)
-        return self.built(carried_build(entry, refused), sizes, more.get("splits", ()))
+        build = carried_build(entry, refused, is_strict=True)
+        return self.built(build, sizes, more.get("splits", ()))
 
     def real(self, folder: Path, sizes: Sizes) -> Built:
         """The step as the script makes it on a mesh."""

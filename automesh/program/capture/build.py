@@ -56,12 +56,15 @@ def captured_build(entry: Entry) -> Any:
     return build_by_running(entry)
 
 
-def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | None = None) -> Any:
+def build_by_running(
+    entry: Entry, keep: Callable[[TracedCall, Mesh], None] | None = None, *, why: str = ""
+) -> Any:
     """Returns the function `build(mesh)` that runs the script, once for each mesh in this process.
 
     Args:
       keep: is called after each run with the call of the step, and with the mesh that the script
         got.
+      why: the reason, which is noted with the mesh where the starts of the script are counted.
     """
     assert entry.capture is not None
     known: dict[Any, _KeptBuild] = {}
@@ -74,7 +77,8 @@ def build_by_running(entry: Entry, keep: Callable[[TracedCall, Mesh], None] | No
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
         # Does not read `mesh.shape`: a mesh keeps the first value, and `meaning` changes it.
         sizes = zip(mesh.axis_names, mesh.devices.shape, strict=True)
-        note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in sizes))
+        on = ",".join(f"{name}:{size}" for name, size in sizes)
+        note_start(capture.folder, f"{on} ({why})" if why else on)
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
             ended = run_script(entry, run)
         if run.workload is None:

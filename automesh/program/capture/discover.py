@@ -206,10 +206,18 @@ def _with_nan(error: UsageError) -> UsageError:
 
 
 def discover_for_absent(
-    entry: Entry, *, step: str = "", keep: Keep | None = None, infer: bool = False
+    entry: Entry,
+    *,
+    step: str = "",
+    keep: Keep | None = None,
+    again: Callable[[str], None] = lambda _: None,
+    infer: bool = False,
 ) -> Discovery:
     """Runs a script without its arrays, for devices that are not here. If it cannot do without them
     and they are small, runs it again with them, on this machine.
+
+    Args:
+      again: is called with the reason before the script is started a second time.
 
     Raises:
       UsageError: as `discover`; or the script needs a value of arrays that are too large, and the
@@ -221,6 +229,7 @@ def discover_for_absent(
         if seen().most_bytes > _LARGEST_MADE:
             raise
         reason = error.message
+    again("with its arrays")
     found = discover(entry, step=step, keep=keep, infer=infer)
     return replace(
         found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
@@ -233,6 +242,7 @@ def discover_here(
     step: str = "",
     device_memory_bytes: Callable[[], int],
     keep: Keep | None = None,
+    again: Callable[[str], None] = lambda _: None,
     infer: bool = False,
 ) -> Discovery:
     """Runs a script on the devices that are here. If its step is too large for one of them, later
@@ -241,6 +251,7 @@ def discover_here(
     Args:
       device_memory_bytes: returns the bytes that one device can hold, 0 if unknown. It is called
         after the run, as the script may set the number of devices.
+      again: is called with the reason before the script is started a second time.
 
     Raises:
       UsageError: as `discover`.
@@ -249,6 +260,7 @@ def discover_here(
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
+    again("without its arrays, which a device cannot hold")
     bare = discover(entry, step=found.capture.step.name, bare=True)
     return replace(found, capture=replace(found.capture, without_arrays=True), notices=bare.notices)
 

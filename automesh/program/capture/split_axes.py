@@ -31,6 +31,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from automesh.errors import UsageError
 from automesh.program.capture.nouns import AxisSplit, names_in_place
 from automesh.program.lower.static_args import leaf_shape
+from automesh.program.spec_entries import entries_of
 
 # Elements of the smallest array that is split: to gather a smaller one costs more than it saves.
 LEAST_ELEMENTS = 1024
@@ -218,7 +219,7 @@ def _spec_on(leaf: Any, mesh: Mesh) -> _Spec:
     sharding: Any = getattr(leaf, "sharding", None)
     stated: Sequence[Any] = ()
     if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == mesh.axis_names:
-        stated = tuple(sharding.spec)
+        stated = entries_of(sharding.spec)
     parts = [part if isinstance(part, tuple) else (part,) if part else () for part in stated]
     return tuple(
         tuple(name for name in part if isinstance(name, str))

@@ -54,7 +54,7 @@ def carried_build(
 
     def build(mesh: Mesh) -> Workload:
         if with_values and not step.has_values:
-            return run(mesh, "its arguments are too large to be stored")
+            return run(mesh, "the values of its arguments are not stored")
         try:
             ways = (by,) if is_strict else ways_of(by)
             carried = on_plan(step, folder, mesh, capture, ways, with_values=with_values)
@@ -98,15 +98,14 @@ def on_plan(
     """The stored call on a mesh, in the first of the ways that gets it there.
 
     Raises:
-      CannotCarry: none does; says why the first one does not.
+      CannotCarry: none does; says why each one does not.
     """
-    refusal: CannotCarry | None = None
+    refusals: list[str] = []
     for by in ways:
         try:
             return carried_call(
                 step, folder, mesh, splits=capture.splits, by=by, with_values=with_values
             )
         except CannotCarry as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+            refusals.append(error.message)
+    raise CannotCarry(", and ".join(dict.fromkeys(refusals)))

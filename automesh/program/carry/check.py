@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
-from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck
+from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck, Sizes
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.stored_step import store_in
+from automesh.program.carry.stored_step import read_step, store_in
 from automesh.program.lower.program_text import first_difference, with_numbered_functions
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import Entry
@@ -68,7 +69,10 @@ def check_carried(
     begun_s = perf_counter()
     # `build` runs again if the axis types differ, so use the right types at once.
     taken: list[tuple[TracedCall, Mesh]] = []
-    running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)))
+    # The step of a second run has replaced that of the first one: this is the third.
+    is_first = _own_sizes(capture) == tuple(map(tuple, capture.mesh.axes))
+    why = "" if is_first else "its own mesh has axes of size 1"
+    running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)), why=why)
     real = build_on(running, carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
@@ -87,6 +91,12 @@ def check_carried(
         and _stored(capture.folder, *taken[-1])
     )
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=is_stored)
+
+
+def _own_sizes(capture: Capture) -> Sizes:
+    """The mesh of the stored step, which `_first_carried` has read already."""
+    own = read_step(Path(capture.folder)).own
+    return tuple(zip(own.names, own.sizes, strict=True))
 
 
 def _singles(sizes: Iterable[int]) -> int:

@@ -21,6 +21,7 @@ from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
+from automesh.program.capture.split_axes import meaning
 from automesh.program.capture.step_call import Program, TracedCall, trace
 from automesh.program.carry.function_file import read_function, write_function
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
@@ -315,11 +316,11 @@ def _traced_anew(
     """The trace of the step's function on the mesh of a plan, and what it was jitted with."""
     if not step.function:
         raise CannotCarry("its function is not stored")
-    if binding.splits:
-        raise CannotCarry("its function knows the names of the script's own axes alone")
-    call = read_function(step.function, binding, arrays=arrays, leaves=leaves)
-    with jax.set_mesh(context) if context is not None else nullcontext():
-        again = trace(call)
+    # The function says the script's own names; an axis that is split means all of its parts.
+    with meaning(binding.splits):
+        call = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+        with jax.set_mesh(context) if context is not None else nullcontext():
+            again = trace(call)
     if len(again.leaves) != len(leaves):
         raise CannotCarry("its function has other arguments when it is traced again")
     return again.traced, again.settings

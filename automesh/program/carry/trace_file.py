@@ -49,6 +49,7 @@ from automesh.program.capture.shown import line_of
 from automesh.program.capture.world.meshes import text_of
 from automesh.program.carry.by_value import reduced
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
+from automesh.program.spec_entries import entries_of
 
 _CORE: Any = importlib.import_module("jax._src.core")
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
@@ -180,10 +181,10 @@ class _TraceWriter(pickle.Pickler):
         if kind is PartitionSpec:
             settings = {
                 name: getattr(obj, name)
-                for name in ("unreduced", "reduced")
+                for name in ("unreduced", "reduced", "unreduced_kind")
                 if getattr(obj, name, None)
             }
-            return _spec, (tuple(obj), settings)
+            return _spec, (entries_of(obj), settings)
         if kind is SingleDeviceSharding:
             return _single_device, (obj.memory_kind,)
         if isinstance(obj, Sharding):

@@ -16,6 +16,7 @@ from automesh.program.nouns import BuildAnswer
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
 from automesh.program.script.workload import leaf_names_of
+from automesh.program.spec_entries import entries_of
 from automesh.space.mapping import SplitArray, SplitDimension
 
 
@@ -68,7 +69,7 @@ def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
 
 
 def _dimensions(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[SplitDimension]:
-    for place, (size, said) in enumerate(zip(shape, sharding.spec)):
+    for place, (size, said) in enumerate(zip(shape, entries_of(sharding.spec))):
         names = said if isinstance(said, tuple) else (said,)
         axes = tuple(name for name in names if isinstance(name, str))
         if axes and len(axes) == len(names):

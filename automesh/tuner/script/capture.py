@@ -280,7 +280,7 @@ def _about_other_meshes(found: Discovery) -> list[str]:
         meshes = [
             f"{one} ({one.made_at})"
             for one in found.other_meshes
-            if (one.num_devices == own.num_devices) == is_whole
+            if one.axes != own.axes and (one.num_devices == own.num_devices) == is_whole
         ]
         if meshes:
             said.append(f"the script makes {what}: {', '.join(meshes[:3])}")

@@ -273,7 +273,8 @@ def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevic
         start_jax(stages)  # Only here: the script may set the number of devices.
     stages.enter("build")
     began_s = perf_counter()
-    note_start(job.folder, "first run")
+    named = f" on the {job.num_devices} devices that it names" if job.num_devices else ""
+    note_start(job.folder, f"first run{named}")
     try:
         with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
             found = _discovered(job)
@@ -297,13 +298,20 @@ def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevic
 
 def _discovered(job: DiscoverJob) -> Discovery:
     keep = partial(store_in, job.folder) if job.folder else None
+
+    def again(why: str) -> None:
+        note_start(job.folder, f"first run again {why}")
+
     if job.step.absent is not None:
-        return discover_for_absent(job.step.entry, step=job.wanted, keep=keep, infer=job.infer)
+        return discover_for_absent(
+            job.step.entry, step=job.wanted, keep=keep, again=again, infer=job.infer
+        )
     return discover_here(
         job.step.entry,
         step=job.wanted,
         device_memory_bytes=surroundings.device_memory_bytes,
         keep=keep,
+        again=again,
         infer=job.infer,
     )
 

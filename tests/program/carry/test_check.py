@@ -161,6 +161,9 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
         assert one["difference"] == ""
     # Where the stored step is taken to no mesh, the script is not started for it.
     assert len(one["starts"]) == {"no_mesh": 0, "placed_on_axis_of_one": 2}.get(name, 1)
+    if name == "placed_on_axis_of_one":
+        assert one["starts"][0] == "data:2,model:4"
+        assert one["starts"][1].endswith(" (its own mesh has axes of size 1)")
     assert one["stored_on"] == ("data:2,model:4" if name == "placed_on_axis_of_one" else "")
 
 

@@ -383,6 +383,38 @@ def test_a_device_has_the_same_number_along_an_axis_that_is_split(
     assert numbers.tolist() == list(range(8))
 
 
+def test_a_function_is_traced_with_the_parts_of_an_axis_that_is_split(tmp_path: Path) -> None:
+    """Of four devices: the parts of `shard_map` have other shapes there, so the trace is of no use.
+    Before, the function was refused, and the script was started for each mesh."""
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    sizes = {"dp": 2, "fsdp": 2}
+    of_four, of_eight = tmp_path / "four", tmp_path / "eight"
+    of_four.mkdir()
+    of_eight.mkdir()
+
+    def parts(mesh: Mesh) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+            def inner(w: Any, x: Any) -> Any:
+                return jax.lax.pmean(jnp.mean((x @ w["up"] @ w["down"] - x) ** 2), "data")
+
+            return inner(w, x)
+
+        w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
+        step = jax.jit(trained(loss), donate_argnums=0)
+        return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
+
+    (case := Case(make=parts, sizes={"data": 4})).stored(of_four)
+    expected = case.carried(of_four, sizes, splits=splits)
+    settings = {"donate_argnums": 0}
+    (case := Case(make=parts, sizes={"data": 8}, settings=settings)).stored(of_eight)
+    with pytest.raises(CannotCarry, match="have other shapes with data:4 than with data:8"):
+        case.carried(of_eight, sizes, splits=splits)
+    by_function = case.carried(of_eight, sizes, splits=splits, by="function")
+    assert text(by_function) == text(expected)
+    assert places(by_function) == places(expected)
+
+
 def _in_parts_over_data(mesh: Mesh, *, check_vma: bool) -> Any:
     parts = partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
 

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from automesh.program.capture.flow.program import is_literal, opened_jaxpr
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
+from automesh.program.spec_entries import entries_of
 
 _CONSTRAINTS = frozenset({"sharding_constraint", "reshard"})
 
@@ -74,7 +75,7 @@ def _split_by(call: TracedCall, places: Sequence[int]) -> tuple[str, ...]:
 
 
 def _names(spec: Any) -> Iterator[str]:
-    for entry in spec or ():
+    for entry in entries_of(spec or ()):
         for name in entry if isinstance(entry, tuple) else (entry,):
             if isinstance(name, str):
                 yield name

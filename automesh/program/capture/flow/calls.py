@@ -37,6 +37,7 @@ from automesh.program.lower.static_args import (
     static_of_jit,
 )
 from automesh.program.script.workload import Workload
+from automesh.program.spec_entries import entries_of
 
 # Entries of the table of arrays after which the entries of deleted arrays are dropped.
 _MOST_FOLLOWED = 100_000
@@ -355,7 +356,7 @@ def _as_stated(function: Function, placed: Sequence[Any], leaves: Sequence[Any])
 
 
 def _named_axes(sharding: NamedSharding) -> int:
-    parts = [part if isinstance(part, tuple) else (part,) for part in sharding.spec]
+    parts = [part if isinstance(part, tuple) else (part,) for part in entries_of(sharding.spec)]
     return sum(isinstance(name, str) for part in parts for name in part)
 
 

@@ -21,6 +21,7 @@ from automesh.program.capture.flow.program import (
 )
 from automesh.program.capture.hooks import settings_of
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.spec_entries import entries_of
 
 
 def turn_of(call: TracedCall, loop: TrainingLoop) -> TracedCall:
@@ -46,7 +47,11 @@ def described_turn(call: TracedCall, loop: TrainingLoop) -> tuple[TracedCall, in
     for place, source in enumerate(turn.sources):
         sharding = getattr(inputs[source], "sharding", None) if source is not None else None
         if isinstance(sharding, NamedSharding):
-            spec = PartitionSpec(*sharding.spec[1:]) if place in turn.sliced else sharding.spec
+            spec = (
+                PartitionSpec(*entries_of(sharding.spec)[1:])
+                if place in turn.sliced
+                else sharding.spec
+            )
             made[place] = made[place].update(sharding=NamedSharding(sharding.mesh, spec))
     return turn.call(made), turn.carried
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from automesh.program.spec_entries import entries_of
+
 # The meshes whose names are a script's members now, with their texts.
 _RENAMED: list[tuple[Any, tuple[Any, ...]]] = []
 
@@ -81,7 +83,7 @@ def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None
         same = ids == sorted(ids)
     if len(wide) > 1 or not same:
         return None
-    spec = [own.axis_names if _names(part) & wide else None for part in sharding.spec]
+    spec = [own.axis_names if _names(part) & wide else None for part in entries_of(sharding.spec)]
     return NamedSharding(own, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
 
 

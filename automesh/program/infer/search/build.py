@@ -33,6 +33,7 @@ from automesh.program.lower.static_args import is_ref
 from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
+from automesh.program.spec_entries import entries_of
 
 Run = Callable[[Entry, Callable[[TracedCall, Mesh], None]], Callable[[Mesh], Workload]]
 
@@ -158,11 +159,14 @@ def constraints_of(
     found: dict[Place, NamedSharding] = {}
     for one in inner:
         to = sharding_of(one.split, axes, mesh)
-        if all(part is None for part in to.spec) and not one.is_gathered:
+        if all(part is None for part in entries_of(to.spec)) and not one.is_gathered:
             continue
         if one.leaves_others:
-            rest = len(one.split) - len(to.spec)
-            parts = [PartitionSpec.UNCONSTRAINED if part is None else part for part in to.spec]
+            rest = len(one.split) - len(entries_of(to.spec))
+            parts = [
+                PartitionSpec.UNCONSTRAINED if part is None else part
+                for part in entries_of(to.spec)
+            ]
             to = NamedSharding(mesh, PartitionSpec(*parts, *[PartitionSpec.UNCONSTRAINED] * rest))
         found[one.path, one.bodies, one.output] = to
     return found
