@@ -85,7 +85,9 @@ class StepFinder:
       on_long_loop: called before a call that may be the whole training, so that it is not run with
         its data.
       known: the step, where an earlier run of the script has told it.
-      may_stop: asked where the step is known; False to let the script go on, for another step.
+      may_stop: asked, where the step is known, whether it is the one that is looked for; it is
+        told whether a gradient is taken in it, or the user wants it by its name. False to let the
+        script go on, for another step.
       found: the step, once the script was stopped.
       has_gone_on: whether the script was let go on.
     """
@@ -93,7 +95,7 @@ class StepFinder:
     wanted: str
     on_long_loop: Callable[[], None]
     known: ScriptStep | None = None
-    may_stop: Callable[[], bool] = lambda: True
+    may_stop: Callable[[bool], bool] = lambda _: True
     found: FoundStep | None = None
     has_gone_on: bool = False
     log: CallLog = field(default_factory=CallLog)
@@ -115,7 +117,7 @@ class StepFinder:
                 later = _skipping(self.known, 1)
                 self._chosen, self._collector = self.known, StepCollector(later)
             elif (choice := self._decided(noted.function)) is not None:
-                if self.may_stop():
+                if self.may_stop(bool(self.wanted) or self._has_gradient(choice)):
                     self._start(choice)
                 else:
                     self.has_gone_on = True
@@ -203,6 +205,17 @@ class StepFinder:
             found.setdefault(function.name, function.called_at)
         return found
 
+    def without_state(self) -> dict[str, SourceLine]:
+        """Of those that are called again and again, and of which nothing stays or comes back."""
+        candidates = self._candidates()
+        found: dict[str, SourceLine] = {}
+        for number, candidate in candidates.items():
+            doubt = self._choice_of(candidates, number).doubt
+            if candidate.calls > 1 and doubt is Doubt.NO_STATE:
+                function = self.log.functions[number]
+                found.setdefault(function.name, function.called_at)
+        return found
+
     # Choosing.
 
     def _decided(self, function: Function) -> Choice | None:
@@ -238,6 +251,10 @@ class StepFinder:
 
     def _choice_of(self, candidates: dict[int, StepChoice], number: int) -> Choice:
         return choice_of(candidates, number, self.log.last_iteration(number))
+
+    def _has_gradient(self, choice: Choice) -> bool:
+        facts = [self.log.functions[number].usual.facts for number in choice.numbers]
+        return any(one is not None and one.has_gradient for one in facts)
 
     def _alone(self, candidate: StepChoice) -> Choice:
         number = candidate.number
