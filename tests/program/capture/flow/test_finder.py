@@ -463,10 +463,10 @@ WITHOUT_PREAMBLE = {
     """,
 }
 SCRIPTS["samples_for_long"] = """
-        decode = jax.jit(lambda w, cache, x: (cache + x @ w["up"] @ w["down"], jnp.sum(x)))
-        cache = batch(0)
+        decode = jax.jit(lambda w, cache: [x + x @ w["up"] @ w["down"] for x in cache])
+        cache = [batch(number) for number in range(12)]
         for step in range(110):
-            cache, _ = decode(params, cache, batch(0))
+            cache = decode(params, cache)
         train_step, moments = jax.jit(train, donate_argnums=(0, 1)), zeros
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))
