@@ -14,6 +14,7 @@ from automesh.program.capture.flow.batch import batch_axes
 from automesh.program.capture.flow.calls import (
     CallLog,
     Function,
+    Noted,
     Variant,
     form_of,
     leaf_bytes,
@@ -116,7 +117,7 @@ class StepFinder:
                 # The second iteration: the first one starts from what nothing has made yet.
                 later = _skipping(self.known, 1)
                 self._chosen, self._collector = self.known, StepCollector(later)
-            elif (choice := self._decided(noted.function)) is not None:
+            elif (choice := self._decided(noted)) is not None:
                 if self.may_stop(bool(self.wanted) or self._has_gradient(choice)):
                     self._start(choice)
                 else:
@@ -218,7 +219,11 @@ class StepFinder:
 
     # Choosing.
 
-    def _decided(self, function: Function) -> Choice | None:
+    def _decided(self, noted: Noted) -> Choice | None:
+        function = noted.function
+        # The call of a rare variant would be taken for the step's, if the script was let go on.
+        if noted.variant is not function.usual:
+            return None
         candidates = self._candidates()
         mine = candidates.get(function.number)
         if mine is None:
