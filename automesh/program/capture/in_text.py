@@ -49,11 +49,23 @@ def takes_gradients(entry: Entry) -> bool:
         if isinstance(file, str) and file.endswith(".py") and is_users_file(file):
             files.append(Path(file))
     return any(
-        isinstance(node, ast.Attribute | ast.Name) and _GRADIENT.fullmatch(_last_name(node))
+        _GRADIENT.fullmatch(name)
         for path in dict.fromkeys(files)
         for _, text in _texts(path)
         for node in _nodes(text)
+        for name in _named_by(node)
     )
+
+
+def _named_by(node: ast.AST) -> list[str]:
+    """The functions that a part of a program names; variables may have the same names."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Call):
+        return [_last_name(node.func)]
+    if isinstance(node, ast.FunctionDef):
+        return [_last_name(decorator) for decorator in node.decorator_list]
+    return []
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes | str]]:

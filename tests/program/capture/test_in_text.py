@@ -32,6 +32,8 @@ def _no_modules(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[rep
         ("@eqx.filter_value_and_grad\ndef loss(model): ...\n", True),
         ("state = state.apply_gradients(grads=grads)\n", True),
         ("# takes no grad\nx = model.gradual(1)\n", False),
+        ("grad = back(x)\nw = w - 0.1 * grad\n", False),
+        ("@grad\ndef loss(w): ...\n", True),
         ("this is no Python", False),
     ],
 )
