@@ -43,7 +43,8 @@ class Script:
       variables: of its environment.
       stand_ins: folders of `benchmarks/stand_ins` that come first in its import path.
       import_paths: folders of the repository that come next.
-      prepare: a program of `benchmarks/stand_ins` that writes data once, and its arguments.
+      prepare: a program of `benchmarks/stand_ins` that writes data once, and its arguments;
+        `{root}` in them is the folder of the repository.
       options: more options of `automesh search`.
       packages: that it imports and automesh does not bring along, as `pip install` names them.
     """
@@ -95,6 +96,23 @@ class Outcome:
     why_not: str = ""
     error: str = ""
     took_s: float = 0.0
+
+
+def folder_of(script: Script, checkouts: Path) -> Path:
+    """The folder that holds the repository of a script."""
+    return checkouts / script.repository.replace("/", "_")
+
+
+def preparing(script: Script, checkouts: Path) -> list[str]:
+    """The command that writes the data of a script; empty if it needs none."""
+    if not script.prepare:
+        return []
+    program, *arguments = script.prepare
+    root = str(folder_of(script, checkouts))
+    return [
+        *(sys.executable, str(STAND_INS / program)),
+        *(argument.replace("{root}", root) for argument in arguments),
+    ]
 
 
 def read_manifest(path: Path) -> list[Script]:
@@ -183,7 +201,7 @@ def search(script: Script, checkouts: Path, target: str, budget: str, results: P
       budget: of a search on `cpu:N`; other targets are estimated.
       results: folder for studies and rules.
     """
-    root = checkouts / script.repository.replace("/", "_")
+    root = folder_of(script, checkouts)
     path = root / script.path
     if not path.exists():
         missing = f"{path} does not exist: check out {script.repository} at {script.commit}"
@@ -263,9 +281,8 @@ def main(
         typer.echo(f"the scripts need: pip install {' '.join(needed)}", err=True)
     outcomes: dict[str, list[Outcome]] = {}
     for script in scripts:
-        if script.prepare:
-            program, *arguments = script.prepare
-            subprocess.run([sys.executable, str(STAND_INS / program), *arguments], check=True)
+        if command := preparing(script, checkouts.resolve()):
+            subprocess.run(command, check=True)
         for target in targets or TARGETS:
             found = search(script, checkouts.resolve(), target, budget, results.resolve())
             outcomes.setdefault(script.name, []).append(found)

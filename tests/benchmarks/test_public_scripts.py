@@ -11,8 +11,10 @@ import typer
 from benchmarks.public_scripts import (
     STAND_INS,
     Outcome,
+    Script,
     cell,
     outcome_of,
+    preparing,
     read_manifest,
     search,
     summary,
@@ -97,3 +99,16 @@ def test_what_is_no_manifest_is_told(tmp_path: Path) -> None:
 def test_a_missing_checkout_is_told(tmp_path: Path) -> None:
     found = search(read_manifest(MANIFEST)[0], tmp_path, "cpu:8", "1m", tmp_path)
     assert "does not exist: check out" in found.error
+
+
+def test_data_are_written_where_the_script_reads_them() -> None:
+    script = Script(
+        repository="someone/some",
+        commit="0" * 40,
+        path="train.py",
+        variables={},
+        prepare=("text_file.py", "{root}/data/input.txt", "2000"),
+    )
+    _, program, *arguments = preparing(script, Path("/checkouts"))
+    assert Path(program) == STAND_INS / "text_file.py"
+    assert arguments == ["/checkouts/someone_some/data/input.txt", "2000"]

@@ -29,6 +29,7 @@ from automesh.program.capture.flow.finder import FoundStep, StepFinder
 from automesh.program.capture.flow.program import facts_of
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
+from automesh.program.capture.in_text import mesh_in_text, takes_gradients
 from automesh.program.capture.nouns import (
     Capture,
     Discovery,
@@ -37,7 +38,7 @@ from automesh.program.capture.nouns import (
     Sizes,
     SourceLine,
 )
-from automesh.program.capture.refusals import mesh_in_text, no_step, nothing_jitted
+from automesh.program.capture.refusals import no_step, nothing_jitted
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
@@ -54,7 +55,9 @@ _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual:
 _LARGEST_MADE = 2**31
 # Seconds for which a script may train on one device before it makes the mesh that is in its text.
 _LONGEST_BEFORE_MESH_S = 60.0
-# FLOPs of a loop up to which it is run, where nothing else shows whether it is the whole training.
+# How long it may sample or evaluate before the training of which its text speaks.
+_LONGEST_BEFORE_GRADIENT_S = 120.0
+# A loop with at most so much work is run where nothing else tells whether it is all of a training.
 _LONGEST_RUN_FLOPS = 1e12
 
 
@@ -181,6 +184,7 @@ def _run(
             go_on_bare()
         finder = StepFinder(wanted=wanted, on_long_loop=go_on_bare, known=known)
         run = _ScriptWatch(
+            entry=entry,
             finder=finder,
             keep=keep,
             mesh_to_come=mesh_in_text(entry),
@@ -277,6 +281,7 @@ class _ScriptWatch:
         None if no line does.
     """
 
+    entry: Entry
     finder: StepFinder
     takes_unjitted: bool = False
     unjitted_at: SourceLine | None = None
@@ -290,6 +295,7 @@ class _ScriptWatch:
     made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
     _is_ours: bool = False
     _waits_since_s: float = 0.0
+    _trains_later: bool | None = None
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """Makes the mesh as the script asks, and notes it down."""
@@ -314,13 +320,24 @@ class _ScriptWatch:
             return ()
         return (f"{self.mesh_to_come}, which would make a mesh, was not reached",)
 
-    def may_stop(self) -> bool:
-        """Whether the script may be stopped at a step: one that trains on one device and makes a
-        mesh afterwards goes on until then."""
-        if self.meshes or self.mesh_to_come is None:
+    def may_stop(self, has_gradient: bool) -> bool:
+        """Whether a step may be the one that is looked for: a script that samples first, or that
+        trains on one device and makes a mesh afterwards, goes on until then.
+
+        Args:
+          has_gradient: whether a gradient is taken in the step, or the user wants it by its name.
+        """
+        waits_for_mesh = not self.meshes and self.mesh_to_come is not None
+        waits_for_gradient = not has_gradient and self.unjitted_at is None
+        if waits_for_gradient:
+            if self._trains_later is None:
+                self._trains_later = takes_gradients(self.entry)
+            waits_for_gradient = self._trains_later
+        if not (waits_for_mesh or waits_for_gradient):
             return True
+        longest_s = _LONGEST_BEFORE_GRADIENT_S if waits_for_gradient else _LONGEST_BEFORE_MESH_S
         self._waits_since_s = self._waits_since_s or perf_counter()
-        return perf_counter() - self._waits_since_s > _LONGEST_BEFORE_MESH_S
+        return perf_counter() - self._waits_since_s > longest_s
 
     def call(self, call: Call) -> Any:
         """Notes a call down; stops the script once its step is known."""
@@ -376,6 +393,7 @@ class _ScriptWatch:
             entry,
             ended,
             called=self.finder.names(),
+            without_state=self.finder.without_state(),
             wanted=self.finder.wanted,
             pmapped=self.pmapped,
             mesh_at=next((mesh.made_at for mesh in self.meshes.values()), None),

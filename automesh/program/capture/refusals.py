@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +14,14 @@ from automesh.limits import SCRIPT_BYTES
 from automesh.package import is_users_file
 from automesh.program.capture.abstract_arrays import ValueNeeded
 from automesh.program.capture.frames import failing_line
+from automesh.program.capture.in_text import MESH
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
-from automesh.program.script.notebook import cell_name, code_of
 from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
-_MESH = re.compile(r"mesh(?!grid)", re.I)
-# Errors of jax about values that a trace lacks.
+# Errors of jax about values that a trace does not have.
 _NEEDS_VALUES = frozenset(
     {
         "ConcretizationTypeError",
@@ -40,50 +38,12 @@ _CALLS_NONE = (
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
-def mesh_in_text(entry: Entry) -> SourceLine | None:
-    """Finds the first line of a script that calls a function which makes a mesh, judged by its
-    name; returns None if there is none.
-
-    Only a run shows whether this line is reached.
-    """
-    path = Path(entry.location)
-    try:
-        content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
-    except (UsageError, OSError):
-        return None  # A run will say what is wrong with the file.
-    texts: list[tuple[str, bytes | str]] = [(entry.location, content)]
-    if path.suffix == ".ipynb":
-        cells = enumerate(code_of(content, path.name), start=1)
-        texts = [(cell_name(path, number), text) for number, text in cells]
-    places = (place for file, text in texts for place in _calls_for_meshes(file, text))
-    return next(places, None)
-
-
-def _calls_for_meshes(file: str, text: bytes | str) -> list[SourceLine]:
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
-        return []  # Such as a cell with a magic.
-    lines = [
-        node.lineno
-        for node in nodes
-        if isinstance(node, ast.Call) and _MESH.search(_last_name(node.func))
-    ]
-    return [SourceLine(file=file, line=line) for line in sorted(lines)]
-
-
-def _last_name(function: ast.expr) -> str:
-    """`jax.make_mesh` -> `make_mesh`."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
 def no_step(
     entry: Entry,
     ended: Ended | None,
     *,
     called: Mapping[str, SourceLine],
+    without_state: Mapping[str, SourceLine],
     wanted: str,
     pmapped: SourceLine | None,
     mesh_at: SourceLine | None = None,
@@ -91,11 +51,11 @@ def no_step(
     """Returns the error that says why a script has no step.
 
     Args:
-      called: names of the jitted functions that it has called, each with the line of its first
-        call.
-      wanted: name of the function that the user asked for, or empty.
-      mesh_at: the line that makes its mesh; None if there is none.
-      pmapped: the line that calls a function which `jax.pmap` made; None if there is none.
+      called: names of the jitted functions that it has called, with the line of the first call.
+      without_state: those of them that are called again and again with nothing but new arrays.
+      wanted: the name that the user gave.
+      mesh_at: where it makes its mesh; None if nowhere.
+      pmapped: where it calls what `jax.pmap` made; None if nowhere.
     """
     name = Path(entry.location).name
     if pmapped is not None:
@@ -131,13 +91,30 @@ def no_step(
             f"`jax.jit` made{mesh}",
             hint=named + ("" if named else _CALLS_NONE) + HINT,
         )
-    listed = [f"`{one}` at {place}" if place.file else f"`{one}`" for one, place in called.items()]
-    once = ", ".join(listed[:6])
+    if without_state:
+        take, make, back = (
+            ("takes", "it makes", "it")
+            if len(without_state) == 1
+            else ("take", "they make", "them")
+        )
+        return UsageError(
+            f"{name} jits no training step: {_listed(without_state)} {take} no gradient, nothing "
+            f"of what {make} comes back to {back}, and all arguments are made anew for each call",
+            hint="put what one step does into a function, and jit that; or name a function that is "
+            "to be searched as it is with `--step`",
+        )
+    once = _listed(called)
     return UsageError(
         f"{name} ended without calling a jitted function twice with the same shapes "
         f"(it called {once})",
         hint="let it train for three steps or more, or " + HINT,
     )
+
+
+def _listed(functions: Mapping[str, SourceLine]) -> str:
+    """The first six of some functions, with the lines that call them."""
+    listed = [f"`{one}` at {at}" if at.file else f"`{one}`" for one, at in functions.items()]
+    return ", ".join(listed[:6])
 
 
 def nothing_jitted(entry: Entry, place: SourceLine) -> UsageError:
@@ -162,7 +139,7 @@ def _functions(path: Path) -> list[str]:
         one.name
         for one in body
         if isinstance(one, ast.FunctionDef)
-        and any(_MESH.search(argument.arg) for argument in one.args.args)
+        and any(MESH.search(argument.arg) for argument in one.args.args)
     ]
 
 

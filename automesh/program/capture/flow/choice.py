@@ -28,6 +28,8 @@ class Doubt(IntEnum):
     NO_GRADIENT = 2
     LITTLE_STATE = 3
     CALLED_ONCE = 4
+    # No parameters either, that stay the same from call to call: part of what a step does.
+    NO_STATE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,8 @@ def _doubt(members: Sequence[StepChoice], carried: int) -> Doubt:
     changed = carried + replaced
     if any(member.trains for member in members):
         return Doubt.NONE
+    if not (changed or constant or gradient):
+        return Doubt.NO_STATE
     if not changed or (changed < _LEAST_BYTES and (constant > changed or not gradient)):
         return Doubt.LITTLE_STATE
     if not gradient:
@@ -193,17 +197,17 @@ def is_usual(candidate: StepChoice) -> bool:
 
 def is_enough(choice: Choice, candidate: StepChoice) -> bool:
     """Whether there were enough calls to stop the script at this one."""
-    patience = _PATIENCE[choice.doubt]
-    if not is_usual(candidate) or candidate.calls < patience.calls:
+    patience = _PATIENCE.get(choice.doubt)
+    if patience is None or not is_usual(candidate) or candidate.calls < patience.calls:
         return False
     return candidate.seconds >= patience.seconds or candidate.calls >= patience.most
 
 
 def best(choices: Sequence[tuple[Choice, StepChoice]]) -> Choice | None:
-    """Returns the choice that looks most like the step after the script has ended: the one with the
-    least doubt, and of several such the one with the most bytes of arguments."""
+    """What most looks like the step when the script has ended: of those in as little doubt, the one
+    that is called with most bytes; None if none has any state."""
     ranked = sorted(
-        choices,
+        (one for one in choices if one[0].doubt is not Doubt.NO_STATE),
         key=lambda one: (one[0].doubt, not one[0].is_carried, -one[1].bytes * one[1].calls),
     )
     return ranked[0][0] if ranked else None

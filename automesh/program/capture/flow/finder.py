@@ -14,6 +14,7 @@ from automesh.program.capture.flow.batch import batch_axes
 from automesh.program.capture.flow.calls import (
     CallLog,
     Function,
+    Noted,
     Variant,
     form_of,
     leaf_bytes,
@@ -82,11 +83,12 @@ class StepFinder:
 
     Attributes:
       wanted: the name that the user gave; empty for the step that state flows through.
-      on_long_loop: is called before a call that may be the whole training, so that this call is run
-        without its data.
-      known: the step, where an earlier run of the script has found it.
-      may_stop: is asked once the step is known; returns False where the script shall go on, to find
-        another step.
+      on_long_loop: called before a call that may be the whole training, so that it is not run with
+        its data.
+      known: the step, where an earlier run of the script has told it.
+      may_stop: asked, where the step is known, whether it is the one that is looked for; it is
+        told whether a gradient is taken in it, or the user wants it by its name. False to let the
+        script go on, for another step.
       found: the step, once the script was stopped.
       has_gone_on: whether the script went on after its step was known.
     """
@@ -94,7 +96,7 @@ class StepFinder:
     wanted: str
     on_long_loop: Callable[[], None]
     known: ScriptStep | None = None
-    may_stop: Callable[[], bool] = lambda: True
+    may_stop: Callable[[bool], bool] = lambda _: True
     found: FoundStep | None = None
     has_gone_on: bool = False
     log: CallLog = field(default_factory=CallLog)
@@ -116,8 +118,8 @@ class StepFinder:
                 # the arguments yet.
                 later = _skipping(self.known, 1)
                 self._chosen, self._collector = self.known, StepCollector(later)
-            elif (choice := self._decided(noted.function)) is not None:
-                if self.may_stop():
+            elif (choice := self._decided(noted)) is not None:
+                if self.may_stop(bool(self.wanted) or self._has_gradient(choice)):
                     self._start(choice)
                 else:
                     self.has_gone_on = True
@@ -208,9 +210,24 @@ class StepFinder:
             found.setdefault(function.name, function.called_at)
         return found
 
+    def without_state(self) -> dict[str, SourceLine]:
+        """Of those that are called again and again, and of which nothing stays or comes back."""
+        candidates = self._candidates()
+        found: dict[str, SourceLine] = {}
+        for number, candidate in candidates.items():
+            doubt = self._choice_of(candidates, number).doubt
+            if candidate.calls > 1 and doubt is Doubt.NO_STATE:
+                function = self.log.functions[number]
+                found.setdefault(function.name, function.called_at)
+        return found
+
     # Choosing.
 
-    def _decided(self, function: Function) -> Choice | None:
+    def _decided(self, noted: Noted) -> Choice | None:
+        function = noted.function
+        # The call of a rare variant would be taken for the step's, if the script was let go on.
+        if noted.variant is not function.usual:
+            return None
         candidates = self._candidates()
         mine = candidates.get(function.number)
         if mine is None:
@@ -243,6 +260,10 @@ class StepFinder:
 
     def _choice_of(self, candidates: dict[int, StepChoice], number: int) -> Choice:
         return choice_of(candidates, number, self.log.last_iteration(number))
+
+    def _has_gradient(self, choice: Choice) -> bool:
+        facts = [self.log.functions[number].usual.facts for number in choice.numbers]
+        return any(one is not None and one.has_gradient for one in facts)
 
     def _alone(self, candidate: StepChoice) -> Choice:
         number = candidate.number

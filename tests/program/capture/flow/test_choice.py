@@ -95,3 +95,14 @@ def test_at_the_end_of_a_script_the_least_doubt_counts_before_the_most_bytes() -
     choices = [(evaluated, candidate(1, bytes=10**9)), (trained, candidate(0, bytes=10))]
     assert best(choices) == trained
     assert best([]) is None
+
+
+def test_a_function_without_state_or_parameters_is_never_the_step() -> None:
+    helper = candidate(0, calls=1000, all_calls=1000, seconds=600)
+    choice = choice_of({0: helper}, 0, [0])
+    assert choice.doubt is Doubt.NO_STATE
+    assert not is_enough(choice, helper)
+    assert best([(choice, helper)]) is None
+    evaluates = candidate(1, constant_bytes=8192)
+    forward = choice_of({1: evaluates}, 1, [1])
+    assert best([(choice, helper), (forward, evaluates)]) is forward

@@ -462,6 +462,21 @@ WITHOUT_PREAMBLE = {
             train(w, jax.device_put(x, NamedSharding(mesh, P("data"))), 10**6)
     """,
 }
+SCRIPTS["samples_for_long"] = """
+        decode = jax.jit(lambda w, cache: [x + x @ w["up"] @ w["down"] for x in cache])
+        cache = [batch(number) for number in range(12)]
+        for step in range(110):
+            cache = decode(params, cache)
+        train_step, moments = jax.jit(train, donate_argnums=(0, 1)), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """
+SCRIPTS["helper_alone"] = """
+        halved = jax.jit(lambda h: jnp.where(h > 0, h, 0.5 * h))
+        for step in range(3):
+            hidden = halved(batch(step) @ params["up"])
+            params = {**params, "down": params["down"] - 0.1 * hidden.T @ batch(step)}
+    """
 WITHOUT_PREAMBLE["mesh_never_comes"] = WITHOUT_PREAMBLE["mesh_comes_late"]
 SAME_LOSSES = ("two_players", "one_call", "by_keyword", "state_in_references", "two_iterations",
                "sums_of_gradients")  # fmt: skip
@@ -527,6 +542,7 @@ STEPS = {
     "looks_at_shapes_alone": ("train_step", 5, 3),
     "nothing_jitted": ("loss_fn", 0, 3),
     "map_not_jitted": ("train_step", 2, 3),
+    "samples_for_long": ("train_step", 4, 3),
 }
 
 
@@ -691,6 +707,14 @@ def test_a_script_that_fails_is_not_searched_for_what_it_called_before(
     said = found["fails_after_an_evaluation"]["error"]
     assert "fails at fails_after_an_evaluation.py:" in said
     assert said.endswith("before its step: ValueError: no more data")
+
+
+@pytest.mark.slow
+def test_a_helper_that_keeps_no_array_is_no_step(found: dict[str, dict[str, Any]]) -> None:
+    assert found["helper_alone"]["error"].startswith(
+        "helper_alone.py jits no training step: `<lambda>` at helper_alone.py:"
+    )
+    assert "nothing of what it makes comes back to it" in found["helper_alone"]["error"]
 
 
 @pytest.mark.slow

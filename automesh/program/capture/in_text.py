@@ -1,0 +1,95 @@
+"""What the text of a script promises: calls that come later than what was called so far."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.limits import SCRIPT_BYTES
+from automesh.package import is_users_file
+from automesh.program.capture.nouns import SourceLine
+from automesh.program.nouns import Entry
+from automesh.program.script.notebook import cell_name, code_of
+from automesh.reading import read_bytes
+
+# What makes a mesh, or is one.
+MESH = re.compile(r"mesh(?!grid)", re.I)
+# Functions of jax, Flax, Equinox and Haiku that take gradients, or apply them.
+_GRADIENT = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp|apply_gradients")
+
+
+def mesh_in_text(entry: Entry) -> SourceLine | None:
+    """The first line of a script that calls what makes a mesh, as its name says; None if none does.
+
+    Whether it is reached, only a run tells.
+    """
+    for file, text in _texts(Path(entry.location)):
+        lines = [
+            node.lineno
+            for node in _nodes(text)
+            if isinstance(node, ast.Call) and MESH.search(_last_name(node.func))
+        ]
+        if lines:
+            return SourceLine(file=file, line=min(lines))
+    return None
+
+
+def takes_gradients(entry: Entry) -> bool:
+    """Whether a script, or a module of the user's that it has imported, names what takes gradients.
+
+    Whether it is reached, only a run tells.
+    """
+    files = [Path(entry.location)]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_users_file(file):
+            files.append(Path(file))
+    return any(
+        _GRADIENT.fullmatch(name)
+        for path in dict.fromkeys(files)
+        for _, text in _texts(path)
+        for node in _nodes(text)
+        for name in _named_by(node)
+    )
+
+
+def _named_by(node: ast.AST) -> list[str]:
+    """The functions that a part of a program names; variables may have the same names."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Call):
+        return [_last_name(node.func)]
+    if isinstance(node, ast.FunctionDef):
+        return [_last_name(decorator) for decorator in node.decorator_list]
+    return []
+
+
+def _texts(path: Path) -> Iterator[tuple[str, bytes | str]]:
+    """A script, or the cells of a notebook, with the names that their lines go by."""
+    try:
+        content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
+    except (UsageError, OSError):
+        return  # A run says what is wrong with it.
+    if path.suffix != ".ipynb":
+        yield str(path), content
+        return
+    for number, text in enumerate(code_of(content, path.name), start=1):
+        yield cell_name(path, number), text
+
+
+def _nodes(text: bytes | str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []  # Such as a cell with a magic.
+
+
+def _last_name(function: ast.expr) -> str:
+    """`jax.make_mesh` -> `make_mesh`."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

@@ -1,0 +1,1 @@
+"""Stands in for `clu`, which imports TensorFlow to write summaries."""
