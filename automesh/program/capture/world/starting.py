@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import importlib.metadata
 import importlib.util
 import linecache
@@ -14,7 +15,7 @@ import re
 import runpy
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,8 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
-    for name, module in _shell_modules().items():
-        sys.modules.setdefault(name, module)
+    if shell := _shell_modules():
+        main.__dict__["__builtins__"] = _builtins_with(shell)
     before = sys.modules["__main__"]
     sys.modules["__main__"] = main
     failed: Exception | None = None
@@ -144,15 +145,26 @@ def _shell_modules() -> dict[str, types.ModuleType]:
     shell = types.ModuleType("IPython")
     shown: Any = types.ModuleType("IPython.display")
     shown.__getattr__ = lambda name: _shown_by(name)
-    # matplotlib asks for the version of an IPython that is imported.
-    shell.__dict__.update(
-        __path__=[],
-        __version__="9.0.0",
-        version_info=(9, 0, 0, ""),
-        display=shown,
-        get_ipython=lambda: None,
-    )
+    shell.__dict__.update(__path__=[], display=shown, get_ipython=lambda: None)
     return {"IPython": shell, "IPython.display": shown}
+
+
+def _builtins_with(modules: Mapping[str, types.ModuleType]) -> dict[str, Any]:
+    """Builtins whose `import` finds these modules, too. Libraries have the usual ones and do not
+    find them: they would take them for all of IPython."""
+
+    def imported(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> Any:
+        if level or name not in modules:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        return modules[name if fromlist else name.partition(".")[0]]
+
+    return {**vars(builtins), "__import__": imported}
 
 
 def _shown_by(name: str) -> Callable[..., None]:
