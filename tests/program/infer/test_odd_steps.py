@@ -297,3 +297,18 @@ def test_some_outputs_of_a_layer_are_no_batch() -> None:
     params = {**PARAMS, "down": jnp.ones((64, 4))}
     found = classes(step, params, jnp.ones((32, WIDTH)), jnp.ones((32, 3)), carried={0: 0, 1: 1})
     assert [one.size for one in found.batches] == [32]
+
+
+def test_steps_of_several_epochs_are_all_counted() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def learn(p: Any, part: Any) -> Any:
+            return jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, part)), None
+
+        def epoch(p: Any, _: Any) -> Any:
+            return jax.lax.scan(learn, p, x.reshape(8, 16, WIDTH))[0], None
+
+        return jax.lax.scan(epoch, p, None, 4)[0]
+
+    found = classes(step, PARAMS, jnp.ones((128, WIDTH)), carried={0: 0, 1: 1})
+    assert found.steps_per_call == 32
+    assert "one call is 32 steps of training" in [one.text for one in found.cautions]
