@@ -39,6 +39,7 @@ from automesh.tuner.preparation import (
     step_ref,
 )
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.script.capture import alone_notice
 from automesh.tuner.start import read_aim
 from automesh.tuner.study.retrace import CURE
 from automesh.tuner.worker_errors import inspection_error
@@ -81,16 +82,14 @@ def check_script(
     Raises:
       UsageError: bad arguments, or a script that cannot be loaded.
     """
-    request, target, space = read_aim(request, progress, check=_check_at_once)
+    request, target, space = read_aim(request, progress, check=_check_at_once, alone=_VIRTUAL)
     with _Check.on(target, request, space, progress) as check:
         inspected = check.inspect()
         if not _is_single(inspected, target):
             return check.look(inspected, script=script, command=command(request.target))
     virtual = parse_target(_VIRTUAL, os.environ)
     with _Check.on(virtual, request, space, progress) as check:
-        check.notes.append(
-            "this machine has a single device: looked at on 8 virtual ones, --target cpu:8"
-        )
+        check.notes.append(alone_notice(virtual))
         return check.look(check.inspect(), script=script, command=command(_VIRTUAL))
 
 

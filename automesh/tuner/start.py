@@ -84,10 +84,12 @@ def read_aim(
     progress: Progress,
     *,
     check: Callable[[SearchRequest, Target], object] | None = None,
+    alone: str = "",
 ) -> tuple[SearchRequest, Target, SearchSpace]:
     """Reads the target and the search space of a request.
 
     Args:
+      alone: see `space_for`.
       check: refuses what it can, before a script without `build` is run for its mesh.
 
     Returns:
@@ -113,7 +115,7 @@ def read_aim(
     if check is not None:
         check(request, target)
     request = _with_workers(request, target, progress)
-    request, target, space = space_for(request, target, progress)
+    request, target, space = space_for(request, target, progress, alone=alone)
     return request, target, with_options(space, options)
 
 

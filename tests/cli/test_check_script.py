@@ -97,9 +97,15 @@ def test_a_ready_script_in_words(
 
 
 @pytest.mark.slow
-def test_a_script_without_a_mesh_has_classes_of_dimensions() -> None:
-    found = automesh.check_script(SCRIPTS / "infer" / "odd_tied_vocab.py", target="cpu:4")
+def test_a_script_without_a_mesh_has_classes_of_dimensions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with a single device, too, over which nothing could be split."""
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    found = automesh.check_script(SCRIPTS / "infer" / "odd_tied_vocab.py", target="local")
     assert found.is_ready
+    assert (found.found.target, found.found.command.split()[-1]) == ("cpu-8", "cpu:8")
     classes = found.to_json()["step"]["classes"]
     dims = {one["name"]: one["dims"] for one in classes["arguments"]}
     assert dims == {

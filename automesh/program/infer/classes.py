@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from automesh.program.capture.flow.program import opened_jaxpr, training_loop
+from automesh.program.capture.flow.program import opened_jaxpr, training_steps
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
@@ -77,8 +77,7 @@ def classes_of(
     """
     given = opened_jaxpr(jaxpr)
     if turns is None:
-        loop = training_loop(given)
-        turns = 1 if loop is None else loop.turns
+        turns = training_steps(given)
     num_held += len(given.constvars)
     opened = _FlatProgram(
         invars=[*given.constvars, *given.invars],

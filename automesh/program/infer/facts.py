@@ -7,7 +7,7 @@ position do not matter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
@@ -80,9 +80,9 @@ def facts_of(
     _join_stacked(every, found)
     _find_meeting(every, events, found)
     found.batches = (
-        _batches(every, events, inputs, roles, found)
-        or _batches(every, events, inputs, roles, found, is_divided=True)
+        _batches(every, events, inputs, roles, found, of_data=True)
         or _of_carried_sets(every, events, inputs, roles, found)
+        or _batches(every, events, inputs, roles, found, of_data=False)
     )
     after = _frozen(every, events, inputs, roles, floats, found)
     for dims, role in zip(inputs, after, strict=True):
@@ -244,31 +244,60 @@ def _batches(
     roles: Sequence[Role],
     found: Facts,
     *,
-    is_divided: bool = False,
+    of_data: bool,
 ) -> list[int]:
     """The batches, the first one the surest.
 
     Args:
-      is_divided: whether the step divides them into parts that a loop walks over.
+      of_data: whether to look in the data, also for a batch that the step divides into parts; else
+        in what the step draws, and in what it carries without a gradient, such as the states of
+        environments in which it acts.
+    """
+    inside = born_inside(every, events, found)
+
+    def given(*those: Role) -> list[Dims]:
+        return [dims for dims, role in zip(inputs, roles, strict=True) if role in those]
+
+    data = given(Role.DATA, Role.KEY)
+    data += [dims for one, dims in inside if isinstance(one, Lookup)]
+    drawn = [dims for one, dims in inside if isinstance(one, Draw)]
+    attempts = (
+        ((data, _first), (data, _not_walked), (data, _stacks))
+        if of_data
+        else ((drawn, _first), (given(Role.STATISTIC), _first))
+    )
+    for sources, factors_of in attempts:
+        alone = _alone(every, sources, found, factors_of)
+        if alone:
+            return _with_drawn(every, inside, found, alone)
+    return []
+
+
+def _alone(
+    every: Dimensions,
+    sources: Sequence[Dims],
+    found: Facts,
+    factors_of: Callable[[Dimensions, Dim], list[int]],
+) -> list[int]:
+    """The factors of these arrays that are batches, the surest first.
+
+    Args:
+      factors_of: gives the factors of a dimension that may be.
     """
     order: Counter[int] = Counter()
     places: dict[int, int] = {}
-    sources = [
-        dims for dims, role in zip(inputs, roles, strict=True) if role in (Role.DATA, Role.KEY)
-    ]
-    inside = born_inside(every, events, found)
-    sources += [dims for one, dims in inside if isinstance(one, Lookup)]
-    if not sources:  # The step draws all of its rows itself.
-        sources += [dims for _, dims in inside]
     for dims in sources:
         for place, dim in enumerate(dims):
-            for root in _not_walked(every, dim) if is_divided else _first(every, dim):
+            for root in factors_of(every, dim):
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
+    known = found.weights | found.data_sets | found.nodes | found.graphs
+    for root in found.weights:  # Three of four outputs are no batch.
+        known |= roots(every, every.pieces(root).values())
     candidates = [
         root
         for root in order
-        if root not in found.weights | found.data_sets | found.nodes | found.graphs
+        if root not in known
         and every.marks(root) & DimensionMark.SUMMED
         and (root in found.backward or not found.backward)
     ]
@@ -276,7 +305,8 @@ def _batches(
     for allowed, together in ((_NOTHING, False), (_MAY_MEET, True)):
         alone = [root for root in ranked if is_apart(every, found, root, allowed, together)]
         if alone:
-            return _with_drawn(every, inside, found, alone)
+            inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)[:1]]
+            return alone + [one for one in inside if one is not None and one not in alone]
     return []
 
 
@@ -306,7 +336,7 @@ def _of_carried_sets(
     if not rows & carried:
         return []
     found.data_sets |= rows & carried
-    return _batches(every, events, inputs, roles, found)
+    return _batches(every, events, inputs, roles, found, of_data=True)
 
 
 def _first(every: Dimensions, dim: Dim) -> list[int]:
@@ -315,6 +345,17 @@ def _first(every: Dimensions, dim: Dim) -> list[int]:
     pieces = {outer(every, piece) for root in factors for _, piece in every.packed(root)}
     one = next(iter(pieces), None)
     return factors if one is None or len(pieces) > 1 else [one]
+
+
+def _stacks(every: Dimensions, dim: Dim) -> list[int]:
+    """The factors in which a dimension is several times end to end, and nothing else: two views of
+    a batch."""
+    own = {every.factors(dim)}
+    return [
+        stack
+        for stack in every.roots()
+        if {every.factors(piece) for _, piece in every.packed(stack)} == own
+    ]
 
 
 def _not_walked(every: Dimensions, dim: Dim) -> list[int]:

@@ -62,9 +62,13 @@ def check_capture_options(request: SearchRequest) -> None:
 
 
 def space_for(
-    request: SearchRequest, target: Target, progress: Progress
+    request: SearchRequest, target: Target, progress: Progress, *, alone: str = ""
 ) -> tuple[SearchRequest, Target, SearchSpace]:
     """The search space of a request; for a script without `build`, after its first run.
+
+    Args:
+      alone: name of the target for a script without a mesh, if this machine has a single device
+        and the request names no other; else such a script is refused.
 
     Returns:
       The request, which knows then how the script is run up to its step, with its own mesh as the
@@ -86,6 +90,11 @@ def space_for(
             f"the script asks for {found.asked_devices} virtual CPU devices: it is searched for "
             f"them, as with `--target {target.name}`"
         )
+    is_local = target.absent is None and not target.cpu_devices
+    if alone and not found.makes_mesh and found.num_devices == 1 and is_local:
+        target = parse_target(alone, os.environ)
+        request = replace(request, target=target.name)
+        asked = alone_notice(target)
     if not found.makes_mesh:
         return inferred(request, target, found, progress, (asked,) if asked else ())
     if request.infer:
@@ -110,6 +119,14 @@ def space_for(
         ),
         target,
         space,
+    )
+
+
+def alone_notice(target: Target) -> str:
+    """The notice that virtual devices stand for the single one of this machine."""
+    return (
+        f"this machine has a single device: looked at on {target.cpu_devices} virtual ones, "
+        f"--target {target.name}"
     )
 
 

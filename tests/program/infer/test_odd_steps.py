@@ -239,3 +239,76 @@ def test_a_matrix_of_neighbours_is_split_in_its_rows() -> None:
     assert own[0] == own[1] != ""
     layout = lay_out(found, num_devices=8, script="train.py")
     assert layout.arguments[1].split == ((own[0],), ())
+
+
+def test_a_batch_that_is_drawn_with_a_key_or_carried_is_found() -> None:
+    """A key is an argument, but no data."""
+
+    def draws(p: Any, key: Any) -> Any:
+        points = jax.random.uniform(key, (512, WIDTH))
+        return jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, points))
+
+    found = classes(draws, PARAMS, jax.random.key(0), carried={0: 0, 1: 1})
+    assert [one.size for one in found.batches] == [512]
+
+    def acts(p: Any, places: Any, key: Any) -> Any:
+        def turn(places: Any, key: Any) -> Any:
+            moved = places + jnp.tanh(places @ p) + jax.random.normal(key, places.shape)
+            return moved, moved
+
+        places, seen = jax.lax.scan(turn, places, jax.random.split(key, 12))
+        return p - jax.grad(lambda p: jnp.mean((seen @ p) ** 2))(p), places
+
+    found = classes(
+        acts,
+        jnp.ones((WIDTH, WIDTH)),
+        jnp.ones((64, WIDTH)),
+        jax.random.key(0),
+        carried={0: 0, 1: 1},
+    )
+    assert [one.size for one in found.batches] == [64]
+    assert found.arguments[1].dims[0] == found.batches[0].name
+
+
+def test_two_views_of_a_batch_are_one() -> None:
+    def step(p: Any, x: Any, key: Any) -> Any:
+        def error(p: Any) -> Any:
+            views = jnp.concatenate([x, x + jax.random.normal(key, x.shape)])
+            z = jnp.tanh(views @ p["up"]) @ p["down"]
+            return jnp.mean(jax.nn.logsumexp(z @ z.T, axis=1))
+
+        return jax.tree.map(lambda p, g: p - g, p, jax.grad(error)(p))
+
+    found = classes(step, PARAMS, jnp.ones((32, WIDTH)), jax.random.key(0), carried={0: 0, 1: 1})
+    assert {one.size for one in found.batches} == {32, 64}
+    assert lay_out(found, num_devices=8, script="train.py").arguments[-2].split[0]
+
+
+def test_some_outputs_of_a_layer_are_no_batch() -> None:
+    """Colours, which errors are summed over, are three of four outputs."""
+
+    def step(p: Any, x: Any, colours: Any) -> Any:
+        def error(p: Any) -> Any:
+            out = jnp.tanh(x @ p["up"]) @ p["down"]
+            return jnp.mean((out[:, :3] * out[:, 3:4] - colours) ** 2)
+
+        return jax.tree.map(lambda p, g: p - g, p, jax.grad(error)(p))
+
+    params = {**PARAMS, "down": jnp.ones((64, 4))}
+    found = classes(step, params, jnp.ones((32, WIDTH)), jnp.ones((32, 3)), carried={0: 0, 1: 1})
+    assert [one.size for one in found.batches] == [32]
+
+
+def test_steps_of_several_epochs_are_all_counted() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def learn(p: Any, part: Any) -> Any:
+            return jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, part)), None
+
+        def epoch(p: Any, _: Any) -> Any:
+            return jax.lax.scan(learn, p, x.reshape(8, 16, WIDTH))[0], None
+
+        return jax.lax.scan(epoch, p, None, 4)[0]
+
+    found = classes(step, PARAMS, jnp.ones((128, WIDTH)), carried={0: 0, 1: 1})
+    assert found.steps_per_call == 32
+    assert "one call is 32 steps of training" in [one.text for one in found.cautions]

@@ -224,12 +224,21 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
     return body, constants, len(body.invars) - constants
 
 
-def training_loop(jaxpr: Any) -> TrainingLoop | None:
-    """Finds the outermost loop of a program that holds many training steps."""
-    return _training_loop(opened_jaxpr(jaxpr), ())
+def training_steps(jaxpr: Any) -> int:
+    """Training steps in a call: the turns of such a loop, times those of the loops in it, as those
+    over the batches of an epoch; 0 if only a run shows their number, 1 without a loop."""
+    opened = opened_jaxpr(jaxpr)
+    loop = _training_loop(opened, ())
+    if loop is None:
+        return 1
+    *calls, last = loop.path
+    for place in calls:
+        opened = next(_bodies(opened.eqns[place]))
+    return loop.turns * training_steps(loop_body(opened.eqns[last])[0])
 
 
 def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:
+    """The outermost loop of a program that holds many training steps."""
     for place, equation in enumerate(jaxpr.eqns):
         stack = str(equation.source_info.name_stack)
         if "transpose(" in stack or "jvp(" in stack:
