@@ -121,6 +121,22 @@ def early(steps: Sequence[Step], is_virtual: Callable[[Step], bool]) -> list[Ste
     return ran
 
 
+def constants_last(steps: Sequence[Step]) -> list[Step]:
+    """Moves every step that reads nothing to just before the first one that reads its result."""
+    made = {step for step in steps if not step.operands and not step.bodies}
+    maker = {result: step for step in made for result in step.results}
+    found: dict[Step, None] = {}
+    for step in steps:
+        if step in made:
+            continue
+        for value in (*step.operands, *used_in(step.bodies)):
+            if value in maker:
+                found.setdefault(maker[value])
+        found.setdefault(step)
+    found.update(dict.fromkeys(step for step in steps if step in made and step not in found))
+    return list(found)
+
+
 def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:
     """Lists, for every step, those that need one of its results, in order."""
     maker = {result: step for step in steps for result in step.results}

@@ -10,7 +10,7 @@ from functools import lru_cache
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.memory.combined import with_combined_reductions
-from automesh.ir.memory.order import BufferModel, Order, Step
+from automesh.ir.memory.order import BufferModel, Order, Step, constants_last
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIRTUAL
 
 _LANES, _ROWS = 128, 8
@@ -73,11 +73,18 @@ class TpuBufferModel(BufferModel):
         )
         return replace(plain, coefficient=plain.coefficient * tiled(sides, value.dtype))
 
+    def steps(self, block: Block, order: Order) -> list[Step]:
+        """Lists the steps of a block; constants are made for the first step that reads them."""
+        return constants_last(super().steps(block, order))
+
     def _added(self, block: Block) -> list[Step]:
         place = {operation: number for number, operation in enumerate(block.operations)}
         for operation in block.operations:
             if operation.name == "add":
                 self._absorb(operation, place)
+            elif operation.name == "transpose" and operation.operands[0].producer is None:
+                # The layouts of loops and products follow an argument's: it is not copied.
+                self.stored.difference_update(operation.results)
             elif operation.name in _CUTS and not self._keeps_tiles(operation):
                 self.stored.update(operation.results)
         return with_combined_reductions(

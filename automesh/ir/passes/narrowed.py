@@ -56,5 +56,11 @@ def _leads_to_products(
 ) -> bool:
     if user.name in _PRODUCTS:
         return not user.attributes.get("is_precise")
-    is_view = user.name in _ON_THE_WAY and len(user.results) == 1 and user.operands[0] is value
-    return is_view and _is_for_products(user.results[0], returned, found)
+    if user.name not in _ON_THE_WAY:
+        return False
+    if user.name in VIEWS and len(user.results) == len(user.operands):
+        # Manual regions take and return several values at once.
+        views = [r for o, r in zip(user.operands, user.results, strict=True) if o is value]
+        return all(_is_for_products(view, returned, found) for view in views)
+    is_first = len(user.results) == 1 and user.operands[0] is value
+    return is_first and _is_for_products(user.results[0], returned, found)
