@@ -124,9 +124,7 @@ class Programs:
             self.lowerings.share()
         if self._first is not None and self._is_alike(active) and not exact:
             if self._ready is None:
-                self._ready = prepared(
-                    self._first.module, is_plain=True, platform=self.platform
-                )
+                self._ready = prepared(self._first.module, is_plain=True, platform=self.platform)
             return SizedProgram(module=self._ready, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter, is_asked=True)
         if not probes:

@@ -1,7 +1,7 @@
 """Gathers that compilers move in front of a broadcast, so that less travels.
 
-Source: `AllGatherBroadcastReorder` in xla/hlo/transforms/collectives/all_gather_broadcast_reorder.cc,
-which the GPU's compiler runs; programs of libtpu 0.0.52 for v5e show the same.
+Source: `AllGatherBroadcastReorder` (all_gather_broadcast_reorder.cc in xla), which the GPU's
+compiler runs; programs of libtpu 0.0.52 for v5e show the same.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def _of_operand(gathered: _Split, repeat: Operation) -> _Split:
     """
     small, large = repeat.operands[0], repeat.results[0]
     places: tuple[int, ...] = repeat.attributes["dims"]
-    whole = {
-        place for own, place in enumerate(places) if small.shape[own] == large.shape[place]
-    }
+    whole = {place for own, place in enumerate(places) if small.shape[own] == large.shape[place]}
     if any(axes and place not in whole for place, axes in enumerate(gathered)):
         return ()
     return tuple(gathered[place] for place in places) if large.shape != small.shape else ()
@@ -51,8 +49,7 @@ def _of_operand(gathered: _Split, repeat: Operation) -> _Split:
 def _reordered(gather: Operation, repeat: Operation, per_dimension: _Split) -> list[Operation]:
     small, result = repeat.operands[0], gather.results[0]
     left = tuple(
-        axes[: len(axes) - len(gone)]
-        for axes, gone in zip(small.axes, per_dimension, strict=True)
+        axes[: len(axes) - len(gone)] for axes, gone in zip(small.axes, per_dimension, strict=True)
     )
     whole = Value(shape=small.shape, dtype=small.dtype, axes=left, manual=small.manual)
     first = Operation(

@@ -51,7 +51,6 @@ class SourceReader:
             return place_of(str(location.filename), location.start_line)
         return ""
 
-
     def _is_wrapper(self, location: Any) -> bool:
         """Whether the frame is the constraint of a function that does nothing else."""
         ir = self._ir
