@@ -75,7 +75,7 @@ def measure(
                 _shown(_programs(sample.build(is_mended=is_mended), names, platform), sizes)
                 for is_mended in (False, True)
             )
-            is_asked = sample.only in ("", platform)
+            is_asked = not sample.only or platform in sample.only
             asked += is_asked
             is_named = (sample.finding, sample.source) in broken
             named += is_named and is_asked

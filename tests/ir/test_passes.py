@@ -7,6 +7,7 @@ import time
 import pytest
 
 from automesh.cost.terms import value_of
+from automesh.ir.graph import Operation
 from automesh.ir.passes.collectives import (
     gather_what_is_narrow,
     reassociate_reductions,
@@ -14,7 +15,6 @@ from automesh.ir.passes.collectives import (
 )
 from automesh.ir.passes.run import RULES, rewrite
 from automesh.ir.passes.windowed import IN_RING, INTENSITY, WINDOWED
-from automesh.ir.graph import Operation
 from tests.support.samples.graphs import SIZES, Program, array, names
 
 ROWS, COLUMNS = ("dp", "fsdp"), ("tp",)
