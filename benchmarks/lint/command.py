@@ -136,6 +136,7 @@ def _memory(terms: Any, sizes: _Sizes) -> float:
         output_bytes=terms.output_bytes,
         alias_bytes=terms.alias_bytes,
         on_chip_bytes=terms.on_chip_bytes,
+        reread_bytes=terms.reread_bytes,
     )
     return max(peak_of(one, dict(sizes)) for one in (settled, terms.first) if one is not None)
 

@@ -46,7 +46,7 @@ class BufferModel:
       stored: values that get a buffer of their own; all others are computed where they are read.
       orders: possible execution orders; the one that needs most memory counts.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
-      on_chip_bytes: memory on the chip that arguments are copied to while there is room.
+      on_chip_bytes: memory on the chip; see `Terms`.
 
     Args:
       sizes: axis sizes at which a compiler's limits are compared.
