@@ -13,7 +13,7 @@ from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.memory import liveness
 from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.liveness import Footprint, memory_points, undominated
-from automesh.ir.memory.order import BufferModel, as_step, constants_last
+from automesh.ir.memory.order import BufferModel, as_step, constants_last, read_by_products
 from automesh.ir.memory.tpu import tiled
 
 MESH = (("x", 2), ("y", 2))
@@ -490,3 +490,15 @@ def test_constants_are_made_for_the_first_step_that_reads_them():
     steps = constants_last([as_step(one) for one in top.operations])
     assert [step.name for step in steps] == ["tanh", "constant", "add"]
     assert steps[-1].results == [second]
+
+
+def test_a_sum_that_two_products_read_is_one_array_on_cpus():
+    """The gradient of logits: the scatter and the exponentials that it is made of end before it is
+    multiplied."""
+    top = Block(arguments=[value(64, 64), value(64, 64)])
+    x, y = top.arguments
+    scattered = apply(top, "scatter", x, x, x)
+    total = apply(top, "add", scattered, apply(top, "sort", y))
+    products = [apply(top, "dot_general", total, one) for one in (x, y)]
+    assert list(read_by_products(top)) == [total]
+    assert products[0] not in set(read_by_products(top))
