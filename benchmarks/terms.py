@@ -203,6 +203,7 @@ def peak_bytes(terms: Terms, sizes: dict[str, int]) -> float:
         output_bytes=terms.output_bytes,
         alias_bytes=terms.alias_bytes,
         on_chip_bytes=terms.on_chip_bytes,
+        reread_bytes=terms.reread_bytes,
     )
     return peak_of(footprint, sizes)
 

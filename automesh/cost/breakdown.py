@@ -294,8 +294,8 @@ def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
 def _with_copies(
     temporaries: float, footprint: Terms | Footprint, sizes: Mapping[str, int]
 ) -> float:
-    arguments = value_of(footprint.argument_bytes, sizes)
-    both = with_copies(np.array(temporaries), np.array(arguments), footprint.on_chip_bytes)
+    reread = value_of(footprint.reread_bytes, sizes)
+    both = with_copies(np.array(temporaries), np.array(reread), footprint.on_chip_bytes)
     return float(both)
 
 

@@ -15,17 +15,18 @@ Indices = NDArray[np.intp]
 Powers = tuple[tuple[str, int], ...]
 
 
-def with_copies(temporaries: Floats, arguments: Floats, on_chip_bytes: float) -> Floats:
+def with_copies(temporaries: Floats, reread: Floats, on_chip_bytes: float) -> Floats:
     """Adds to the temporaries the copies of arguments in the memory on the chip.
 
-    A TPU's compiler prefetches what kernels read while temporaries leave room there, and counts
-    these copies in its peak (programs of libtpu 0.0.52).
+    A TPU's compiler keeps there what kernels read again later, while temporaries leave room, and
+    counts these copies in its peak (programs of libtpu 0.0.52).
 
     Args:
-      temporaries, arguments: bytes on one device, [sizes].
+      temporaries: bytes on one device, [sizes].
+      reread: bytes of the arguments that are read more than once, [sizes].
       on_chip_bytes: see `Terms`.
     """
-    return np.maximum(temporaries, np.minimum(temporaries + arguments, on_chip_bytes))
+    return np.maximum(temporaries, np.minimum(temporaries + reread, on_chip_bytes))
 
 
 class Formulas:

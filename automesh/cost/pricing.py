@@ -37,7 +37,7 @@ class Peak:
     """Formulas of a step's memory: arguments, outputs, and the temporaries at every point."""
 
     def __init__(self, terms: Terms | Footprint, formulas: Formulas) -> None:
-        lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes)
+        lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes, terms.reread_bytes)
         points = formulas.matrix([point.bytes for point in terms.points])
         self._points = _undominated(points)
         self._lasting = formulas.matrix(lasting)
@@ -49,16 +49,16 @@ class Peak:
 
     def lasting_bytes(self, values: Floats) -> Floats:
         """Bytes of arguments and outputs alone, which no compiler can reduce: [sizes]."""
-        arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
+        arguments, outputs, alias, _ = self._lasting @ values[: self._lasting.shape[1]]
         return np.rint(arguments + outputs - alias)
 
     def bytes(self, values: Floats) -> NDArray[np.int64]:
         """Peak bytes: arguments, outputs without reused memory, and most temporaries: [sizes]."""
-        arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
+        arguments, outputs, alias, reread = self._lasting @ values[: self._lasting.shape[1]]
         temporaries = np.zeros(values.shape[1])
         if len(self._points):
             temporaries = (self._points @ values[: self._points.shape[1]]).max(axis=0)
-        temporaries = with_copies(temporaries, arguments, self._on_chip_bytes)
+        temporaries = with_copies(temporaries, reread, self._on_chip_bytes)
         # Rounded to bytes, since the last digit of a matrix product depends on the number of
         # meshes.
         return np.rint(arguments + temporaries + outputs - alias).astype(np.int64)

@@ -295,6 +295,7 @@ class Footprint:
     output_bytes: Sum
     alias_bytes: Sum
     on_chip_bytes: float = 0.0
+    reread_bytes: Sum = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,8 +310,9 @@ class Terms:
       points: candidates for the peak: the largest one counts.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is the part of the arguments
         whose memory outputs reuse.
-      on_chip_bytes: memory on the chip where the compiler also keeps copies of the arguments, as far
-        as temporaries leave room; see `automesh.cost.formulas.with_copies`. 0: there is none.
+      on_chip_bytes: memory on the chip where the compiler also keeps copies of the arguments that
+        are read more than once, `reread_bytes`, as far as temporaries leave room; see
+        `automesh.cost.formulas.with_copies`. 0: there is none.
       host_transfers: copies to and from the memory of the host.
       first: memory of the first step, if it is another program because the state comes back with
         other shardings; everything else here describes the second step. None: the same program.
@@ -348,3 +350,4 @@ class Terms:
     window_threshold_bytes: float = 0.0
     window_flops_per_byte: float = 0.0
     on_chip_bytes: float = 0.0
+    reread_bytes: Sum = ()

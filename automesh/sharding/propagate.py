@@ -210,6 +210,7 @@ def _footprint(graph: Graph, platform: str) -> Footprint:
         output_bytes=found.output_bytes,
         alias_bytes=found.alias_bytes,
         on_chip_bytes=found.on_chip_bytes,
+        reread_bytes=found.reread_bytes,
     )
 
 

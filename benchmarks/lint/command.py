@@ -75,7 +75,7 @@ def measure(
                 _shown(_programs(sample.build(is_mended=is_mended), names, platform), sizes)
                 for is_mended in (False, True)
             )
-            is_asked = sample.only in ("", platform)
+            is_asked = not sample.only or platform in sample.only
             asked += is_asked
             is_named = (sample.finding, sample.source) in broken
             named += is_named and is_asked
@@ -136,6 +136,7 @@ def _memory(terms: Any, sizes: _Sizes) -> float:
         output_bytes=terms.output_bytes,
         alias_bytes=terms.alias_bytes,
         on_chip_bytes=terms.on_chip_bytes,
+        reread_bytes=terms.reread_bytes,
     )
     return max(peak_of(one, dict(sizes)) for one in (settled, terms.first) if one is not None)
 

@@ -22,14 +22,14 @@ class Sample:
       finding: the rule that names it.
       mesh: axes and sizes, one of them -1.
       line: where it is broken.
-      only: the platform whose compiler does so; empty: all.
+      only: the platforms whose compilers do so; empty: all.
     """
 
     name: str
     finding: str
     mesh: tuple[tuple[str, int], ...]
     line: int
-    only: str
+    only: tuple[str, ...]
 
     @property
     def source(self) -> str:
@@ -63,5 +63,5 @@ def _read(path: Path) -> Sample:
         finding=fields["finding"],
         mesh=mesh,
         line=int(fields["line"]),
-        only=fields.get("only", ""),
+        only=tuple(fields.get("only", "").split()),
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from automesh.cost.formulas import with_copies
 from automesh.cost.terms import LivenessPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.memory import liveness
 from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.liveness import Footprint, memory_points, undominated
-from automesh.ir.memory.order import BufferModel, as_step
+from automesh.ir.memory.order import BufferModel, as_step, constants_last, read_by_products
 from automesh.ir.memory.tpu import tiled
 
 MESH = (("x", 2), ("y", 2))
@@ -445,3 +447,58 @@ def test_a_sum_of_products_is_one_array_on_tpus(platform, expected):
     top.returned = [apply(top, "sort", total)]
     found = footprint(top, stored=[*parts, *top.returned], platform=platform)
     assert peak(found) <= expected * x.global_bytes
+
+
+def test_a_tpu_keeps_copies_of_arguments_on_the_chip_while_there_is_room():
+    found = footprint(Block(arguments=[value(8, 128)]), platform="tpu")
+    mib = 2.0**20
+    room = found.on_chip_bytes / mib
+    assert room == 128
+    assert footprint(Block(), platform="cpu").on_chip_bytes == 0
+
+    def added(temporaries: float, arguments: float) -> float:
+        both = np.array(temporaries * mib), np.array(arguments * mib)
+        return float(with_copies(*both, found.on_chip_bytes)) / mib
+
+    assert (added(20, 10), added(120, 10), added(130, 10)) == (30, 128, 130)
+
+
+def cut(name: str, **attributes: tuple[int, ...]) -> float:
+    """Peak of the temporaries of a sum of an array and of a part of it, in such arrays."""
+    top = Block(arguments=[value(8, 256)])
+    (x,) = top.arguments
+    part = apply(top, name, x, attributes=dict(attributes))
+    top.returned = [apply(top, "add", x, part)]
+    found = footprint(top, stored=[top.returned[0]], platform="tpu")
+    return peak(found, x=1, y=1) / (8 * 256 * 4)
+
+
+def test_slices_and_pads_inside_tiles_are_arrays_of_their_own_on_a_tpu():
+    assert cut("slice", start=(0, 128), stride=(1, 1), limit=(8, 256)) == 0
+    assert cut("slice", start=(0, 1), stride=(1, 1), limit=(8, 256)) == 1
+    assert cut("slice", start=(0, 0), stride=(2, 1), limit=(8, 256)) == 1
+    assert cut("pad", low=(0, 0), high=(0, 0), interior=(0, 0)) == 0
+    assert cut("pad", low=(0, 0), high=(0, 0), interior=(1, 0)) == 1
+
+
+def test_constants_are_made_for_the_first_step_that_reads_them():
+    top = Block(arguments=[value(4), value(4)])
+    zeros = Value(shape=(4,), dtype="f32", axes=((),))
+    top.operations.append(Operation(name="constant", operands=[], results=[zeros]))
+    first = apply(top, "tanh", top.arguments[0])
+    second = apply(top, "add", zeros, first)
+    steps = constants_last([as_step(one) for one in top.operations])
+    assert [step.name for step in steps] == ["tanh", "constant", "add"]
+    assert steps[-1].results == [second]
+
+
+def test_a_sum_that_two_products_read_is_one_array_on_cpus():
+    """The gradient of logits: the scatter and the exponentials that it is made of end before it is
+    multiplied."""
+    top = Block(arguments=[value(64, 64), value(64, 64)])
+    x, y = top.arguments
+    scattered = apply(top, "scatter", x, x, x)
+    total = apply(top, "add", scattered, apply(top, "sort", y))
+    products = [apply(top, "dot_general", total, one) for one in (x, y)]
+    assert list(read_by_products(top)) == [total]
+    assert products[0] not in set(read_by_products(top))

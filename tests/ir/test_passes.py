@@ -7,6 +7,7 @@ import time
 import pytest
 
 from automesh.cost.terms import value_of
+from automesh.ir.graph import Operation
 from automesh.ir.passes.collectives import (
     gather_what_is_narrow,
     reassociate_reductions,
@@ -14,7 +15,7 @@ from automesh.ir.passes.collectives import (
 )
 from automesh.ir.passes.run import RULES, rewrite
 from automesh.ir.passes.windowed import IN_RING, INTENSITY, WINDOWED
-from tests.support.samples.graphs import SIZES, Program, names
+from tests.support.samples.graphs import SIZES, Program, array, names
 
 ROWS, COLUMNS = ("dp", "fsdp"), ("tp",)
 
@@ -344,3 +345,58 @@ def test_what_products_alone_read_is_gathered_in_bf16_on_tpus(is_precise, dtype)
         graph.top.operations[-1].attributes["is_precise"] = True
     rewrite(graph, "tpu")
     assert graph.top.operations[-1].operands[1].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("platform", "order"),
+    [
+        ("tpu", ["all_gather", "broadcast_in_dim"]),
+        ("gpu", ["all_gather", "broadcast_in_dim"]),
+        ("cpu", ["broadcast_in_dim", "all_gather"]),
+    ],
+)
+def test_what_is_repeated_afterwards_is_gathered_once(platform, order):
+    program = Program()
+    x = program.argument((64, 32), (ROWS, ()))
+    large = program("broadcast_in_dim", x, shape=(64, 8, 32), split=(ROWS, (), ()), dims=(0, 2))
+    graph = program.graph(program.gather(large, *ROWS))
+    rewrite(graph, platform)
+    assert names(graph.top) == order
+    gather = next(one for one in graph.top.operations if one.name == "all_gather")
+    assert gather.results[0].shape == ((64, 32) if platform != "cpu" else (64, 8, 32))
+    assert graph.top.returned[0].axes == ((), (), ())
+
+
+def test_what_a_broadcast_makes_is_gathered_behind_it():
+    program = Program()
+    x = program.argument((64, 1, 32), (ROWS, (), ()))
+    large = program(
+        "broadcast_in_dim", x, shape=(64, 8, 32), split=(ROWS, COLUMNS, ()), dims=(0, 1, 2)
+    )
+    graph = program.graph(program.gather(large, "tp"))
+    rewrite(graph, "tpu")
+    assert names(graph.top) == ["broadcast_in_dim", "all_gather"]
+
+
+def test_a_ring_moves_bfloat16_and_is_decided_by_the_bytes_of_float32():
+    program = Program()
+    x = program.argument((64, 32), (("fsdp",), ()))
+    weight = program.argument((32, 16), (("fsdp",), ()))
+    graph = program.graph(program.dot(x, program.gather(weight, "fsdp")))
+    rewrite(graph, "tpu")
+    *_, gather, _ = graph.top.operations
+    assert gather.results[0].dtype == "bf16"
+    assert value_of(gather.attributes[IN_RING], SIZES) == 32 * 16 * 4
+
+
+def test_products_behind_a_manual_region_gather_bfloat16():
+    program = Program()
+    weights = [program.argument((32, 16), (("fsdp",), ())) for _ in range(2)]
+    gathered = [program.gather(one, "fsdp") for one in weights]
+    left = [array(one.shape) for one in gathered]
+    program.block.operations.append(Operation(name="leave_manual", operands=gathered, results=left))
+    x = program.argument((64, 32), (ROWS, ()))
+    graph = program.graph(*(program.dot(x, one) for one in left))
+    rewrite(graph, "tpu")
+    found = [one for one in graph.top.operations if one.name == "all_gather"]
+    assert [one.results[0].dtype for one in found] == ["bf16", "bf16"]

@@ -77,6 +77,24 @@ def test_state_that_changes_its_type_loses_its_donation():
     assert value_of(terms.alias_bytes, {"fsdp": 8}) == 0
 
 
+def test_a_leaf_that_changes_its_type_costs_no_other_leaf_its_donation():
+    def build(mesh):
+        def step(state, x):
+            g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+            w = state["w"] - g
+            mean = 0.9 * state["mean"] + 0.1 * w
+            return {"w": w, "mean": mean.astype(jnp.bfloat16)}
+
+        one = array(mesh, (SIZE, SIZE), "fsdp")
+        return jax.jit(step, donate_argnums=0), (
+            {"w": one, "mean": one},
+            array(mesh, (64, SIZE), "fsdp"),
+        )
+
+    (found,) = terms_of(build).findings
+    assert (found.rule, found.array) == ("state-changes-type", "args[0]['mean']")
+
+
 def test_what_is_donated_and_not_replaced_is_named():
     def build(mesh):
         def step(w, old, x):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from automesh.sharding.hlo_form import bring_to_hlo_form
+from automesh.sharding.hlo_form import bring_to_hlo_form, fold_transposes
 from automesh.sharding.passes import bindings, functions_of
 
 
@@ -102,3 +102,42 @@ def test_what_a_loop_carries_without_reading_it_is_made_before_the_loop() -> Non
         module.operation.verify()
         order = names(module.operation)
     assert order.index("sine") < order.index("while")
+
+
+def folded(step: Any, *arguments: Any) -> Any:
+    lowered = jax.jit(step).lower(*arguments).compiler_ir("stablehlo")
+    found = bindings()
+    with lowered.context, found.ir.Location.unknown():
+        fold_transposes(lowered.operation, found.ir)
+        lowered.operation.verify()
+    return lowered.operation
+
+
+Y = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+
+
+def test_a_transposed_product_is_the_product_of_the_swapped_operands() -> None:
+    module = folded(lambda x, y: (x @ y).T, X, Y)
+    assert names(module) == ["dot_general", "return"]
+    dot = functions_of(module, bindings().ir)["main"].regions[0].blocks[0].operations[0]
+    assert [str(one.type) for one in dot.operands] == ["tensor<4x6xf32>", "tensor<8x4xf32>"]
+    assert str(dot.results[0].type) == "tensor<6x8xf32>"
+
+
+def test_batches_of_products_are_folded_and_other_transposes_are_not() -> None:
+    xs, ys = (jax.ShapeDtypeStruct((3, *one.shape), one.dtype) for one in (X, Y))
+    assert names(folded(lambda x, y: (x @ y).transpose(0, 2, 1), xs, ys)) == [
+        "dot_general",
+        "return",
+    ]
+    for order in ((1, 0, 2), (2, 0, 1)):
+        kept = folded(lambda x, y, order=order: (x @ y).transpose(order), xs, ys)
+        assert names(kept) == ["dot_general", "transpose", "return"]
+
+
+def test_a_product_that_is_read_twice_keeps_its_transpose() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = x @ y
+        return z.T, jnp.sin(z)
+
+    assert "transpose" in names(folded(step, X, Y))

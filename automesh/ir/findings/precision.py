@@ -24,6 +24,7 @@ from automesh.ir.findings.rule import (
 )
 from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
+from automesh.ir.passes.narrowed import IS_STATED_WIDE
 from automesh.ir.terms.collectives import nearby_source
 from automesh.texts.terminal import clean
 
@@ -61,7 +62,8 @@ def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
         if share < _WIDE_SHARE:
             continue
         seen, _ = max(found, key=lambda one: one[1])
-        operands = [one for one in seen.operation.operands if one.dtype in _WIDE]
+        both = seen.operation.operands[:2]
+        operands = [one for one in both if one.dtype in _WIDE] or both
         yield Finding(
             rule=WIDE_PRODUCT,
             array=words(max(operands, key=lambda one: one.global_bytes)),
@@ -122,11 +124,15 @@ def _reduced_bytes(program: PartitionedProgram, seen: OperationSite) -> float:
 
 def _is_wide(product: Operation) -> bool:
     """Whether an operand is wide; a wide result alone is only the type of the sums."""
-    return any(one.dtype in _WIDE for one in product.operands[:2])
+    return bool(product.attributes.get(IS_STATED_WIDE)) or any(
+        one.dtype in _WIDE for one in product.operands[:2]
+    )
 
 
 def _is_narrow(product: Operation) -> bool:
-    return all(one.dtype.startswith(_NARROW) for one in product.operands[:2])
+    return not product.attributes.get(IS_STATED_WIDE) and all(
+        one.dtype.startswith(_NARROW) for one in product.operands[:2]
+    )
 
 
 def _scales(user: Operation) -> bool:

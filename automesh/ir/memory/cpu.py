@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from automesh.ir.graph import Block, Operation, Value
 from automesh.ir.memory.combined import with_combined_reductions
-from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step
+from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step, read_by_products
 from automesh.ir.op_kinds import VIEWS
 
 _NARROW = frozenset(("bf16", "f16"))
@@ -40,6 +40,7 @@ class CpuBufferModel(BufferModel):
         steps: list[Step] = []
         copies: dict[object, Value] = {}
         self.stored.update(_read_often(block))
+        self.stored.update(read_by_products(block))
         self.stored.update(_cut_from_gathers(block))
         for operation in block.operations:
             step = as_step(operation)

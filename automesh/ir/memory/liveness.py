@@ -455,6 +455,7 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
         argument_bytes=total_bytes(on_device),
         output_bytes=total_bytes(outputs),
         on_chip_bytes=compiler.on_chip_bytes,
+        reread_bytes=total_bytes(one for one in on_device if _is_read_again(one)),
         alias_bytes=total_bytes(
             [
                 graph.top.returned[output]
@@ -463,6 +464,11 @@ def memory_points(graph: Graph, *, stored: Collection[Value], platform: str) -> 
             ]
         ),
     )
+
+
+def _is_read_again(value: Value) -> bool:
+    """Whether several operations read a value, or a loop does."""
+    return len(set(value.users)) > 1 or any(user.bodies for user in value.users)
 
 
 _MODELS: Mapping[str, type[BufferModel]] = {"cpu": CpuBufferModel, "tpu": TpuBufferModel}

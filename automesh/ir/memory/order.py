@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,7 @@ from automesh.ir.graph import Block, Operation, Value, used_in
 Order = Literal["trace", "late", "early"]
 # Name of a step that is no operation of the program.
 COPY = "compiler's copy"
+_OF_TWO = frozenset(("add", "subtract", "multiply", "divide", "select"))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class BufferModel:
       stored: values that get a buffer of their own; all others are computed where they are read.
       orders: possible execution orders; the one that needs most memory counts.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
-      on_chip_bytes: memory on the chip that arguments are copied to while there is room.
+      on_chip_bytes: memory on the chip; see `Terms`.
 
     Args:
       sizes: axis sizes at which a compiler's limits are compared.
@@ -119,6 +120,36 @@ def early(steps: Sequence[Step], is_virtual: Callable[[Step], bool]) -> list[Ste
             elif not missing[user]:
                 waiting.append(user)
     return ran
+
+
+def read_by_products(block: Block) -> Iterator[Value]:
+    """Finds sums and products of several arrays that several matrix products read.
+
+    Compilers make such a value once: the gradient of logits is one array, and the two arrays that
+    it is made of end before it is multiplied.
+    """
+    for operation in block.operations:
+        if operation.name not in _OF_TWO or len(set(operation.operands)) < 2:
+            continue
+        (result,) = operation.results
+        if sum(user.name == "dot_general" for user in set(result.users)) > 1:
+            yield result
+
+
+def constants_last(steps: Sequence[Step]) -> list[Step]:
+    """Moves every step that reads nothing to just before the first one that reads its result."""
+    made = {step for step in steps if not step.operands and not step.bodies}
+    maker = {result: step for step in made for result in step.results}
+    found: dict[Step, None] = {}
+    for step in steps:
+        if step in made:
+            continue
+        for value in (*step.operands, *used_in(step.bodies)):
+            if value in maker:
+                found.setdefault(maker[value])
+        found.setdefault(step)
+    found.update(dict.fromkeys(step for step in steps if step in made and step not in found))
+    return list(found)
 
 
 def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:

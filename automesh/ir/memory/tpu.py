@@ -10,7 +10,7 @@ from functools import lru_cache
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.memory.combined import with_combined_reductions
-from automesh.ir.memory.order import BufferModel, Order, Step
+from automesh.ir.memory.order import BufferModel, Order, Step, constants_last, read_by_products
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIRTUAL
 
 _LANES, _ROWS = 128, 8
@@ -44,6 +44,14 @@ def tiled(sides: tuple[int, ...], dtype: str) -> float:
     return min(lanes[m] * below[s] for m, s in itertools.permutations(range(len(sides)), 2))
 
 
+def _adds_to_scatter(value: Value) -> bool:
+    """Whether a value is made of the result of a scatter, which is in memory in any case."""
+    maker = value.producer
+    return maker is not None and any(
+        one.producer is not None and one.producer.name == "scatter" for one in maker.operands
+    )
+
+
 def _rows(side: int, tile: int) -> int:
     if side < tile:
         return 1 << (side - 1).bit_length()
@@ -73,11 +81,19 @@ class TpuBufferModel(BufferModel):
         )
         return replace(plain, coefficient=plain.coefficient * tiled(sides, value.dtype))
 
+    def steps(self, block: Block, order: Order) -> list[Step]:
+        """Lists the steps of a block; constants are made for the first step that reads them."""
+        return constants_last(super().steps(block, order))
+
     def _added(self, block: Block) -> list[Step]:
+        self.stored.update(one for one in read_by_products(block) if _adds_to_scatter(one))
         place = {operation: number for number, operation in enumerate(block.operations)}
         for operation in block.operations:
             if operation.name == "add":
                 self._absorb(operation, place)
+            elif operation.name == "transpose" and operation.operands[0].producer is None:
+                # The layouts of loops and products follow an argument's: it is not copied.
+                self.stored.difference_update(operation.results)
             elif operation.name in _CUTS and not self._keeps_tiles(operation):
                 self.stored.update(operation.results)
         return with_combined_reductions(

@@ -1,7 +1,7 @@
 """Gathers that compilers move in front of a broadcast, so that less travels.
 
-Source: `AllGatherBroadcastReorder` in xla/hlo/transforms/collectives/all_gather_broadcast_reorder.cc,
-which the GPU's compiler runs; programs of libtpu 0.0.52 for v5e show the same.
+Source: `AllGatherBroadcastReorder` (all_gather_broadcast_reorder.cc in xla), which the GPU's
+compiler runs; programs of libtpu 0.0.52 for v5e show the same.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from automesh.ir.graph import Graph, Operation, Value
 from automesh.ir.op_kinds import VIEWS
 from automesh.ir.passes.edits import blocks, like, returned_values, set_operands
 
+# Key in `Operation.attributes` of a product whose float32 operand is moved in bfloat16.
+IS_STATED_WIDE = "is_stated_wide"
 _MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
 _ON_THE_WAY = VIEWS - {"optimization_barrier"} | {
     "all_slice",
@@ -41,6 +43,9 @@ def move_narrow_for_products(graph: Graph) -> None:
             block.operations.insert(place, before)
             for value in found:
                 value.dtype = "bf16"
+                for user in value.users:
+                    if user.name in _PRODUCTS:
+                        user.attributes[IS_STATED_WIDE] = True
 
 
 def _is_for_products(value: Value, returned: set[Value], found: list[Value]) -> bool:
@@ -56,5 +61,11 @@ def _leads_to_products(
 ) -> bool:
     if user.name in _PRODUCTS:
         return not user.attributes.get("is_precise")
-    is_view = user.name in _ON_THE_WAY and len(user.results) == 1 and user.operands[0] is value
-    return is_view and _is_for_products(user.results[0], returned, found)
+    if user.name not in _ON_THE_WAY:
+        return False
+    if user.name in VIEWS and len(user.results) == len(user.operands):
+        # Manual regions take and return several values at once.
+        views = [r for o, r in zip(user.operands, user.results, strict=True) if o is value]
+        return all(_is_for_products(view, returned, found) for view in views)
+    is_first = len(user.results) == 1 and user.operands[0] is value
+    return is_first and _is_for_products(user.results[0], returned, found)

@@ -148,6 +148,7 @@ def collect(
         output_bytes=memory.output_bytes,
         alias_bytes=memory.alias_bytes,
         on_chip_bytes=memory.on_chip_bytes,
+        reread_bytes=memory.reread_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
         findings=tuple(

@@ -2,7 +2,8 @@
 
 finding: wide-reduction
 mesh: dp:-1
-line: 22
+line: 23
+only: cpu gpu
 """
 
 import jax

@@ -2,7 +2,7 @@
 
 finding: replicated-gradient
 mesh: fsdp:-1
-line: 30
+line: 32
 """
 
 import jax

@@ -88,10 +88,11 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             causes[cause] += missing * seconds / wanted if wanted else 0.0
     arguments = value_of(terms.argument_bytes, sizes)
     through_memory = min(round(arguments), touched) / speeds.bound_memory_bytes_per_s
+    reread = value_of(terms.reread_bytes, sizes)
     temporaries = max((value_of(point.bytes, sizes) for point in terms.points), default=0.0)
     memory = (
         arguments
-        + max(temporaries, min(temporaries + arguments, terms.on_chip_bytes))
+        + max(temporaries, min(temporaries + reread, terms.on_chip_bytes))
         + value_of(terms.output_bytes, sizes)
         - value_of(terms.alias_bytes, sizes)
     )
