@@ -270,7 +270,7 @@ class ScriptCheck(Reportable):
     def table(
         self, *, width: int | None = None, colour: bool | None = None, show_all: bool = False
     ) -> str:
-        """The record as `text` shows it; `show_all` is that of `to_report`."""
+        """Returns the record as the text that a terminal shows; `show_all` as in `to_report`."""
         return told(self.to_report(show_all=show_all), width=width, colour=colour)
 
 

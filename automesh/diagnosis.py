@@ -86,7 +86,7 @@ def examine(target: str) -> tuple[DoctorFinding, ...]:
 
 
 def report_of(findings: tuple[DoctorFinding, ...]) -> Report:
-    """The findings, one or two lines each."""
+    """Returns the findings, one or two lines each."""
     details = [one.detail + (f"\n{one.hint}" if one.hint else "") for one in findings]
     table = Table(
         columns=(
@@ -103,7 +103,7 @@ def report_of(findings: tuple[DoctorFinding, ...]) -> Report:
 
 
 def examine_store(*, clear: bool) -> Report:
-    """The compiled programs that are kept, or what is left after removing them all.
+    """Returns the compiled programs that are kept, or what is left after removing them all.
 
     Raises:
       UsageError: they cannot be removed, or the limit in the environment is no size.

@@ -61,7 +61,7 @@ class Interrupted(AutomeshError):
 
 
 def kind_of(value: object) -> str:
-    """The type of a value with its article.
+    """Returns the type of a value with its article.
 
     >>> kind_of(3), kind_of([])
     ('an int', 'a list')

@@ -23,7 +23,8 @@ class NotJson(AutomeshError):
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """Returns what reads and writes values of a type; making one takes long."""
     return TypeAdapter(kind)
 
 
@@ -45,7 +46,7 @@ def dumps(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> s
 def to_json(value: Any, kind: Any) -> Any:
     """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
-    return _loads(dumps(_adapter(kind).dump_python(value)))
+    return _loads(dumps(adapter_of(kind).dump_python(value)))
 
 
 def to_checked_json(value: Any, kind: Any) -> Any:
@@ -61,7 +62,7 @@ def to_checked_json(value: Any, kind: Any) -> Any:
 
 def to_text(value: Any, kind: Any) -> str:
     """Returns the JSON text of a dataclass directly, without plain values in between."""
-    return dumps(_adapter(kind).dump_python(value))
+    return dumps(adapter_of(kind).dump_python(value))
 
 
 def from_json(data: Any, kind: Any) -> Any:
@@ -85,7 +86,7 @@ def read_json(text: str | bytes, kind: Any) -> Any:
       AutomeshError: naming the path of the first offending key.
     """
     try:
-        return _adapter(kind).validate_json(text, strict=True, extra="forbid")
+        return adapter_of(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"])

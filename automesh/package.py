@@ -48,7 +48,7 @@ def asks_as_user(name: str) -> bool:
 
 
 def our_folders() -> tuple[str, ...]:
-    """The folders of automesh's own code."""
+    """Returns the folders of automesh's own code."""
     return tuple(_OURS.values())
 
 

@@ -100,7 +100,7 @@ def format_count(count: float) -> str:
 
 
 def format_change(ratio: float) -> str:
-    """A ratio as a signed change in per cent.
+    """Returns a ratio as a signed change in per cent.
 
     >>> format_change(1.098), format_change(0.9)
     ('+9.8 %', '-10.0 %')
@@ -110,7 +110,7 @@ def format_change(ratio: float) -> str:
 
 
 def format_wait(seconds: float) -> str:
-    """A remaining time as people say it.
+    """Returns a remaining time as people say it.
 
     >>> format_wait(200), format_wait(8)
     ('3 min', '8 s')

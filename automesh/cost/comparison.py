@@ -243,7 +243,7 @@ def _axes_of(cause: str) -> tuple[str, ...]:
 
 
 def compare_causes(first: Estimated, second: Estimated) -> tuple[CauseChange, ...]:
-    """The causes of two meshes side by side, the largest difference first."""
+    """Returns the causes of two meshes side by side, the largest difference first."""
     before, after = dict(first.causes), dict(second.causes)
     changes = [
         CauseChange(cause=cause, first_s=before.get(cause, 0.0), second_s=after.get(cause, 0.0))
@@ -253,7 +253,8 @@ def compare_causes(first: Estimated, second: Estimated) -> tuple[CauseChange, ..
 
 
 def compare_collectives(first: MeshCost, second: MeshCost) -> tuple[CollectiveChange, ...]:
-    """The collectives of two meshes matched by kind, axes, source line and place in the program."""
+    """Returns the collectives of two meshes matched by kind, axes, source line and place in the
+    program."""
     groups = [_grouped(cost.collectives) for cost in (first, second)]
     changes = [
         _collective_change(groups[0].get(key, ()), groups[1].get(key, ()))

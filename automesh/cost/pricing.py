@@ -413,8 +413,8 @@ def price(
     """Prices plans.
 
     Args:
-      terms: by set of active axes, in the order of the mesh.
-      batch: meshes of the fabric; those whose set has no terms, or where its terms do not hold, are
+      terms: the terms of the step for each set of active axes, which are in the order of the mesh.
+      batch: meshes of the fabric. A mesh without terms, or at which its terms do not hold, is
         marked in `PlanPrices.needs_own`.
       hardware: with the layouts of every ICI shape in the batch.
     """

@@ -309,8 +309,8 @@ class Terms:
         partitioned.
       points: candidates for the peak: the largest one counts.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is the part of the arguments
-        whose memory outputs reuse.
-      on_chip_bytes: memory on the chip where the compiler also keeps copies of the arguments that
+      on_chip_bytes: memory on the chip where the compiler also keeps copies of the arguments, as
+        far as temporaries leave room; see `automesh.cost.formulas.with_copies`. 0: there is none.
         are read more than once, `reread_bytes`, as far as temporaries leave room; see
         `automesh.cost.formulas.with_copies`. 0: there is none.
       host_transfers: copies to and from the memory of the host.

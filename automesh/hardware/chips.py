@@ -76,7 +76,7 @@ def chip_for(device_kind: str, platform: str) -> Chip:
 
 
 def chip_called(slug: str) -> Chip:
-    """The chip with this slug.
+    """Returns the chip with this slug.
 
     Raises:
       KeyError: there is none.

@@ -42,7 +42,7 @@ class Linear:
         )
 
     def times(self, number: int) -> Linear:
-        """The product with a number."""
+        """Returns the product with a number."""
         return Linear().plus(self, number)
 
 

@@ -19,8 +19,9 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -46,11 +47,10 @@ _FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """The result of one compile.
+class CompileFacts:
+    """What is stored of one compile in addition to the program.
 
     Attributes:
-      module: serialized HLO module, scheduled; empty where the compiler gave up.
       memory, counts: None where the compiler gave up.
       compile_s: of building, lowering and compiling.
       target: the target in words: `tpu v5e:4x4`.
@@ -61,7 +61,6 @@ class Stored:
         program is the one that a loop around the step settles to.
     """
 
-    module: bytes
     memory: Memory | None
     counts: Counts | None
     compile_s: float
@@ -69,6 +68,23 @@ class Stored:
     target: str
     label: str
     versions: tuple[tuple[str, str], ...]
+    out_of_memory: OutOfMemory | None
+    is_settled: bool
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the facts by their names, for a class that has more fields."""
+        return {one.name: getattr(self, one.name) for one in fields(CompileFacts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(CompileFacts):
+    """The result of one compile.
+
+    Attributes:
+      module: serialized HLO module, scheduled; empty where the compiler gave up.
+    """
+
+    module: bytes
     out_of_memory: OutOfMemory | None = None
     is_settled: bool = True
 
@@ -90,19 +106,10 @@ class StoreEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
+class _Header(CompileFacts):
     """The header of a file; the module follows, with `packed_bytes` bytes."""
 
     key: str
-    memory: Memory | None
-    counts: Counts | None
-    compile_s: float
-    effort: Effort
-    target: str
-    label: str
-    versions: tuple[tuple[str, str], ...]
-    out_of_memory: OutOfMemory | None
-    is_settled: bool
     packed_bytes: int
 
 
@@ -131,7 +138,7 @@ class ModuleStore:
             return None
         with contextlib.suppress(OSError):  # The folder may be read-only.
             os.utime(path)
-        return replace(_stored(header), module=module)
+        return Stored(module=module, **header.facts())
 
     def keep(self, key: str, stored: Stored) -> None:
         """Stores the outcome of a compile, whole or not at all, and makes room for it.
@@ -143,7 +150,8 @@ class ModuleStore:
         """
         # Without a time in it, so that equal programs give equal files.
         packed = gzip.compress(stored.module, compresslevel=6, mtime=0) if stored.module else b""
-        head = json.dumps(to_json(_header(key, stored, len(packed)), _Header)).encode()
+        header = _Header(key=key, packed_bytes=len(packed), **stored.facts())
+        head = json.dumps(to_json(header, _Header)).encode()
         start = _MAGIC + _HEAD.pack(len(head), hashlib.sha256(head).digest()) + head
         size = len(start) + len(packed)
         if size > self.limit_bytes:
@@ -195,7 +203,7 @@ class ModuleStore:
                     found.append(
                         StoreEntry(
                             key=header.key,
-                            stored=_stored(header),
+                            stored=Stored(module=b"", **header.facts()),
                             size_bytes=size,
                             used_s=used_s,
                         )
@@ -313,37 +321,6 @@ def key_of(
     parts = [_FORMAT, fingerprint, target, *map(sorted, (effort, versions, environment))]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _header(key: str, stored: Stored, packed_bytes: int) -> _Header:
-    return _Header(
-        key=key,
-        memory=stored.memory,
-        counts=stored.counts,
-        compile_s=stored.compile_s,
-        effort=stored.effort,
-        target=stored.target,
-        label=stored.label,
-        versions=stored.versions,
-        out_of_memory=stored.out_of_memory,
-        is_settled=stored.is_settled,
-        packed_bytes=packed_bytes,
-    )
-
-
-def _stored(header: _Header) -> Stored:
-    return Stored(
-        module=b"",
-        memory=header.memory,
-        counts=header.counts,
-        compile_s=header.compile_s,
-        effort=header.effort,
-        target=header.target,
-        label=header.label,
-        versions=header.versions,
-        out_of_memory=header.out_of_memory,
-        is_settled=header.is_settled,
-    )
 
 
 def _parse(data: bytes) -> tuple[_Header, int]:

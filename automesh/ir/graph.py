@@ -84,7 +84,7 @@ class Value:
         return _NOTHING if self.on_host else self.bytes
 
     def dimension(self, index: int) -> Monomial:
-        """The size of one dimension on one device."""
+        """Returns the size of one dimension on one device."""
         grown = (self.grown[index],) if self.grown else ()
         return _monomial(float(self.shape[index]), (self.axes[index],), grown)
 
@@ -169,6 +169,14 @@ class Graph:
     host_outputs: tuple[int, ...] = ()
     sub_axes: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
+
+
+def operations_in(block: Block) -> Iterator[Operation]:
+    """Yields the operations of a block, each before those of its bodies."""
+    for operation in block.operations:
+        yield operation
+        for body in operation.bodies:
+            yield from operations_in(body)
 
 
 def used_in(bodies: Iterable[Block]) -> Iterator[Value]:

@@ -330,7 +330,7 @@ class HostAgent:
 
     @staticmethod
     def _limit_bytes(wanted: int, share: int) -> int:
-        """The memory limit of a process if `share` of them run on this machine."""
+        """Returns the memory limit of a process if `share` of them run on this machine."""
         free = int(_MEMORY_SHARE * psutil.virtual_memory().available / max(share, 1))
         return wanted or max(free, _LEAST_MEMORY_BYTES)
 
@@ -464,7 +464,7 @@ class HostAgent:
 
 
 def stored_in(answer: Any) -> list[str]:
-    """The keys of all stored programs that an answer names, each once."""
+    """Returns the keys of all stored programs that an answer names, each once."""
     found: dict[str, None] = {}
     waiting = [answer]
     while waiting:
@@ -499,12 +499,12 @@ def serve_search(search: str, *, name: str = "", wait_s: float, ca: str = "") ->
 
 
 def _load() -> float:
-    """The load average of the last minute per core of this machine."""
+    """Returns the load average of the last minute per core of this machine."""
     return round(psutil.getloadavg()[0] / (psutil.cpu_count() or 1), 2)
 
 
 def _free_port() -> int:
-    """A port that is free now; jax binds it a moment later."""
+    """Returns a port that is free now; jax binds it a moment later."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])

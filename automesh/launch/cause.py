@@ -55,7 +55,7 @@ class RankReport:
 
 
 def cause_of(reports: Sequence[RankReport]) -> RankReport:
-    """The report of the process that failed first, as far as can be told.
+    """Returns the report of the process that failed first, as far as can be told.
 
     Args:
       reports: at least one.
@@ -64,7 +64,7 @@ def cause_of(reports: Sequence[RankReport]) -> RankReport:
 
 
 def common_failure(reports: Sequence[RankReport], count: int) -> Failure | None:
-    """The failure of a job that all processes refuse alike, as a script that raises does.
+    """Returns the failure of a job that all processes refuse alike, as a script that raises does.
 
     Args:
       count: processes of the gang.

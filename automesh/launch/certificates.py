@@ -179,7 +179,8 @@ def _read(option: str, name: str) -> bytes:
 
 
 def _client(trusted: bytes | None, *, host: str = "") -> ssl.SSLContext:
-    """A TLS context that checks certificates as gRPC does, or accepts any if `trusted` is None."""
+    """Returns a TLS context that checks certificates as gRPC does, or accepts any if `trusted` is
+    None."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(host) and trusted is not None
     context.set_alpn_protocols(["h2"])
@@ -272,7 +273,7 @@ def wait_for(
 
 
 def told_by(message: Message) -> str:
-    """The reason in a client's first message if it could not get a channel; empty for other
+    """Returns the reason in a client's first message if it could not get a channel; empty for other
     messages."""
     kind = _KINDS.get(str(message.get("turns_away", "")))
     return kind.peer_message if kind is not None else ""

@@ -221,7 +221,7 @@ def ranked(cluster: Cluster, rank: Rank) -> Cluster:
 
 
 def hosts_for(target: Target, cluster: Cluster) -> int:
-    """The number of hosts over which the processes of a target are spread.
+    """Returns the number of hosts over which the processes of a target are spread.
 
     Raises:
       UsageError: they cannot be spread evenly.
@@ -411,7 +411,7 @@ def engine_called(name: str) -> AbstractContextManager[Launcher]:
 
 
 def own_address() -> str:
-    """The address of this host, found by its name, at which other hosts reach it.
+    """Returns the address of this host, found by its name, at which other hosts reach it.
 
     Raises:
       UsageError: the name only gives an address for use on this host itself.

@@ -100,7 +100,7 @@ def own_facts(*, name: str, search: str) -> HostFacts:
 
 
 def local_devices(platforms: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """The numbers that jax gives to the GPUs of this host, found without importing jax.
+    """Returns the numbers that jax gives to the GPUs of this host, found without importing jax.
 
     jax counts the GPUs that the driver shows, from 0 (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES
     and HIP_VISIBLE_DEVICES choose among them).

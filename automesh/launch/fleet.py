@@ -436,7 +436,8 @@ class Fleet:
             return sorted(self._agents.values(), key=lambda one: one.number)
 
     def _agents_for_gang(self) -> list[_Agent]:
-        """The agents for a gang, in an order that does not change while they are connected."""
+        """Returns the agents for a gang, in an order that does not change while they are
+        connected."""
         if len(self._present()) < self.hosts and self._launcher is not None:
             deadline = time.monotonic() + _COME_BACK_S
             # Asked repeatedly: an agent that was lost a moment ago may not have ended yet.
@@ -630,7 +631,7 @@ class Fleet:
         self.lose(agent, why)
 
     def status(self) -> tuple[HostStatus, ...]:
-        """The hosts and what they do; from any thread."""
+        """Returns the hosts and what they do; from any thread."""
         now_s = time.monotonic()
         with self._lock:
             agents = sorted(self._agents.values(), key=_order)

@@ -454,7 +454,8 @@ class Gang:
         return isinstance(cause.failure, Failed) and bool(_PORT_TAKEN.search(cause.failure.reason))
 
     def _waited_for(self) -> str:
-        """The ranks that the others waited for at the timeout; empty if all were equally far."""
+        """Returns the ranks that the others waited for at the timeout; empty if all were equally
+        far."""
         stopped = [rank for rank in self._ranks if rank.is_stopped]
         least = min(rank.steps for rank in self._ranks)
         behind = stopped or [rank for rank in self._ranks if rank.steps == least]
@@ -505,7 +506,7 @@ class GangChannel:
         """Does nothing: the channel itself keeps no messages."""
 
     def receive(self) -> list[Message]:
-        """The messages of the gang as a whole since the last call."""
+        """Returns the messages of the gang as a whole since the last call."""
         self.wakeup.drain()
         said = self._gang.hear()
         self.unread = []

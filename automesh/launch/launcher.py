@@ -71,7 +71,7 @@ class Launcher(Protocol):
 
 
 def agent_command(order: AgentOrder, *, wait_s: float, name: str = "") -> list[str]:
-    """The command that runs an agent with the Python of this process, without the token.
+    """Returns the command that runs an agent with the Python of this process, without the token.
 
     Args:
       wait_s: how long the agent tries to reach the search.

@@ -89,7 +89,7 @@ class Lender:
         return gang
 
     def load(self) -> dict[int, int]:
-        """The number of running workers, by the number of their agent."""
+        """Returns the number of running workers, by the number of their agent."""
         with self._lock:
             return dict(Counter(number for number, _ in self._running.values()))
 

@@ -94,7 +94,8 @@ def _port(environ: Mapping[str, str], otherwise: int) -> int:
 
 
 def _of_jax(environ: Mapping[str, str]) -> Rank | None:
-    """The variables that people set by hand: jax's own one for the address, and two common ones."""
+    """Returns the variables that people set by hand: jax's own one for the address, and two common
+    ones."""
     if not all(environ.get(name) for name in _JAX):
         return None
     host, _, port = environ[_JAX[0]].rpartition(":")
@@ -147,7 +148,7 @@ def _of_tpu_in_gke(environ: Mapping[str, str]) -> Rank | None:
 
 
 def _of_tpu_vm(environ: Mapping[str, str]) -> Rank | None:
-    """The rank on a TPU VM; asks the metadata server only if there are chips and libtpu."""
+    """Returns the rank on a TPU VM; asks the metadata server only if there are chips and libtpu."""
     if environ.get("TPU_SKIP_MDS_QUERY") is not None or not _has_chips():
         return None
     number = _metadata(environ, "agent-worker-number")
@@ -200,6 +201,6 @@ def _metadata(environ: Mapping[str, str], key: str) -> str:
 
 
 def order_of_this_host() -> int:
-    """The number of this host in the order of its engine; -1 if unknown."""
+    """Returns the number of this host in the order of its engine; -1 if unknown."""
     rank = find_rank(os.environ)
     return rank.number if rank is not None else -1

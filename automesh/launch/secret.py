@@ -88,7 +88,7 @@ def new_nonce() -> str:
 
 
 def proof(token: str, side: str, agent_nonce: str, search_nonce: str) -> str:
-    """The proof that a side of this conversation knows the token.
+    """Returns the proof that a side of this conversation knows the token.
 
     Args:
       side: `search` or `agent`, so that one side cannot repeat the other's proof.

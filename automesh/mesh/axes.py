@@ -24,6 +24,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?[0-9]{1,12})")
 
 
+def spelled(value: Scalar) -> str:
+    """Returns a knob's value as a word: as in TOML, booleans in lower case.
+
+    >>> spelled(True), spelled(0.5), spelled("full")
+    ('true', '0.5', 'full')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
     """One named axis of a mesh, split into the part inside a granule and the part between granules.

@@ -7,13 +7,13 @@ import json
 import re
 import types
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.jsonio import adapter_of
 from automesh.reading import Malformed, parse_json, parse_toml, read_text
 
 T = TypeVar("T")
@@ -55,14 +55,9 @@ def check_tree(tree: Any, kind: type[T], *, source: Path) -> T:
     # Through JSON, for strict types in which a list may still be a tuple. TOML's dates become text.
     text = json.dumps(tree, default=str)
     try:
-        return _adapter(kind).validate_json(text, strict=True, extra="forbid")
+        return adapter_of(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
         raise UsageError(f"`{source}`: {_sentence(error.errors(), tree, kind)}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def _sentence(errors: Sequence[Any], tree: Any, kind: Any) -> str:

@@ -52,7 +52,7 @@ def _as_given(value: Any) -> Any:
 
 
 def _absolute(given: str | Path | None) -> str:
-    """A file as others find it who run elsewhere; empty for none."""
+    """Returns a file as others find it who run elsewhere; empty for none."""
     return str(user_path(given).absolute()) if given else ""
 
 

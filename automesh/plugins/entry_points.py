@@ -16,7 +16,8 @@ from automesh.plugins.offered import who_offers
 
 @functools.cache
 def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """The entry points of a group, by name; several of one name are of several distributions."""
+    """Returns the entry points of a group, by name; several of one name are of several
+    distributions."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=group):
         others = found.get(point.name, ())

@@ -41,7 +41,7 @@ def is_framework(name: str) -> bool:
 
 
 def framework_called(name: str) -> Framework:
-    """The framework of a name.
+    """Returns the framework of a name.
 
     Raises:
       UsageError: its plug-in is not installed, or cannot be loaded.
@@ -51,7 +51,7 @@ def framework_called(name: str) -> Framework:
 
 
 def framework_at(module: str) -> Framework | None:
-    """The framework whose adapter a module is; None if it is code of the user's own.
+    """Returns the framework whose adapter a module is; None if it is code of the user's own.
 
     Only plug-ins that have a module of this package are loaded.
 

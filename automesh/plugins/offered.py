@@ -64,7 +64,7 @@ SHORT_HELPS = {
 
 
 def offered(group: str) -> tuple[str, ...]:
-    """The names in a group of entry points that plug-ins of this repository add.
+    """Returns the names in a group of entry points that plug-ins of this repository add.
 
     >>> offered("automesh.commands")
     ('serve', 'submit', 'token')
@@ -73,5 +73,6 @@ def offered(group: str) -> tuple[str, ...]:
 
 
 def who_offers(group: str, name: str) -> Distribution | None:
-    """The plug-in of this repository that adds a name to a group; None for a name of others."""
+    """Returns the plug-in of this repository that adds a name to a group; None for a name of
+    others."""
     return next((one for one in DISTRIBUTIONS if name in one.names.get(group, ())), None)

@@ -104,7 +104,7 @@ class Stages(Protocol):
         exact: bool,
         enter: Callable[[str], None],
     ) -> Propagation:
-        """The terms for the axes in `sizes`, that of the pipeline among them.
+        """Returns the terms for the axes in `sizes`, that of the pipeline among them.
 
         Raises:
           Refused, Exception: see `automesh.sharding.propagate.propagate`.
@@ -154,7 +154,7 @@ class Pipelines(Protocol):
         axis_names: tuple[str, ...],
         platform: str,
     ) -> Stages:
-        """The stages of a pipeline, whose shardings are to be propagated.
+        """Returns the stages of a pipeline, whose shardings are to be propagated.
 
         Args:
           build: the step on a mesh of these axes.
@@ -171,7 +171,7 @@ class Pipelines(Protocol):
 
 
 def find_pipelines(what: str) -> Pipelines:
-    """The installed plug-in that runs pipelines (imports jax).
+    """Returns the installed plug-in that runs pipelines (imports jax).
 
     Args:
       what: needs it: "`automesh.pipeline.train_step`".
@@ -184,7 +184,7 @@ def find_pipelines(what: str) -> Pipelines:
 
 
 def pipelines_of(step: object) -> Pipelines | None:
-    """The plug-in whose pipeline a workload's step is; None for an ordinary step.
+    """Returns the plug-in whose pipeline a workload's step is; None for an ordinary step.
 
     Whoever has made such a step has imported the plug-in: none is loaded for other steps.
 

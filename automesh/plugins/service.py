@@ -70,7 +70,7 @@ class Service(Protocol):
         ...
 
     def load_rules(self, url: str) -> Rules:
-        """The rules under a URL of a service.
+        """Returns the rules under a URL of a service.
 
         Raises:
           UsageError: it does not answer, does not take the token, or sends no rules.
@@ -79,7 +79,7 @@ class Service(Protocol):
 
 
 def find_service(what: str) -> Service:
-    """The installed plug-in that speaks to services.
+    """Returns the installed plug-in that speaks to services.
 
     Args:
       what: needs it: "`automesh search --server`".

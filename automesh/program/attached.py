@@ -8,7 +8,7 @@ from automesh.program.surroundings import described
 
 
 def attached_selector() -> str:
-    """The selector of all devices of the default backend, with those of other processes.
+    """Returns the selector of all devices of the default backend, with those of other processes.
 
     Raises:
       UsageError: jax has no devices, or knows none of their platform.

@@ -59,7 +59,7 @@ def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
 
 
 def _free_address(host: str) -> str:
-    """The host with a port that is free now; jax binds it when it makes its devices.
+    """Returns the host with a port that is free now; jax binds it when it makes its devices.
 
     With port 0 the receiver would wait for ever (jax 0.10.2).
     """
@@ -84,8 +84,8 @@ def _stays_joined() -> None:
 
 
 def count_processes() -> int:
-    """The number of processes of this jax program; does not start jax, which the script may still
-    configure."""
+    """Returns the number of processes of this jax program; does not start jax, which the script may
+    still configure."""
     return jax.process_count() if is_joined() else 1
 
 
@@ -99,7 +99,7 @@ def meet() -> None:
 
 
 def gathered(own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The arrays of all processes: [processes, ...own]; all must call it with equal shapes.
+    """Returns the arrays of all processes: [processes, ...own]; all must call it with equal shapes.
 
     float64 is sent as bytes, since 64-bit types may be disabled in jax.
     """

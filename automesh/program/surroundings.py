@@ -122,7 +122,8 @@ def other_libtpu(environ: Mapping[str, str]) -> str:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """The environment variables that change traces, compiles or communication, sorted by name."""
+    """Returns the environment variables that change traces, compiles or communication, sorted by
+    name."""
     return tuple(
         sorted(
             (name, value)
@@ -148,6 +149,6 @@ def sources(entry: Entry) -> Sources:
 
 
 def roots_of(entry: Entry) -> tuple[Path, ...]:
-    """The folders that contain the user's own code."""
+    """Returns the folders that contain the user's own code."""
     cwd = Path.cwd().resolve()
     return (Path(entry.location).resolve().parent, cwd) if entry.kind == "script" else (cwd,)

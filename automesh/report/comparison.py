@@ -58,10 +58,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The exported plan against the baseline, by fresh processes: the figures that are exported.
+    """The exported plan compared with the baseline, measured by fresh processes. These are the
+    figures that a rule states.
 
     Attributes:
-      processes: fresh processes in which it was measured, beside the baseline where there is one.
+      processes: number of fresh processes that measured it, together with the baseline if there is
+        one.
       baseline: the script's own plan, as text; empty if there is none.
       gain: the baseline compared with the exported plan; None if they are the same, or there is no
         baseline.

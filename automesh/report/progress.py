@@ -430,7 +430,7 @@ class LiveProgress(_Display):
 
 
 def open_progress(stream: TextIO, *, clock: Clock = time.monotonic) -> Progress:
-    """A live display if `stream` is a terminal that can redraw, else plain lines.
+    """Returns a live display if `stream` is a terminal that can redraw, else plain lines.
 
     Returns:
       A context manager: enter it before the first report, leave it before the result is printed.

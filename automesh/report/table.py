@@ -37,7 +37,7 @@ _ESTIMATED = (
 
 
 def report_of(result: SearchResult, *, top: int, verbose: bool = False) -> Report:
-    """The result of a search.
+    """Returns the result of a search.
 
     Args:
       top: rows of the ranking, and of the plans that fell out; the script's mesh is always shown.

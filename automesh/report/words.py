@@ -346,7 +346,8 @@ def best_sentence(result: SearchResult) -> str:
 
 
 def plan_shown(row: Candidate) -> str:
-    """The plan as text; where shardings are inferred, without what splits nothing on its mesh."""
+    """Returns the plan as text; where shardings are inferred, without what splits nothing on its
+    mesh."""
     if row.is_scripts:
         return str(row.plan)
     settings = settings_shown(row).items()

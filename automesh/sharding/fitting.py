@@ -237,7 +237,8 @@ class Fitting:
     def _limits(self, law: Law, varied: Sequence[str]) -> tuple[tuple[str, int], ...]:
         """Tries each axis at the largest size that is wanted and that the devices allow.
 
-        A program may use the `min` of a size and something else, which only shows there.
+        A program may use the minimum of an axis size and a constant, which shows only at large
+        sizes.
         """
         lowering, kind = self.lowering, self.lowering.signature
         explained = [one for one in self.lowerings.of(kind) if law.explains(one)]

@@ -79,7 +79,7 @@ def count_factorizations(total: int, parts: int) -> int:
 
 
 def prime_exponents(number: int) -> list[tuple[int, int]]:
-    """The prime factorization of a positive integer.
+    """Returns the prime factorization of a positive integer.
 
     >>> prime_exponents(96)
     [(2, 5), (3, 1)]

@@ -45,7 +45,7 @@ def fitting_knob(
     """Checks a knob's values against the type that `build` takes; None leaves the knob out.
 
     Args:
-      space: its name.
+      space: name of the search space.
       shipped: true for a space that comes with automesh, which cannot know the user's types: values
         of another type become a notice, and a boolean knob is tried with false and true.
 

@@ -65,7 +65,7 @@ class RankingKeeper:
         _note(notebook, so_far)
 
     def ranked(self, legal: LegalPlans, estimates: Estimates, *, stop_reason: str) -> SearchResult:
-        """The result of a search that ends with its estimates; keeps it in the study.
+        """Returns the result of a search that ends with its estimates; keeps it in the study.
 
         Args:
           legal: the plans that are left.
@@ -127,7 +127,8 @@ def keep_ranking(
 
 
 def with_estimates(result: SearchResult, study: Study, header: Header) -> SearchResult:
-    """A result with the ranking that its study has kept, if it has no ranked plan of its own."""
+    """Returns a result with the ranking that its study has kept, if it has no ranked plan of its
+    own."""
     if any(map(is_ranked, result.candidates)) or header.facts.searched.template:
         return result
     so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)

@@ -79,7 +79,7 @@ def make_study_folder(folder: Path) -> None:
 
 
 def newest_study(results: Path, storage: str) -> Path:
-    """The folder of the study that changed last.
+    """Returns the folder of the study that changed last.
 
     Raises:
       UsageError: there is none.
@@ -99,7 +99,8 @@ def newest_study(results: Path, storage: str) -> Path:
 
 
 def as_seen(path: Path | str) -> str:
-    """A path as one would type it here: relative to the working directory if it is inside."""
+    """Returns a path as one would type it here: relative to the working directory if it is
+    inside."""
     absolute = Path(path).absolute()
     here = Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

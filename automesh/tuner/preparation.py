@@ -126,7 +126,7 @@ class Preparation:
 
 
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
-    """The step as workers are told of it.
+    """Returns the step as workers are told of it.
 
     Args:
       inspection: None before it is inspected.
@@ -140,7 +140,7 @@ def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None)
 
 
 def inspect_job(request: SearchRequest, target: Target, space: SearchSpace) -> InspectJob:
-    """The first job of a search."""
+    """Returns the first job of a search."""
     # What an attached accelerator is called is not known yet.
     platform = "cpu" if target.platforms == "cpu" else ""
     return InspectJob(
@@ -276,7 +276,7 @@ def _legal_plans(
 def _searched(
     entry: Entry, space: SearchSpace, inspection: Inspection, enumeration: Enumeration
 ) -> Searched:
-    """The step as the study's facts tell it."""
+    """Returns the step as the study's facts tell it."""
     capture = entry.capture
     layout = capture.layout if capture is not None else None
     return Searched(
@@ -310,7 +310,7 @@ def known_devices(target: Target) -> tuple[int, int]:
 
 
 def aim_of(target: Target, found: Inspection | Attachment) -> Aim:
-    """The devices of a target: those that a worker found, unless it names absent ones."""
+    """Returns the devices of a target: those that a worker found, unless it names absent ones."""
     absent = target.absent
     if absent is not None:
         return Aim(
@@ -353,7 +353,8 @@ def _baseline(
 
 
 def study_folder(results: Path, name: str, *, new: bool) -> Path:
-    """The folder of the newest study of a name, or the next free one: `name`, `name-2`, ..."""
+    """Returns the folder of the newest study of a name, or the next free one: `name`, `name-2`,
+    ..."""
     number, folder = 1, results / name
     while (following := results / f"{name}-{number + 1}").exists():
         number, folder = number + 1, following

@@ -175,8 +175,8 @@ def run_search(
 
 
 def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
-    """The result of a search that somebody has stopped before it compiled anything: the ranking by
-    estimates, unless the study knows better from a search before."""
+    """Returns the result of a search that somebody has stopped before it compiled anything: the
+    ranking by estimates, unless the study knows better from a search before."""
     answer = keep.ranked(keep.legal, estimates, stop_reason="")
     header = read_header(keep.study)
     held = None if header is None else assemble(keep.study, header)

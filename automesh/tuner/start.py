@@ -90,7 +90,8 @@ def read_aim(
 
     Args:
       alone: see `space_for`.
-      check: refuses what it can, before a script without `build` is run for its mesh.
+      check: is called before a script without `build` is run for its mesh, and raises for a request
+        that it refuses.
 
     Returns:
       The request, which a script without `build` completes; the target; the space.

@@ -28,7 +28,7 @@ _SUDDEN = ("the worker exited", "the worker was", "the worker could not")
 
 
 def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
-    """The error for a script whose inspection gave no answer.
+    """Returns the error for a script whose inspection gave no answer.
 
     Args:
       space: whose axes the script's mesh had; None if it had its own.
@@ -81,7 +81,8 @@ def innermost_frame(tail: str) -> str:
 
 
 def _missing_axis(answer: Failed, space: SearchSpace) -> str:
-    """The mesh axis that the script asked for in vain; empty if that is not what went wrong."""
+    """Returns the mesh axis that the script asked for in vain; empty if that is not what went
+    wrong."""
     if found := _NO_SUCH_AXIS.search(answer.reason):
         return found["axis"]
     # `mesh.shape["data"]` says no more than the name.
@@ -120,7 +121,7 @@ def refuse_to_blame(result: object) -> None:
 
 
 def machine_error(failure: Failure) -> UsageError:
-    """The error for a worker that could not start."""
+    """Returns the error for a worker that could not start."""
     hint = "mend it and run the same command again; what is finished is kept"
     match failure:
         case Failed():
@@ -178,7 +179,8 @@ def _name(entry: Entry) -> str:
 
 
 def _with_output(hint: str, tail: str) -> str:
-    """The hint, and what the script printed before it ended, without any traceback of ours."""
+    """Returns the hint, and what the script printed before it ended, without any traceback of
+    ours."""
     output = tail.partition(_TRACEBACK)[0].partition(_FATAL)[0]
     printed = [line.rstrip() for line in output.splitlines()]
     lines = [f"  {line}" for line in printed if line][-_MOST_LINES:]

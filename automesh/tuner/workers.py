@@ -30,7 +30,7 @@ NEEDED_BYTES = 2 * 2**30
 
 
 def surroundings_of(target: Target) -> Surroundings:
-    """The environment in which workers serve a target."""
+    """Returns the environment in which workers serve a target."""
     if target.absent is not None:
         return surroundings_for(absent_devices_of(target.absent), cpu_devices=target.cpu_devices)
     return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
@@ -86,7 +86,7 @@ def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0)
 
 
 def fewer_workers(wanted: int, count: int, why: str) -> str:
-    """The sentence for a user who gets fewer workers than were asked for."""
+    """Returns the sentence for a user who gets fewer workers than were asked for."""
     return f"of {wanted} workers {count} {'is' if count == 1 else 'are'} started: {why}"
 
 

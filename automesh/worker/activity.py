@@ -29,7 +29,7 @@ _ONE_DEVICE = "a mesh of one device"
 
 
 def activity_of(job: Job, stage: str) -> str:
-    """A few words on what one job is doing.
+    """Returns a few words on what one job is doing.
 
     Args:
       stage: the job's stage, as `Stages` reports it.

@@ -51,12 +51,12 @@ _TAIL_CHARS = 6000
 
 
 def stage_words(stage: str) -> str:
-    """A word for what a worker does in a stage: `compiling`."""
+    """Returns a word for what a worker does in a stage: `compiling`."""
     return _DOING.get(stage, stage)
 
 
 def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int) -> Failure:
-    """The failure that an exception in a job means.
+    """Returns the failure that an exception in a job means.
 
     Args:
       error: any exception, also `SystemExit` and `KeyboardInterrupt`.
@@ -99,7 +99,7 @@ def replaced_builtins(names: Sequence[str]) -> str:
 
 
 def hint_where_replaced(names: Sequence[str], outcome: Failed) -> str:
-    """The hint for a failure after user code has replaced builtins."""
+    """Returns the hint for a failure after user code has replaced builtins."""
     hint = replaced_builtins(names)
     # If jax could not start for this reason, its own hint is misleading. So may be a refusal: with
     # a wrong `len`, a function seems to have other parameters.
@@ -109,7 +109,8 @@ def hint_where_replaced(names: Sequence[str], outcome: Failed) -> str:
 
 
 def ended(code: int | None, stage: str) -> str:
-    """A sentence on a worker that ended without an answer; `code` is negative for a signal."""
+    """Returns a sentence on a worker that ended without an answer; `code` is negative for a
+    signal."""
     if code is None:
         return f"the worker was lost while {stage_words(stage)}"
     if code >= 0:
@@ -122,7 +123,7 @@ def ended(code: int | None, stage: str) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The end of the traceback without the frames of automesh and of the import system."""
+    """Returns the end of the traceback without the frames of automesh and of the import system."""
     report = traceback.TracebackException.from_exception(error, compact=True)
     _drop_our_frames(report)
     lines = as_unicode("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
@@ -130,7 +131,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def peak_bytes() -> int:
-    """The peak memory of this process so far."""
+    """Returns the peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -161,7 +162,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """The beginning of an exception's message."""
+    """Returns the beginning of an exception's message."""
     try:
         return as_unicode(str(error)[:_SAID_CHARS])
     except BaseException:  # noqa: BLE001 - the user's __str__ may do anything, `sys.exit()` too

@@ -193,7 +193,7 @@ def _ignore_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _function(job: Job) -> str:
-    """The name of the user's function that the job calls; empty if it calls none."""
+    """Returns the name of the user's function that the job calls; empty if it calls none."""
     if isinstance(job, DevicesJob | LayoutJob | CalibrateJob):
         return ""
     # An unmodified script has no function yet.

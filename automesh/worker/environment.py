@@ -27,7 +27,7 @@ _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?"
 
 
 def surroundings_for(one: AbsentDevices, *, cpu_devices: int = 1) -> Surroundings:
-    """The surroundings of workers that compile for absent devices.
+    """Returns the surroundings of workers that compile for absent devices.
 
     Args:
       cpu_devices: number of virtual devices that replace them in jobs that compile nothing.
@@ -40,14 +40,14 @@ def surroundings_for(one: AbsentDevices, *, cpu_devices: int = 1) -> Surrounding
 
 
 def hash_seed(environ: Mapping[str, str]) -> str:
-    """The PYTHONHASHSEED of all workers: the user's own, else a fixed one."""
+    """Returns the PYTHONHASHSEED of all workers: the user's own, else a fixed one."""
     # Python treats an empty value as unset; `random` is the user's own choice.
     return environ.get("PYTHONHASHSEED") or _HASH_SEED
 
 
 def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str, str]:
-    """The variables of a worker: the parent's, overridden by the surroundings, then by automesh's
-    own.
+    """Returns the variables of a worker: the parent's, overridden by the surroundings, then by
+    automesh's own.
 
     Args:
       base: the parent's own environment.

@@ -55,7 +55,7 @@ def executables_folder(
 
 
 def executables_here(name: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder for a study's executables on a host other than the search's.
+    """Returns the folder for a study's executables on a host other than the search's.
 
     Args:
       name: name of the folder on the search's host.

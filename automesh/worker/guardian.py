@@ -135,8 +135,8 @@ def _proportional_bytes(process: psutil.Process) -> int:
 
 
 def _field_bytes(pid: int, file: str, names: tuple[str, str]) -> int | None:
-    """The sum of two fields of a file in /proc (man 5 proc); None if it cannot be read: the process
-    has ended or is not ours, or the kernel is old (RssAnon: Linux 4.5, Pss_Anon: 5.3)."""
+    """Returns the sum of two fields of a file in /proc (man 5 proc); None if it cannot be read: the
+    process has ended or is not ours, or the kernel is old (RssAnon: Linux 4.5, Pss_Anon: 5.3)."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text(errors="replace").splitlines()
     except OSError:

@@ -65,7 +65,7 @@ class Ending:
         return killed and not self.over_limit and not self.kernel_killed
 
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
-        """The failure of the job that the worker was doing, in `stage`, when it ended."""
+        """Returns the failure of the job that the worker was doing, in `stage`, when it ended."""
         if self.over_limit or self.kernel_killed:
             by, work = "the kernel" if self.kernel_killed else "automesh", blame.stage_words(stage)
             return OutOfMemory(
@@ -229,7 +229,7 @@ class Guarded:
         return read_ending(self._report) or Ending(code=None)
 
     def log_tail(self, last_line: str = "") -> str:
-        """The last lines of the command's log; see the function `log_tail`.
+        """Returns the last lines of the command's log; see the function `log_tail`.
 
         Args:
           last_line: last line of the failed job's output, to wait for: the failure can arrive
@@ -299,7 +299,8 @@ def read_ending(report: bytes) -> Ending | None:
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a log without control characters; for a worker, those of its last job."""
+    """Returns the last lines of a log without control characters; for a worker, those of its last
+    job."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

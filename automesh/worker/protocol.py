@@ -127,6 +127,6 @@ def read_result(job: Job, message: Message) -> Answer | Failure:
 
 
 def label(job: Job) -> str:
-    """A heading for the log: `compile dp:2,tp:4 remat=full`."""
+    """Returns a heading for the log: `compile dp:2,tp:4 remat=full`."""
     has_plan = isinstance(job, BuildJob | CompileJob | SummarizeJob | TraceJob | VisitJob)
     return f"{job.kind} {job.plan}" if has_plan else job.kind

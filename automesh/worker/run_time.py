@@ -32,8 +32,8 @@ class RunTime:
 
 
 def run_time_below(pid: int) -> RunTime:
-    """The run time of the living descendants of a process; zeros if the system does not count
-    it."""
+    """Returns the run time of the living descendants of a process; zeros if the system does not
+    count it."""
     pids: list[int] = []
     with contextlib.suppress(psutil.Error):
         pids = [one.pid for one in psutil.Process(pid).children(recursive=True)]
@@ -51,7 +51,7 @@ def _busy_s() -> float:
 
 
 def _counted_twice(times: Any) -> float:
-    """The time of virtual guests, which Linux also counts as user time (proc(5))."""
+    """Returns the time of virtual guests, which Linux also counts as user time (proc(5))."""
     return getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
 
 

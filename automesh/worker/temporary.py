@@ -80,7 +80,7 @@ def _made(purpose: str) -> tuple[Path, int]:
 
 
 def _among_caches(reason: str) -> Path:
-    """The folder in the user's cache that replaces $TMPDIR, which is unusable because of
+    """Returns the folder in the user's cache that replaces $TMPDIR, which is unusable because of
     `reason`."""
     place = cache_root(os.environ) / "temporary"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -240,7 +240,8 @@ class _Player:
             self.clock += spent
 
     def _blamed(self, aloft: _Aloft, begin: int, end: int) -> list[tuple[str, int]]:
-        """(cause, ticks) of the core's wait for a flight, the last one first.
+        """Returns (cause, ticks) for each part of the core's wait for a flight, the latest part
+        first.
 
         Before its turn, a flight waits for those that departed before it: the wire has served
         without a break since `begin`, as all of them had departed by then.

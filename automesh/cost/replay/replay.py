@@ -190,7 +190,7 @@ class Flights:
         self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, LinkUse]] = {}
 
     def flight(self, one: DeviceTransfer) -> Flight:
-        """The flight of one transfer."""
+        """Returns the flight of one transfer."""
         if one.medium == "memory":
             # Read and written: twice the copied bytes, unless one side is on the chip.
             moved = one.hbm_bytes or one.payload_bytes

@@ -244,7 +244,7 @@ class DataSheet:
 
 
 def datasheet_speeds(chip: Chip, fabric: Fabric, *, cores: int = 0) -> DataSheet:
-    """The speeds of one device of a fabric.
+    """Returns the speeds of one device of a fabric.
 
     Args:
       cores: of the host, for virtual CPU devices, which share them; 0 for those of this machine.
@@ -274,7 +274,7 @@ def _bits(dtype: str) -> int:
 
 
 def _listed_type(dtype: str) -> str:
-    """The name of a number type in the table of chips."""
+    """Returns the name of a number type in the table of chips."""
     if re.match(r"f8|float8|fp8", dtype):
         return "fp8"
     if re.fullmatch(r"(u|s|ui|si|i|int|uint)8", dtype):

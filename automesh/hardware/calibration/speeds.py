@@ -117,7 +117,7 @@ class Speeds(Protocol):
     def bound_memory_bytes_per_s(self) -> float: ...
 
     def bound_flops_per_s(self, dtype: str) -> float:
-        """A proven upper limit of matmul FLOP/s on `dtype`; 0 if none is known."""
+        """Returns a proven upper limit of matmul FLOP/s on `dtype`; 0 if none is known."""
         ...
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:

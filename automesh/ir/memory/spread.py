@@ -7,9 +7,9 @@ estimate does not model have no upper end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from automesh.ir.graph import Block, Graph, Operation
+from automesh.ir.graph import Graph, Operation, operations_in
 from automesh.ir.passes.windowed import WINDOWED
 
 Spread = tuple[float, float]
@@ -41,7 +41,7 @@ def spread_of(graph: Graph, platform: str, *, has_unknown: bool = False) -> Spre
     least, most = _USUAL[platform]
     if has_unknown:
         most = 0.0
-    for operation in _within(graph.top):
+    for operation in operations_in(graph.top):
         if operation.name in _TOO_MUCH:
             least = min(least, _LEAST_OF_THESE)
         elif operation.attributes.get(WINDOWED):
@@ -56,10 +56,3 @@ def _is_unknown(operation: Operation, platform: str) -> bool:
         image, found = operation.operands[0], operation.attributes
         return image.shape[found["lhs_feature"]] < _FEW_CHANNELS
     return operation.name in _UNKNOWN
-
-
-def _within(block: Block) -> Iterator[Operation]:
-    for operation in block.operations:
-        yield operation
-        for body in operation.bodies:
-            yield from _within(body)

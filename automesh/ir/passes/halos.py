@@ -186,7 +186,7 @@ def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None
 
 
 def _gathered(value: Value, sizes: dict[str, int]) -> dict[str, Any]:
-    """The attributes of a gather of all that the partitioner has split."""
+    """Returns the attributes of a gather of all that the partitioner has split."""
     manual = set(value.manual)
     left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in value.axes)
     axes = tuple(dict.fromkeys(axis for split in left for axis in split))
@@ -307,7 +307,7 @@ _WINDOWS = {"slice": _of_slice, "pad": _of_pad, "reduce_window": _of_reduction}
 
 
 def _rotation(operation: Operation) -> _Move | None:
-    """The two ends of an array, put together the other way round, as `jnp.roll` does."""
+    """Returns the two ends of an array, put together the other way round, as `jnp.roll` does."""
     dimension = operation.attributes["dim"]
     makers = [one.producer for one in operation.operands]
     if len(makers) != 2 or any(one is None or one.name != "slice" for one in makers):

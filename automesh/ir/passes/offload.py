@@ -7,9 +7,9 @@ in one array, such as the saved activations of a loop over layers, the whole arr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.graph import Graph, Operation, Value, operations_in
 from automesh.ir.op_kinds import SLICES, VIEWS
 from automesh.ir.passes.edits import blocks, drop, replace_value
 
@@ -64,7 +64,7 @@ class _Marker:
         self._pending: list[Value] = []
         self._graph = graph
         self._moves: list[Operation] = []
-        for operation in _within(graph.top):
+        for operation in operations_in(graph.top):
             if operation.name == "while":
                 body = operation.bodies[0]
                 for number, argument in enumerate(body.arguments):
@@ -130,10 +130,3 @@ class _Marker:
         elif _is_view(producer):
             self._mark(value)
             self._mark_start(producer.operands[producer.results.index(value)])
-
-
-def _within(block: Block) -> Iterator[Operation]:
-    for operation in block.operations:
-        yield operation
-        for body in operation.bodies:
-            yield from _within(body)

@@ -121,7 +121,7 @@ def read_placing(image: str, volume: str) -> Placing:
 
 
 def pods_of(target: Target, cluster: Cluster) -> Pods:
-    """The pods that a target needs.
+    """Returns the pods that a target needs.
 
     Raises:
       UsageError: the target does not name its devices, or has a single host.
@@ -189,7 +189,7 @@ def name_of(script: str) -> str:
 def jobset_of(
     name: str, words: Sequence[str], pods: Pods, placing: Placing, *, ca: str = ""
 ) -> dict[str, Any]:
-    """The JobSet of a search.
+    """Returns the JobSet of a search.
 
     Args:
       name: name of the JobSet; see `name_of`.
@@ -265,7 +265,8 @@ def jobset_of(
 
 
 def _plain(word: str) -> str:
-    """A word escaped so that Kubernetes passes it on unchanged: it would expand `$(NAME)`."""
+    """Returns a word escaped so that Kubernetes passes it on unchanged: it would expand
+    `$(NAME)`."""
     return word.replace("$(", "$$(")
 
 

@@ -38,8 +38,8 @@ _OF_A_PROCESS = (
 
 
 def variables_to_take(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the search's environment that agents need, since Ray's processes have those
-    of `ray start`.
+    """Returns the variables of the search's environment that agents need, since Ray's processes
+    have those of `ray start`.
 
     Other engines pass on the whole environment. Variables that name a process or its devices are
     left out.

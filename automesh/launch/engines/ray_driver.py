@@ -93,7 +93,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def bundle_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The resources that an agent reserves on its node: one core, and all accelerators.
+    """Returns the resources that an agent reserves on its node: one core, and all accelerators.
 
     Args:
       nodes: `ray.nodes()`. If there are several kinds, the one with the most accelerators counts.

@@ -32,7 +32,7 @@ _JOB = "SLURM_JOB_ID"
 
 
 def command_of(order: AgentOrder, environ: Mapping[str, str]) -> list[str]:
-    """The `srun` command that starts the agents, without the token.
+    """Returns the `srun` command that starts the agents, without the token.
 
     Each node runs one task, which gets all cores (`--cpu-bind=none`), all memory and, in an
     allocation, all GPUs of the node. If one task fails, SLURM ends the others

@@ -156,7 +156,7 @@ def axis_types_for(wanted: AxisTypes, names: Sequence[str]) -> tuple[AxisType, .
     Args:
       wanted: auto, explicit or manual (in any case, or as `jax.sharding.AxisType`), one for each
         axis or one for all; None and an empty sequence mean Auto.
-      names: of the axes.
+      names: names of the axes.
 
     Raises:
       WrongType: neither a string nor an AxisType.

@@ -1,1 +1,1 @@
-"""Former home of what runs pipelines: pickles of former versions name classes here."""
+"""The former package of the pipeline runtime: pickles of former versions name classes here."""

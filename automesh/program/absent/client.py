@@ -54,7 +54,7 @@ _LONGEST = 200
 
 
 def devices_of(one: AbsentDevices) -> list[Any]:
-    """The devices of a topology, in jax's order; the same objects at every call.
+    """Returns the devices of a topology, in jax's order; the same objects at every call.
 
     Raises:
       StepRefused: the compile-only client is not installed, does not fit this jax, or does not know
@@ -65,7 +65,7 @@ def devices_of(one: AbsentDevices) -> list[Any]:
 
 @cache
 def usable_bytes(one: AbsentDevices) -> int:
-    """The memory of one device that a program may use.
+    """Returns the memory of one device that a program may use.
 
     For TPUs this is the compiler's own limit, read from its refusal of a program that fits no
     device. For GPUs it is all memory that the target or its configuration states, since their
@@ -96,7 +96,7 @@ def usable_bytes(one: AbsentDevices) -> int:
 
 
 def versions_for(platform: str) -> Versions:
-    """The versions of jax, jaxlib and the compiler of a platform."""
+    """Returns the versions of jax, jaxlib and the compiler of a platform."""
     plugins = platform_named(platform).plugins
     packages = [name for plugin in reversed(plugins) for name in plugin.packages]
     found = [(name, version) for name in packages if (version := installed_version(name))]
@@ -106,14 +106,14 @@ def versions_for(platform: str) -> Versions:
 
 
 def settings() -> Versions:
-    """The environment variables and settings of jax that change the compiled program."""
+    """Returns the environment variables and settings of jax that change the compiled program."""
     variables = [(k, v) for k, v in os.environ.items() if k.startswith(_VARIABLES)]
     known = [(name, value) for name in _SETTINGS if (value := _setting(name)) is not None]
     return tuple(sorted((*variables, *known)))
 
 
 def _setting(name: str) -> str | None:
-    """The value of a setting; None if this jax does not have it."""
+    """Returns the value of a setting; None if this jax does not have it."""
     config: Any = jax.config
     if hasattr(config, name):
         return str(getattr(config, name))
@@ -260,7 +260,8 @@ def _client(platform: str) -> str:
 
 
 def _installed(platform: str) -> tuple[str, str] | None:
-    """The package that compiles for a platform, and its version; None if none is installed."""
+    """Returns the package that compiles for a platform, and its version; None if none is
+    installed."""
     packages = reversed(platform_named(platform).packages)
     return next(((name, found) for name in packages if (found := installed_version(name))), None)
 

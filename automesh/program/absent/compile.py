@@ -62,7 +62,7 @@ class CompileOrder:
     began_s: float
 
     def at_known_effort(self) -> CompileOrder:
-        """The order at default effort, if the compiler has no other."""
+        """Returns the order at default effort, if the compiler has no other."""
         return (
             self
             if platform_named(self.one.platform).low_effort_options
@@ -178,7 +178,7 @@ def _module(stored: Stored, order: CompileOrder, key: str) -> ObtainedModule:
 
 
 def _within_limit(memory: Memory, order: CompileOrder) -> Memory:
-    """The memory of a program that a TPU compiler has accepted, limited to what it accepts.
+    """Returns the memory of a program that a TPU compiler has accepted, limited to what it accepts.
 
     For a program with temporaries on the host, the compiler states no peak of the device.
     `read_memory` then adds arrays that do not exist at the same time: 18.5 GiB for a program of
@@ -207,7 +207,7 @@ def _keep(order: CompileOrder, key: str, stored: Stored) -> None:
 
 
 def _blank(order: CompileOrder, verdict: OutOfMemory | None) -> Stored:
-    """The stored entry of a program that the compiler refused."""
+    """Returns the stored entry of a program that the compiler refused."""
     return Stored(
         module=b"",
         memory=None,
@@ -301,7 +301,7 @@ def _settle(
 
 
 def all_options(order: CompileOrder, effort: Effort) -> Options:
-    """The compiler options of the plan, with those that absent devices need."""
+    """Returns the compiler options of the plan, with those that absent devices need."""
     platform, device = platform_named(order.one.platform), devices_of(order.one)[0]
     low = known(platform.low_effort_options, device) if effort == "low" else ()
     # The plan's values override needed ones: somebody has chosen them.

@@ -237,7 +237,8 @@ def showing(count: int) -> Generator[None]:
 
 
 def hidden_processes() -> int:
-    """The number of processes of the target if user code asked and was told of one; else 0."""
+    """Returns the number of processes of the target if user code asked and was told of one; else
+    0."""
     answers = _STATE.answers
     return answers.one.num_hosts if answers is not None and answers.hides_processes else 0
 
@@ -247,12 +248,12 @@ def _hbm_bytes(one: AbsentDevices) -> int:
 
 
 def attached() -> list[Any]:
-    """The real devices, whatever user code is told."""
+    """Returns the real devices, whatever user code is told."""
     return _STATE.real.get("devices", jax.devices)()
 
 
 def own() -> list[Any]:
-    """The real devices of this process: in a gang a part of them, else all."""
+    """Returns the real devices of this process: in a gang a part of them, else all."""
     index = _STATE.real.get("process_index", jax.process_index)()
     return [one for one in attached() if one.process_index == index]
 
@@ -295,7 +296,7 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _shown(name: str, found: Any) -> Any:
-    """The part of an answer that user code shall see."""
+    """Returns the part of an answer that user code shall see."""
     if not _STATE.shown:
         return found
     if name in ("devices", "local_devices"):
@@ -360,7 +361,7 @@ def _hybrid(original: Callable[..., Any], given: inspect.BoundArguments, answers
 
 
 def _asking() -> str:
-    """The line of user code that asks: the nearest one outside of this module."""
+    """Returns the line of user code that asks: the nearest one outside of this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename in (__file__, mesh_devices.__file__):
         frame = frame.f_back

@@ -35,7 +35,7 @@ class FakeDevice:
 
 
 def fake_devices(one: AbsentDevices) -> tuple[FakeDevice, ...]:
-    """The devices of a target, in jax's order."""
+    """Returns the devices of a target, in jax's order."""
     return _tpus(one) if one.platform == "tpu" else _gpus(one)
 
 

@@ -46,7 +46,7 @@ def fake_devices(
     devices_per_chip: int,
     host: tuple[int, ...] = _HOST,
 ) -> tuple[LayoutDevice, ...]:
-    """The devices of one slice in the order in which jax lists them.
+    """Returns the devices of one slice in the order in which jax lists them.
 
     The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
     those of libtpu's compile-only topologies.
@@ -139,8 +139,8 @@ class _Torus:
 
 
 def spans_of(places: Ints) -> tuple[Spans, ...] | None:
-    """The spans of the axes, if each step along an axis has the same direction everywhere and the
-    devices along it form a regular box; else None.
+    """Returns the spans of the axes, if each step along an axis has the same direction everywhere
+    and the devices along it form a regular box; else None.
 
     Args:
       places: [*shape, 4]: x, y, z and core of the device at each point of the mesh.

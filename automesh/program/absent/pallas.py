@@ -72,7 +72,8 @@ def _answers(one: AbsentDevices) -> Mapping[str, Callable[..., Any]]:
 
 
 def _places(names: tuple[str, ...], answers: Mapping[str, Any]) -> list[Any]:
-    """The modules that have all of these functions; none in a jax that has moved them again."""
+    """Returns the modules that have all of these functions; none in a jax that has moved them
+    again."""
     found: list[Any] = []
     for name in names:
         try:

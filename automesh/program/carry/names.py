@@ -45,7 +45,7 @@ def _key(key: Key) -> Any:
 
 
 def paths_of(tree: Any) -> tuple[Path, ...]:
-    """The path of each leaf of a tree, in order."""
+    """Returns the path of each leaf of a tree, in order."""
     return tuple(tuple(map(_stored, path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 
@@ -64,7 +64,8 @@ def _stored(key: Any) -> Key:
 
 
 def _plain(key: Any) -> str | int:
-    """A key of a dictionary, without the class of an enumeration, which is the script's alone."""
+    """Returns a key of a dictionary, without the class of an enumeration, which is the script's
+    alone."""
     if isinstance(key, str):
         return str.__str__(key)
     is_number = isinstance(key, int) and not isinstance(key, bool)

@@ -91,7 +91,7 @@ def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tup
 
 
 def digest_of(content: np.ndarray[Any, Any] | bytes) -> str:
-    """The digest of some bytes, in hex."""
+    """Returns the digest of some bytes, in hex."""
     return hashlib.blake2b(memoryview(content), digest_size=16).hexdigest()
 
 
@@ -163,7 +163,7 @@ def _described(leaf: Any) -> StoredLeaf:
 
 
 def dtype_of(leaf: StoredLeaf) -> Any:
-    """The type of a stored array."""
+    """Returns the type of a stored array."""
     if leaf.key_implementation:
         name = leaf.key_implementation
         return jax.eval_shape(lambda: jax.random.key(0, impl=name)).dtype
@@ -189,7 +189,7 @@ class Values:
             raise StoredStepLost(f"{path.name} cannot be read ({error})") from error
 
     def host(self, leaf: StoredLeaf) -> np.ndarray[Any, Any]:
-        """A copy of its values on the host."""
+        """Returns a copy of its values on the host."""
         dtype = jnp.dtype(leaf.stored_dtype)
         count = math.prod(leaf.stored_shape) * dtype.itemsize
         part = np.array(self._bytes[leaf.offset : leaf.offset + count], copy=True)
@@ -198,7 +198,7 @@ class Values:
         return part.view(dtype).reshape(leaf.stored_shape)
 
     def made(self, leaf: StoredLeaf, sharding: Any) -> Any:
-        """The leaf on the devices, or as the script had it.
+        """Returns the leaf on the devices, or as the script had it.
 
         Args:
           sharding: sharding of the leaf; None for a leaf without one.

@@ -151,7 +151,8 @@ def _check(start: Any, arg: Any, position: int) -> None:
 
 
 def made_up_arguments(workload: Workload) -> tuple[str, ...]:
-    """The arguments that are only described, so that their values are made up on the devices.
+    """Returns the arguments that are only described, so that their values are made up on the
+    devices.
 
     Returns:
       Names of the step's parameters, or `args[1]` if they are unknown. Empty if the workload has an
@@ -173,7 +174,7 @@ def _has_described(arg: Any) -> bool:
 
 
 def _parameters(step: Any) -> list[str]:
-    """The positional parameters of the step, as far as their names are known."""
+    """Returns the positional parameters of the step, as far as their names are known."""
     try:
         found = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # the parameters of a callable are unknown
@@ -312,7 +313,7 @@ def _largest(dtype: Any, domain: Domain) -> int:
 
 
 def _scale(shape: tuple[int, ...], dtype: Any) -> np.float32:
-    """The scale of floats as a power of two, by which multiplication is exact."""
+    """Returns the scale of floats as a power of two, by which multiplication is exact."""
     if not shape:
         return np.float32(2.0**_SCALAR_EXPONENT)
     fan_in = shape[-2] if len(shape) > 1 else 1

@@ -274,7 +274,7 @@ def _sample(trial: ProbeTrial) -> None:
 
 
 def _point(probe: Probe, samples_s: Sequence[float], made: str) -> Point:
-    """The seconds of one execution of a probe; 0 if they are below the noise."""
+    """Returns the seconds of one execution of a probe; 0 if they are below the noise."""
     middle = max(statistics.median(samples_s), 0.0)
     spread = 0.0
     if len(samples_s) > 1 and middle > 0:

@@ -138,15 +138,15 @@ def prepare(
 
 
 def forms_by_argument(workload: Workload) -> Forms:
-    """The form of each argument of the step, by its name: `args[0]`."""
+    """Returns the form of each argument of the step, by its name: `args[0]`."""
     named = [(f"args[{place}]", arg) for place, arg in enumerate(workload.args)]
     named += [(f"kwargs[{name!r}]", arg) for name, arg in workload.kwargs.items()]
     return tuple((name, forms_of(arg)) for name, arg in named)
 
 
 def change_of(now: Forms, before: Forms) -> str:
-    """The first difference between the arguments that two calls of `build` gave, in words; empty
-    if there is none."""
+    """Returns the first difference between the arguments that two calls of `build` gave, in words;
+    empty if there is none."""
     known = dict(before)
     for name, forms in now:
         if found := difference(forms, known.get(name, ()), where=name):
@@ -175,7 +175,7 @@ def covered_by_init(program: StepProgram) -> list[bool]:
 
 
 def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Domain]:
-    """The possible values of each leaf, from the step on one device.
+    """Returns the possible values of each leaf, from the step on one device.
 
     Args:
       reference: domains of the step on one device.
@@ -189,7 +189,7 @@ def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Do
 
 
 def abstract(workload: Workload) -> Workload:
-    """The workload without its arrays."""
+    """Returns the workload without its arrays."""
     return replace(workload, args=jax.tree.map(_struct, workload.args), kwargs={})
 
 
@@ -201,7 +201,8 @@ def _struct(leaf: Any) -> Any:
 
 
 def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the first step, on the devices, with the same global values at every call.
+    """Returns the arguments of the first step, on the devices, with the same global values at every
+    call.
 
     Call it inside the workload's context.
 
@@ -238,7 +239,8 @@ def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _built_leaves(ready: Ready) -> list[Any]:
-    """The leaves of the arguments from a new call of `build`, in the structure of the first call.
+    """Returns the leaves of the arguments from a new call of `build`, in the structure of the first
+    call.
 
     Functions and settings in the arguments are new objects in every call. They are not compared,
     since the compiled step uses its own.
@@ -254,7 +256,8 @@ def _built_leaves(ready: Ready) -> list[Any]:
 
 
 def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:
-    """The user's leaf in the executable's sharding; a copy if the step will overwrite it."""
+    """Returns the user's leaf in the executable's sharding; a copy if the step will overwrite
+    it."""
     if is_ref(leaf):
         return jax.new_ref(_owned(leaf[...], sharding, copy=True))
     if isinstance(leaf, (np.ndarray, np.generic)) and sharding is not None:
@@ -281,5 +284,5 @@ def is_elsewhere(leaf: Any) -> bool:
 
 
 def duplicate(array: jax.Array) -> jax.Array:
-    """A copy with buffers of its own, in the same place."""
+    """Returns a copy with buffers of its own, in the same place."""
     return jnp.array(array, copy=True)

@@ -21,8 +21,8 @@ class Team(Protocol):
     """The processes of one jax program, seen by one of them."""
 
     def gather(self, where: str) -> None:
-        """Waits for all processes, however long they take, after a compile or after making
-        arrays."""
+        """Waits until all processes have reached this call, for as long as it takes. Called after a
+        compile, and after the arrays are made."""
         ...
 
     def align(self) -> None:
@@ -38,7 +38,7 @@ class Team(Protocol):
         ...
 
     def slowest(self, seconds: float) -> float:
-        """The time of the slowest process, which all processes get."""
+        """Returns the time of the slowest process, which all processes get."""
         ...
 
 

@@ -31,7 +31,7 @@ class UnknownLoop(AutomeshError):
 
 
 def scan_operands(equation: Any) -> tuple[int, int]:
-    """The numbers of constant and carried operands of a `scan`; the rest is sliced.
+    """Returns the numbers of constant and carried operands of a `scan`; the rest is sliced.
 
     Up to jax 0.10.2 the equation states both numbers; from 0.11 on it holds a tree of (constants,
     carried, sliced), which is read by filling the operands in.
@@ -60,7 +60,7 @@ Rule = Callable[[Any, Sequence[Demand]], Sequence[Demand]]
 
 
 def demands_on_inputs(jaxpr: Any, outputs: Sequence[Demand], rule: Rule) -> list[Demand]:
-    """The demands on each input of a jaxpr.
+    """Returns the demands on each input of a jaxpr.
 
     Args:
       jaxpr: an open one.
@@ -127,7 +127,7 @@ def _loop(
 
 
 def least(demands: Sequence[Demand]) -> Demand:
-    """The strictest of several demands."""
+    """Returns the strictest of several demands."""
     return min((demand for demand in demands if demand is not None), default=None)
 
 
@@ -177,7 +177,7 @@ class Domain:
 
 
 def domains(traced: jax.stages.Traced) -> tuple[Domain, ...]:
-    """The domain of every leaf of (args, kwargs)."""
+    """Returns the domain of every leaf of (args, kwargs)."""
     closed: Any = traced.jaxpr
     nothing = [None] * len(closed.jaxpr.outvars)
     positive = demands_on_inputs(closed.jaxpr, nothing, _positive_operands)

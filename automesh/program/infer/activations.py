@@ -22,7 +22,7 @@ from automesh.program.infer.operation import Events, Meeting
 def activations_of(
     every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
 ) -> tuple[Inner, ...]:
-    """The constraints of a step, in the order of its program; none without a batch."""
+    """Returns the constraints of a step, in the order of its program; none without a batch."""
     if not facts.batches:
         return ()
     found: list[Inner] = []

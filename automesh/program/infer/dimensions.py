@@ -108,7 +108,7 @@ class Dimensions:
         return number
 
     def find(self, factor: int) -> int:
-        """The representative of a factor and of all that agree with it."""
+        """Returns the representative of a factor and of all that agree with it."""
         parent = self._parent
         while parent[factor] != factor:
             parent[factor] = parent[parent[factor]]
@@ -116,7 +116,7 @@ class Dimensions:
         return factor
 
     def factors(self, dim: Dim) -> Dim:
-        """The current factors of a dimension."""
+        """Returns the current factors of a dimension."""
         if len(dim) == 1:
             root = self.find(dim[0])
             parts = self._parts[root]
@@ -124,19 +124,19 @@ class Dimensions:
         return tuple(factor for one in dim for factor in self.factors((one,)))
 
     def size(self, factor: int) -> int:
-        """The number of elements of a factor."""
+        """Returns the number of elements of a factor."""
         return self._size[factor]
 
     def size_of(self, dim: Dim) -> int:
-        """The number of elements of a dimension."""
+        """Returns the number of elements of a dimension."""
         return math.prod(self._size[factor] for factor in dim)
 
     def marks(self, factor: int) -> DimensionMark:
-        """The marks of a representative factor."""
+        """Returns the marks of a representative factor."""
         return DimensionMark(self._marks[factor])
 
     def pieces(self, factor: int) -> dict[_Interval, Dim]:
-        """The pieces of a representative factor, by (begin, size)."""
+        """Returns the pieces of a representative factor, by (begin, size)."""
         return self._pieces.get(factor, {})
 
     def mark(self, dim: Dim, marks: int) -> None:
@@ -145,7 +145,7 @@ class Dimensions:
             self._marks[factor] |= marks
 
     def roots(self) -> list[int]:
-        """The representative factors."""
+        """Returns the representative factors."""
         return [
             number
             for number, parent in enumerate(self._parent)
@@ -190,7 +190,7 @@ class Dimensions:
         self.mark((*mine, *yours), DimensionMark.TANGLED)
 
     def _first(self, rest: list[int]) -> int:
-        """The outermost current factor of the rest of a dimension."""
+        """Returns the outermost current factor of the rest of a dimension."""
         rest[-1:] = reversed(self.factors((rest[-1],)))
         return rest[-1]
 
@@ -258,7 +258,7 @@ class Dimensions:
     # Pieces.
 
     def piece(self, dim: Dim, begin: int, size: int) -> Dim:
-        """The piece that a slice takes out of a dimension."""
+        """Returns the piece that a slice takes out of a dimension."""
         factors = self.factors(dim)
         total = self.size_of(factors)
         if size == total or not size:
@@ -283,7 +283,8 @@ class Dimensions:
         return bool(self.packed(factor))
 
     def packed(self, factor: int) -> Sequence[tuple[_Interval, Dim]]:
-        """The pieces of a factor in order, if they are end to end without overlap; else none."""
+        """Returns the pieces of a factor in order, if they are end to end without overlap; else
+        none."""
         pieces = sorted(self._pieces.get(factor, {}).items())
         end = 0
         for (begin, size), _ in pieces:

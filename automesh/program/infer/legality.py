@@ -75,7 +75,7 @@ def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legal
 
 
 def _as_product(size: int) -> str:
-    """The prime factors as text: 50257 is `29 * 1733`."""
+    """Returns the prime factors as text: 50257 is `29 * 1733`."""
     rest, factors, divisor = size, list[int](), 2
     while divisor * divisor <= rest:
         while rest % divisor == 0:

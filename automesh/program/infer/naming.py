@@ -49,7 +49,7 @@ def names_of(
     arrays: Sequence[tuple[Dims, Role]],
     wanted: Iterable[int],
 ) -> dict[int, str]:
-    """A unique name for each of the wanted factors.
+    """Returns a unique name for each of the wanted factors.
 
     Args:
       arrays: dimensions and roles of the inputs.
@@ -214,7 +214,7 @@ def _read_arrays(
 
 
 def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
-    """The name of a class by the evidence; empty without evidence."""
+    """Returns the name of a class by the evidence; empty without evidence."""
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
         # Rows of rows are tokens.
@@ -276,13 +276,13 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
 
 
 def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
-    """The first name whose factors hold one; empty without."""
+    """Returns the first name whose factors hold one; empty without."""
     return next((name for name, those in names if root in those), "")
 
 
 def _residual(signs: _Signs) -> set[int]:
-    """The factors that flow from layer to layer: results of a table, or else factors of most
-    matrices."""
+    """Returns the factors that flow from layer to layer: results of a table, or else factors of
+    most matrices."""
     named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
     known = signs.vocab | signs.heads | signs.experts | signs.hidden
     counts = {

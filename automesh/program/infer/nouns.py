@@ -186,7 +186,7 @@ class StepClasses:
     loss: int | None = None
 
     def named(self, name: str) -> DimensionClass:
-        """The class with a name.
+        """Returns the class with a name.
 
         Raises:
           KeyError: there is none.

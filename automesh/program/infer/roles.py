@@ -45,7 +45,7 @@ class Roles:
         return Role.PARAMETER in self.inputs
 
     def made(self) -> list[ArrayOrigin]:
-        """The origin of each input, for the walk."""
+        """Returns the origin of each input, for the walk."""
         state = {*_TRAINED}
         if not self.has_trained:
             state.add(Role.STATISTIC)
@@ -66,7 +66,7 @@ class _Array:
 
 
 def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
-    """The roles of all inputs and results.
+    """Returns the roles of all inputs and results.
 
     Args:
       carried: for inputs, with held arrays, the result that replaces each in the next iteration.
@@ -125,7 +125,7 @@ def _array(variable: Any) -> _Array:
 
 
 def _keys(jaxpr: Any) -> set[int]:
-    """The inputs whose words become random keys."""
+    """Returns the inputs whose words become random keys."""
     found = {place for place, var in enumerate(jaxpr.invars) if _array(var).is_key}
     places = {var: place for place, var in enumerate(jaxpr.invars)}
 
@@ -160,7 +160,8 @@ def _used(
     jaxpr: Any,
     places: Mapping[Any, int],
 ) -> int:
-    """The inputs from which any result is computed, except unchanged copies of themselves."""
+    """Returns the inputs from which any result is computed, except unchanged copies of
+    themselves."""
     used = 0
     for flow, var in zip(outputs, jaxpr.outvars, strict=True):
         if is_literal(var) or var not in places:
@@ -204,9 +205,9 @@ def _role(
 def _without_copies(
     parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
 ) -> list[int]:
-    """The parameters without target networks. A target is used in the gradient of other parameters,
-    so it is computed from that, too; but it is computed from another parameter that is not computed
-    from it."""
+    """Returns the parameters without target networks. A target is used in the gradient of other
+    parameters, so it is computed from that, too; but it is computed from another parameter that is
+    not computed from it."""
     every = _bits(parameters)
 
     def is_copy(place: int) -> bool:
@@ -224,7 +225,7 @@ def _owners(
     flows: Mapping[int, Flow],
     parameters: Sequence[int],
 ) -> dict[int, int]:
-    """The parameter of each moment and of each copy; the first one with the same shape."""
+    """Returns the parameter of each moment and of each copy; the first one with the same shape."""
     found: dict[int, int] = {}
     moments = _bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
     for parameter in parameters:

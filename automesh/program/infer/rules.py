@@ -75,7 +75,7 @@ def _note_one_hot(op: TracedOperation) -> None:
 
 
 def _broadcast(op: TracedOperation, shape: Shape) -> Dims:
-    """The result of operands whose dimensions may be 1 where the result's are larger."""
+    """Returns the result of operands whose dimensions may be 1 where the result's are larger."""
     first: list[Dim | None] = [None] * len(shape)
     for dims, given in zip(op.ins, op.given, strict=True):
         if len(given) != len(shape):
@@ -124,8 +124,8 @@ def _broadcast_to(op: TracedOperation) -> list[Dims]:
 
 
 def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Dims:
-    """The dimensions of an array in another shape: a merged dimension has the factors of both, and
-    a split one passes its factors on."""
+    """Returns the dimensions of an array in another shape: a merged dimension has the factors of
+    both, and a split one passes its factors on."""
     if math.prod(given) != math.prod(shape) or 0 in shape:
         return all_dims.news(shape)
     found: list[Dim] = []
@@ -411,7 +411,7 @@ def _new(op: TracedOperation) -> list[Dims]:
 
 
 def made_of(op: TracedOperation) -> ArrayOrigin:
-    """The origin of the results."""
+    """Returns the origin of the results."""
     made = op.together()
     if op.name in ("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma"):
         made = ArrayOrigin.RANDOM
@@ -419,8 +419,8 @@ def made_of(op: TracedOperation) -> ArrayOrigin:
 
 
 def meetings_of(op: TracedOperation, made: Dims) -> list[Meeting]:
-    """The places where data meet parameters: a result with one operand from parameters only and the
-    other also from data; a lookup table; a gradient that is summed into a table."""
+    """Returns the places where data meet parameters: a result with one operand from parameters only
+    and the other also from data; a lookup table; a gradient that is summed into a table."""
     if op.name == "scatter-add" and op.is_backward and not op.made[0]:
         return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
     if op.name not in _MEETS:

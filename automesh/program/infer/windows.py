@@ -50,8 +50,8 @@ def _conv(op: TracedOperation) -> list[Dims]:
 
 
 def _slid(op: TracedOperation, number: int, dim: Dim, kernel: int, size: int) -> Dim:
-    """The result of a dimension that a kernel slides over: the same dimension if there is a result
-    at each of its positions, else a new one."""
+    """Returns the result of a dimension that a kernel slides over: the same dimension if there is a
+    result at each of its positions, else a new one."""
     stride = op.params["window_strides"][number]
     dilation = (op.params["lhs_dilation"] or (1,) * (number + 1))[number]
     spread = (op.params["rhs_dilation"] or (1,) * (number + 1))[number]

@@ -47,7 +47,7 @@ def state_costs(module: Any) -> None:
 
 
 def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
-    """The costs of the kernels of a lowered program, by hashes of the kernels' programs.
+    """Returns the costs of the kernels of a lowered program, by hashes of the kernels' programs.
 
     The bytes of a kernel for GPUs are left at 0: they are those of the arrays of each of its calls.
 
@@ -184,7 +184,7 @@ def _kernel(body: str) -> MosaicKernel | None:
 
 
 def _heaviest(kernel: MosaicKernel, fetched: Sequence[Sequence[Array]]) -> KernelCost:
-    """The cost on the device with the most work, for which all others wait."""
+    """Returns the cost on the device with the most work, for which all others wait."""
     number = max((1, *(len(parts) for parts in fetched)))
     costs: list[KernelCost] = []
     seen: set[bytes] = set()

@@ -57,7 +57,7 @@ class Constants:
         return str(self.ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
 
     def parts(self, value: Any, depth: int = 0) -> list[Array]:
-        """The parts of a value on the devices, one array for each part, in order.
+        """Returns the parts of a value on the devices, one array for each part, in order.
 
         Returns:
           One array if all devices hold the same; none if the value is no constant.
@@ -121,7 +121,7 @@ class Constants:
 
 
 def _split(whole: Sequence[Array], shape: tuple[int, ...]) -> list[Array]:
-    """The parts of one array on the devices, in row-major order of the parts."""
+    """Returns the parts of one array on the devices, in row-major order of the parts."""
     if len(whole) != 1 or whole[0].ndim != len(shape):
         return list(whole) if all(one.shape == shape for one in whole) else []
     array = whole[0]

@@ -232,7 +232,7 @@ class _GridRun:
             self.values[one.results[0]] = np.broadcast_to(np.asarray(made, np.int64), self.steps)
 
     def _made(self, one: Any) -> Any:
-        """The result of a scalar operation; None if it is not known."""
+        """Returns the result of a scalar operation; None if it is not known."""
         name = one.name
         if name == "arith.constant":
             return _constant(one)
@@ -270,7 +270,7 @@ class _GridRun:
 
 
 def _called(one: Any) -> str:
-    """The function of an elementwise operation, by its name in the dialect `math`."""
+    """Returns the function of an elementwise operation, by its name in the dialect `math`."""
     return f"math.{function_of(one)}" if one.name == "tt.extern_elementwise" else str(one.name)
 
 

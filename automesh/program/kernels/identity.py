@@ -41,7 +41,8 @@ def forget_places(operations: Sequence[Any], ir: Any) -> None:
 
 
 def _plain_config(text: str) -> str:
-    """The backend's text with a hash instead of the kernel, and without its list of places."""
+    """Returns the backend's text with a hash instead of the kernel, and without its list of
+    places."""
     try:
         config: Any = json.loads(text)
         group = config[GROUP]

@@ -102,7 +102,7 @@ class MosaicKernel:
 
 
 def body_of(config: str) -> str:
-    """The kernel in the backend's text of a custom call, base64; empty if there is none."""
+    """Returns the kernel in the backend's text of a custom call, base64; empty if there is none."""
     found = re.search(r'"body":\s*"([A-Za-z0-9+/=]+)"', config)
     return found[1] if found else ""
 
@@ -123,7 +123,7 @@ def read_kernel(body: str) -> MosaicKernel:
 
 
 def kernel_text(body: str) -> str:
-    """The program of a kernel without the places in source files that it came from.
+    """Returns the program of a kernel without the places in source files that it came from.
 
     Args:
       body: as of `read_kernel`.
@@ -137,7 +137,7 @@ def kernel_text(body: str) -> str:
 
 
 def _parsed(body: str) -> tuple[Any, Any]:
-    """The module of a kernel, and MLIR's Python classes."""
+    """Returns the module of a kernel, and MLIR's Python classes."""
     try:
         ir: Any = importlib.import_module("jaxlib.mlir.ir")
         passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
@@ -155,7 +155,7 @@ def _parsed(body: str) -> tuple[Any, Any]:
 
 
 def context_with(dialect: Any, ir: Any) -> Any:
-    """A context of MLIR that has jaxlib's dialects, and one more."""
+    """Returns a context of MLIR that has jaxlib's dialects, and one more."""
     context = ir.Context()
     dialect.register_dialect(context)
     context.allow_unregistered_dialects = True
@@ -164,7 +164,8 @@ def context_with(dialect: Any, ir: Any) -> Any:
 
 
 def cause_of(error: Exception) -> str:
-    """The cause in an error of MLIR, which comes after a heading and before the whole program."""
+    """Returns the cause in an error of MLIR, which comes after a heading and before the whole
+    program."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("error: ")]
     return (told or lines or [type(error).__name__])[0]
@@ -213,7 +214,7 @@ def element_bits(name: str) -> int:
 
 
 def product_of(matmul: Any) -> tuple[int, KernelProduct]:
-    """The products of one `tpu.matmul`: their number, and one of them.
+    """Returns the products of one `tpu.matmul`: their number, and one of them.
 
     Raises:
       Unreadable: its dimensions are not written as expected.

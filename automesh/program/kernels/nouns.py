@@ -63,7 +63,7 @@ class KernelCost:
     is_whole: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """The fields that are added to the kernel's group in the backend's text."""
+        """Returns the fields that are added to the kernel's group in the backend's text."""
         counted: dict[str, Any] = {"is_most": self.is_most}
         counted |= {name: True for name in ("is_least", "is_whole") if getattr(self, name)}
         if self.product is not None:

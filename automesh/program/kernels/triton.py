@@ -76,7 +76,7 @@ def read_triton(call: Any, ir: Any) -> TritonKernel:
 
 
 def triton_text(config: Any, ir: Any) -> str:
-    """The program of a kernel without the places in source files that it came from.
+    """Returns the program of a kernel without the places in source files that it came from.
 
     Args:
       config: the dictionary that a custom call has under `TRITON_CONFIG`.
@@ -90,7 +90,7 @@ def triton_text(config: Any, ir: Any) -> str:
 
 
 def _parsed(config: Any, ir: Any) -> Any:
-    """The module of a kernel."""
+    """Returns the module of a kernel."""
     try:
         dialect: Any = importlib.import_module("jaxlib.triton.dialect")
     except ImportError as error:
@@ -117,12 +117,12 @@ def _is_public(one: Any, ir: Any) -> bool:
 
 
 def axis_of(query: Any) -> int:
-    """The dimension of the grid in `tt.get_program_id` or `tt.get_num_programs`."""
+    """Returns the dimension of the grid in `tt.get_program_id` or `tt.get_num_programs`."""
     return int(str(query.attributes["axis"]).split()[0])
 
 
 def dot_of(dot: Any) -> tuple[int, KernelProduct]:
-    """The products of one `tt.dot`: their number, and one of them."""
+    """Returns the products of one `tt.dot`: their number, and one of them."""
     left, right = (dot.operands[place].type for place in (0, 1))
     *batch, m, k = left.shape
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
@@ -130,7 +130,7 @@ def dot_of(dot: Any) -> tuple[int, KernelProduct]:
 
 
 def function_of(call: Any) -> str:
-    """The function of CUDA's library that `tt.extern_elementwise` calls, as `exp2` of
+    """Returns the function of CUDA's library that `tt.extern_elementwise` calls, as `exp2` of
     `__nv_exp2f`; empty if it is none of these."""
     found = _LIBRARY.search(str(call.attributes["symbol"]))
     return found[1] if found else ""

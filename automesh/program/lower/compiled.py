@@ -77,8 +77,8 @@ def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Excepti
 
 
 def _too_large_for_the_chip(text: str) -> StepRefused | None:
-    """The failure of a kernel that exceeds on-chip memory; None if the message is about something
-    else.
+    """Returns the failure of a kernel that exceeds on-chip memory; None if the message is about
+    something else.
 
     It does not mean that the device's memory is too small: smaller blocks help, another mesh may
     not.
@@ -100,7 +100,8 @@ def _too_large_for_the_chip(text: str) -> StepRefused | None:
 
 
 def _beyond_its_scope(match: re.Match[str], text: str) -> Failed:
-    """The failure of a kernel whose blocks are larger than one kernel may have at a time."""
+    """Returns the failure of a kernel whose blocks are larger than one kernel may have at a
+    time."""
     needed, limit = _sizes_of(match)
     kernel = _KERNEL.search(text)
     enough_kib = math.ceil(needed / 2**20) * 2**10
@@ -135,7 +136,7 @@ def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
 
 
 def output_shardings(compiled: jax.stages.Compiled) -> Any:
-    """The shardings of the step's outputs as a tree; None for unknown ones.
+    """Returns the shardings of the step's outputs as a tree; None for unknown ones.
 
     jax 0.10 lists those of updated references after them, and then fails to build the tree.
     """
@@ -180,7 +181,7 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
 
 
 def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -> bytes:
-    """The compiled program as a serialized HLO module.
+    """Returns the compiled program as a serialized HLO module.
 
     Args:
       costs: costs from `kernel_costs` of the lowered program, which are added to the module.

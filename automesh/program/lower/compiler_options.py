@@ -28,7 +28,7 @@ def quick_options(platform: str) -> Options:
 
 
 def known(options: Options, device: Any) -> Options:
-    """The given options that the compiler of `device` knows; notes the others in the log.
+    """Returns the given options that the compiler of `device` knows; notes the others in the log.
 
     Args:
       device: a device that the options will be used for, attached or absent.

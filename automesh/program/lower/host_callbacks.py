@@ -40,7 +40,7 @@ _STATE = _CallbackState()
 
 
 def said_of_callbacks() -> tuple[str, ...]:
-    """The notices for the user about callbacks that were lowered in this process."""
+    """Returns the notices for the user about callbacks that were lowered in this process."""
     return tuple(_STATE.said)
 
 

@@ -100,7 +100,8 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def kept_arguments(lowered: jax.stages.Lowered, count: int) -> tuple[int, ...] | None:
-    """The arrays of a step's arguments that are arguments of its program, since the step uses them.
+    """Returns the arrays of a step's arguments that are arguments of its program, since the step
+    uses them.
 
     Args:
       count: number of the arrays.
@@ -153,7 +154,7 @@ def split_of_arguments(
 
 
 def loss_dtype(lowered: jax.stages.Lowered) -> str:
-    """The coarsest float type among the arguments and the operands of matrix products and
+    """Returns the coarsest float type among the arguments and the operands of matrix products and
     convolutions.
 
     Returns:
@@ -199,8 +200,8 @@ def fingerprint(
 
 
 def canonical_text(lowered: jax.stages.Lowered) -> str:
-    """The program without locations and result names. Mesh axes of size 1 are dropped and the
-    others numbered; kernels are replaced by hashes.
+    """Returns the program without locations and result names. Mesh axes of size 1 are dropped and
+    the others numbered; kernels are replaced by hashes.
 
     The renaming maps each remaining name to its own number, so different programs stay different.
     """
@@ -212,7 +213,7 @@ def canonical_text(lowered: jax.stages.Lowered) -> str:
 
 
 def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
-    """The lines of `canonical_text`, with their places in the user's code."""
+    """Returns the lines of `canonical_text`, with their places in the user's code."""
     bindings = _bindings()
     if bindings is None:
         return tuple(TextLine(text=line, place="") for line in lowered.as_text().splitlines())
@@ -257,7 +258,7 @@ def walk(ir: Any, module: Any) -> list[Any]:
 
 
 def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes that split each dimension of an array."""
+    """Returns the mesh axes that split each dimension of an array."""
     return tuple(
         tuple(
             str(sdy.AxisRefAttr(axis).name)
@@ -315,7 +316,8 @@ def _floats_of(operation: Any) -> Iterator[str]:
 
 
 def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
-    """The numbers of axes, in order of appearance, for axes that are larger than 1 in any mesh."""
+    """Returns the numbers of axes, in order of appearance, for axes that are larger than 1 in any
+    mesh."""
     sdy = bindings.sdy
     names: dict[str, str] = {}
     for operation in operations:
@@ -327,8 +329,8 @@ def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
 
 
 def attribute_of(operation: Any, name: str) -> Any:
-    """An attribute of an operation; None if MLIR's Python bindings have no class for it, as for
-    constants of complex numbers."""
+    """Returns an attribute of an operation; None if MLIR's Python bindings have no class for it, as
+    for constants of complex numbers."""
     try:
         return operation.attributes[name]
     except TypeError:

@@ -105,15 +105,15 @@ class SingleProgram:
         return split_of_arguments(self.lowered)
 
     def domains(self) -> tuple[Domain, ...]:
-        """The possible values of each leaf of (args, kwargs)."""
+        """Returns the possible values of each leaf of (args, kwargs)."""
         return domains(self.traced)
 
     def lines(self) -> tuple[TextLine, ...]:
-        """The text that the fingerprint is made from, line by line."""
+        """Returns the text that the fingerprint is made from, line by line."""
         return canonical_lines(self.lowered)
 
     def named_axes(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The axes in `names` over which the step splits arrays or communicates."""
+        """Returns the axes in `names` over which the step splits arrays or communicates."""
         named = {*sharded_axes(self.lowered, names), *communicated_axes(self.traced)}
         return tuple(name for name in names if name in named)
 
@@ -147,7 +147,8 @@ class SingleProgram:
         return tuple(bool(info.donated) for info in jax.tree.leaves(self.traced.args_info))
 
     def fingerprint(self, options: Sequence[tuple[str, Scalar]]) -> str:
-        """The fingerprint of the program with the devices and options that it is compiled for."""
+        """Returns the fingerprint of the program with the devices and options that it is compiled
+        for."""
         devices = self.built.mesh.devices.flat
         return fingerprint(
             self.lowered,
@@ -287,8 +288,8 @@ def compile_program(
 
 
 def after_one_step(program: SingleProgram, compiled: jax.stages.Compiled) -> SingleProgram | None:
-    """The program of the second iteration; None if the state keeps its shardings, or if these are
-    unknown."""
+    """Returns the program of the second iteration; None if the state keeps its shardings, or if
+    these are unknown."""
     if program.function is None or program.built.workload.advance is not None:
         return None
     changed = program.carry.shardings_after(program.args, compiled)

@@ -22,7 +22,7 @@ _SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def needed_and_limit(text: str) -> tuple[int, int]:
-    """The bytes needed and available; 0 for a number that the text does not state.
+    """Returns the bytes needed and available; 0 for a number that the text does not state.
 
     >>> needed_and_limit("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
     (4096, 0)
@@ -37,5 +37,5 @@ def needed_and_limit(text: str) -> tuple[int, int]:
 
 
 def size_bytes(number: str, unit: str) -> int:
-    """The number of bytes in a match of `SIZE`."""
+    """Returns the number of bytes in a match of `SIZE`."""
     return int(float(number.rstrip(".")) * _SCALE[unit])

@@ -107,7 +107,7 @@ class _Places:
 
 
 def first_difference(one: Sequence[TextLine], other: Sequence[TextLine]) -> Difference | None:
-    """The first line in which two programs differ; None if they are the same."""
+    """Returns the first line in which two programs differ; None if they are the same."""
     for index in range(max(len(one), len(other))):
         mine = one[index].text.strip() if index < len(one) else ""
         theirs = other[index].text.strip() if index < len(other) else ""
@@ -139,7 +139,7 @@ def read_text(path: Path) -> tuple[TextLine, ...]:
 
 
 def _place_near(lines: Sequence[TextLine], index: int) -> str:
-    """The place of a line; for a constant, which has none, that of the lines after it."""
+    """Returns the place of a line; for a constant, which has none, that of the lines after it."""
     following = lines[index : index + _NEAR]
     before = lines[max(index - _NEAR, 0) : index]
     return next((one.place for one in (*following, *reversed(before)) if one.place), "")
@@ -164,8 +164,8 @@ def _excerpt(line: str, start: int) -> str:
 
 
 def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
-    """A program whose functions are numbered in the order in which `main` reaches them, those with
-    the same text once.
+    """Returns a program whose functions are numbered in the order in which `main` reaches them,
+    those with the same text once.
 
     Whether jax lowers two traces of one function to one function of the program or to two depends
     on what its caches hold, and names get their numbers from it. Both are the same program.
@@ -211,7 +211,7 @@ def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
 
 
 def _functions(lines: Sequence[TextLine]) -> dict[str, list[TextLine]]:
-    """The lines of each function of a program, by its name as it is written."""
+    """Returns the lines of each function of a program, by its name as it is written."""
     found: dict[str, list[TextLine]] = {}
     name = ""
     for line in lines:

@@ -35,12 +35,12 @@ class Split:
     def dynamic(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with which a compiled step is called."""
+        """Returns the arguments with which a compiled step is called."""
         kept = tuple(arg for position, arg in enumerate(args) if position not in self.positions)
         return kept, {name: value for name, value in kwargs.items() if name not in self.names}
 
     def places(self, count: int) -> list[int]:
-        """The positions of `count` dynamic positional arguments among all arguments."""
+        """Returns the positions of `count` dynamic positional arguments among all arguments."""
         whole = range(count + len(self.positions))
         return [place for place in whole if place not in self.positions]
 
@@ -102,7 +102,7 @@ def is_jitted(step: Any) -> bool:
 
 
 def jitted(workload: Workload, *, donated: Sequence[int] = ()) -> Any:
-    """The workload's step as a jitted function.
+    """Returns the workload's step as a jitted function.
 
     Args:
       donated: positions of further arguments that a step without `jax.jit` donates.
@@ -141,8 +141,8 @@ def jitted(workload: Workload, *, donated: Sequence[int] = ()) -> Any:
 
 
 def _hashable(step: Any) -> Any:
-    """The step, or a function that calls it if it cannot be hashed, as jax requires: a module that
-    contains a dict (Haliax's `named_jit`) cannot."""
+    """Returns the step, or a function that calls it if it cannot be hashed, as jax requires: a
+    module that contains a dict (Haliax's `named_jit`) cannot."""
     try:
         hash(step)
     except TypeError:
@@ -173,7 +173,8 @@ def trace(function: Any, workload: Workload) -> jax.stages.Traced:
 
 
 def static_by_description(workload: Workload, function: Any) -> Split:
-    """The static arguments that the workload or jax's description of the function states."""
+    """Returns the static arguments that the workload or jax's description of the function
+    states."""
     stated, jit = _stated_or_seen(workload), static_of_jit(function, workload) or Split()
     return Split(
         positions=tuple(sorted({*stated.positions, *jit.positions})),
@@ -222,7 +223,7 @@ def leaf_dtype(leaf: Any) -> Any:
 
 
 def stated_static(workload: Workload) -> Split:
-    """The static arguments that the workload and the jitted function in its step state."""
+    """Returns the static arguments that the workload and the jitted function in its step state."""
     stated = _positions(workload.static_argnums, len(workload.args), "static_argnums")
     jit = static_of_jit(workload.step, workload) or Split()
     return Split(positions=tuple(sorted({*stated, *jit.positions})), names=jit.names)
@@ -236,9 +237,9 @@ def _stated_or_seen(workload: Workload) -> Split:
 
 
 def static_of_jit(step: Any, workload: Workload) -> Split | None:
-    """The static arguments of the jitted function in a step: the step itself, or the function that
-    a bound method, a `partial` or `nnx.jit` calls; None if there is none or it does not state
-    them."""
+    """Returns the static arguments of the jitted function in a step: the step itself, or the
+    function that a bound method, a `partial` or `nnx.jit` calls; None if there is none or it does
+    not state them."""
     bound = 0
     while not is_jitted(step):
         if isinstance(step, types.MethodType):

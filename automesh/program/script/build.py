@@ -185,7 +185,7 @@ def _check_baseline(baseline: Any, names: tuple[str, ...]) -> None:
 
 
 def read_facts(workload: Workload) -> tuple[tuple[str, int], ...]:
-    """The workload's facts as plain integers, sorted by name.
+    """Returns the workload's facts as plain integers, sorted by name.
 
     Raises:
       UsageError: a fact is not an integer, or its name is not a string.

@@ -66,7 +66,7 @@ def no_ambient_mesh() -> Generator[None]:
 
 
 def ambient_mesh() -> Mesh | None:
-    """The mesh that is set by `jax.set_mesh`, if any."""
+    """Returns the mesh that is set by `jax.set_mesh`, if any."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 

@@ -50,7 +50,7 @@ class LeafForm:
 
 
 def forms_of(tree: Any) -> tuple[LeafForm, ...]:
-    """The leaves of a tree, in its order."""
+    """Returns the leaves of a tree, in its order."""
     return tuple(
         LeafForm(
             name=jax.tree_util.keystr(path),
@@ -91,14 +91,14 @@ def same_treedef(one: Any, other: Any) -> bool:
 
 
 def repacked(tree: Any, like: Any) -> Any:
-    """The leaves of `tree` in the structure of `like`, whose leaves have the same names."""
+    """Returns the leaves of `tree` in the structure of `like`, whose leaves have the same names."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
 
 def difference(
     now: Sequence[LeafForm], before: Sequence[LeafForm], *, where: str = "", shardings: bool = True
 ) -> str:
-    """The first leaf that differs from an earlier tree, in words; empty if none does.
+    """Returns the first leaf that differs from an earlier tree, in words; empty if none does.
 
     Args:
       where: name of the tree: `args[0]`.

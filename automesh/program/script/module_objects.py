@@ -37,8 +37,8 @@ def is_nnx_jitted(step: Any) -> bool:
 
 
 def jax_function_in(step: Any) -> Any:
-    """The function of `jax.jit` inside a step of `nnx.jit`, which knows the static arguments; else
-    `step`."""
+    """Returns the function of `jax.jit` inside a step of `nnx.jit`, which knows the static
+    arguments; else `step`."""
     return step.jitted_fn if is_nnx_jitted(step) else step
 
 

@@ -25,12 +25,12 @@ class CodeCell:
 
 
 def code_of(content: bytes, name: str) -> list[str]:
-    """The texts of the code cells of a notebook, see `cells_of`."""
+    """Returns the texts of the code cells of a notebook, see `cells_of`."""
     return [cell.text for cell in cells_of(content, name)]
 
 
 def cells_of(content: bytes, name: str) -> list[CodeCell]:
-    """The code cells of a notebook, as they stand in it.
+    """Returns the code cells of a notebook, as they stand in it.
 
     Args:
       name: name of the file, for messages.
@@ -61,5 +61,5 @@ def _is_meant_to_fail(cell: Any) -> bool:
 
 
 def cell_name(path: Path, number: int) -> str:
-    """The file name of a code cell, counted from 1, in messages about its lines."""
+    """Returns the file name of a code cell, counted from 1, in messages about its lines."""
     return f"{path} [cell {number}]"

@@ -127,13 +127,13 @@ _register()
 
 
 def returned_of(outputs: Any) -> Any:
-    """The return value of the step, without the arguments that it has changed."""
+    """Returns the return value of the step, without the arguments that it has changed."""
     return outputs.returned if isinstance(outputs, StepOutputs) else outputs
 
 
 def pure(workload: Workload) -> Workload:
-    """The workload with its arguments taken apart if necessary, and with a step, an `init` and an
-    `advance` that take and return such arguments."""
+    """Returns the workload with its arguments taken apart if necessary, and with a step, an `init`
+    and an `advance` that take and return such arguments."""
     if is_jitted(workload.step):
         return workload
     holding = _Holding(numbers_are_fixed=filters_arrays(workload.step))
@@ -209,7 +209,7 @@ class _Holding:
         )
 
     def step(self, step: Any) -> Any:
-        """The step as a function of the results of `take`."""
+        """Returns the step as a function of the results of `take`."""
 
         @functools.wraps(step, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ class _Holding:
         return self.take([returned], from_step=from_step)[0]
 
     def init(self, init: Any, kind: Any, forms: Sequence[LeafForm]) -> Any:
-        """The workload's `init`, changed to return arguments as `take` does.
+        """Returns the workload's `init`, changed to return arguments as `take` does.
 
         Args:
           kind: class of the first argument.
@@ -256,7 +256,7 @@ class _Holding:
         return call
 
     def advance(self, advance: Any) -> Any:
-        """The workload's `advance`, changed to take and return arguments as `take` does."""
+        """Returns the workload's `advance`, changed to take and return arguments as `take` does."""
 
         @functools.wraps(advance, updated=())
         def call(outputs: Any, args: Sequence[Any]) -> Any:
@@ -378,7 +378,7 @@ class _Opened:
         return held.frame.structure.unflatten(leaves)
 
     def changed(self) -> list[TreeParts]:
-        """The arguments some of whose variables are others now, with these."""
+        """Returns the arguments some of whose variables are others now, with these."""
         after = {key: split_objects(objects)[1] for key, (objects, _) in self.objects.items()}
         found: list[TreeParts] = []
         for held in self.given:
@@ -409,7 +409,8 @@ def _by_name(tree: Any) -> Mapping[str, Any]:
 
 
 def _kinds_of(held: Any) -> list[tuple[_Object | None, Any]]:
-    """The parts of a tree that was taken apart, each with its kind; empty for another tree."""
+    """Returns the parts of a tree that was taken apart, each with its kind; empty for another
+    tree."""
     if not isinstance(held, TreeParts):
         return []
     kinds = [kind for kind in held.frame.leaves if not isinstance(kind, _Fixed)]

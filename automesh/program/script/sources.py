@@ -71,7 +71,7 @@ def hash_of_sources(sources: Sources) -> str:
 
 
 def edited_files(sources: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The paths of the files that have changed or are missing."""
+    """Returns the paths of the files that have changed or are missing."""
     return tuple(path for path, inside in sources if hash_of_content(Path(path)) != inside)
 
 
@@ -257,7 +257,7 @@ def _is_users_code(file: str) -> bool:
 
 
 def _distributions(modules: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The installed packages that modules belong to, with their versions."""
+    """Returns the installed packages that modules belong to, with their versions."""
     top = {name.partition(".")[0] for name in modules}
     names = {one.metadata["Name"] for one in metadata.distributions() if _holds(one, top)}
     return tuple((name, metadata.version(name)) for name in sorted(names - {_OWN_DISTRIBUTION}))
@@ -288,7 +288,7 @@ def _holds(distribution: metadata.Distribution, top: set[str]) -> bool:
 
 
 def _module_of(path: str) -> str:
-    """The top-level module of a file in a distribution; empty if there is none."""
+    """Returns the top-level module of a file in a distribution; empty if there is none."""
     folder, separator, _ = path.partition("/")
     name = folder if separator else (inspect.getmodulename(path) or "")
     return "" if "." in name else name

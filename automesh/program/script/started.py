@@ -28,12 +28,12 @@ def is_started(text: str) -> bool:
 
 
 def words_of(script: str) -> list[str]:
-    """The command-line words that name a script."""
+    """Returns the command-line words that name a script."""
     return script.split(" ", 1) if is_started(script) else [script]
 
 
 def file_of(text: str) -> Path:
-    """The file that is run first.
+    """Returns the file that is run first.
 
     Args:
       text: `-m pkg.train` or `--entry NAME`.
@@ -79,7 +79,7 @@ def _file_of_script(name: str) -> Path:
 
 
 def _file_of_module(name: str, *, run: bool) -> Path | None:
-    """The file of a module; of a package that is to be run, its `__main__`."""
+    """Returns the file of a module; of a package that is to be run, its `__main__`."""
     first, *rest = name.split(".")
     for folders in _folders_of(first):
         for folder in folders:
@@ -123,8 +123,8 @@ def _path() -> list[str]:
 
 
 def module_name_of(file: Path, missing: str) -> str:
-    """The name under which `python -m` would run a script that lies in the package `missing`; empty
-    if it does not."""
+    """Returns the name under which `python -m` would run a script that lies in the package
+    `missing`; empty if it does not."""
     path = file.resolve()
     for folder in path.parents:
         if folder.name == missing:

@@ -32,7 +32,7 @@ class _AwaitJax:
         self._is_looking = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec that the other finders have for `jax`, which will start the timer."""
+        """Returns the spec that the other finders have for `jax`, which will start the timer."""
         del path, target
         if name != "jax" or self._is_looking:
             return None

@@ -50,7 +50,7 @@ class Column:
 def text_column(
     header: str, cells: Iterable[str], *, most: int, name: str = "", of_keys: bool = False
 ) -> Column:
-    """A column of text, which is folded where the terminal is narrow.
+    """Returns a column of text, which is folded where the terminal is narrow.
 
     Args:
       most: terminal cells that it can be folded to.
@@ -63,7 +63,7 @@ def text_column(
 def figures_column(
     header: str, cells: Iterable[str], *, justify: Literal["left", "right"] = "right"
 ) -> Column:
-    """A column that is never folded, called as its header."""
+    """Returns a column that is never folded, called as its header."""
     return Column(name=header, header=header, cells=tuple(cells), justify=justify)
 
 

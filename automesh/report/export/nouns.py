@@ -87,7 +87,8 @@ class ExportWords:
       remat: a value of the knob `remat` -> another one, or the framework's own name.
       knobs: a knob -> the framework's key that takes its value.
       leave_out: knobs, or `mapping` and `compiler_options`, that are left to the user.
-      global_batch: rows of one update, where the rule does not say it; 0: it is not said.
+      global_batch: rows of one update, for a rule that does not state them; 0 if the user does not
+        state them either.
     """
 
     axes: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import MeshAxis, Scalar
+from automesh.mesh.axes import MeshAxis, Scalar, spelled
 from automesh.mesh.axis_types import AUTO
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule
@@ -144,10 +144,6 @@ def mesh_text(rule: MeshRule, axes: Sequence[str]) -> str:
     return ",".join([*dcn, *ici]) or f"{axes[0]}:1"
 
 
-def _word(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _shape(setting: Setting) -> HybridMeshShape:
     ici = [axis.ici for axis in setting.axes]
     dcn = [axis.dcn for axis in setting.axes]
@@ -241,7 +237,7 @@ def _remat(
 ) -> str | None:
     if value is None:
         return None
-    name = _word(value)
+    name = spelled(value)
     if knob == framework.remat_knob and name == framework.as_configured:
         return None
     table = dict(framework.remat)
@@ -290,7 +286,7 @@ def _extra(
         if not is_known and not framework.mesh_only:
             raise refuse(
                 framework.title,
-                f"it is not known what the knob {name}={_word(value)} of your script is there",
+                f"it is not known what the knob {name}={spelled(value)} of your script is there",
                 hint=f"name its key with --knob {name}=KEY, or give --leave-out {name}",
             )
         found.append((words.knobs.get(name, name), value))

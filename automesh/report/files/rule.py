@@ -59,7 +59,8 @@ def rule_of(result: SearchResult) -> MeshRule:
 
 
 def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
-    """The rule of a dry run, which says that it is estimated: no compiler has seen its plan.
+    """Returns the rule of a dry run, which says that it is estimated: no compiler has seen its
+    plan.
 
     Args:
       within_bytes: of a device; plans that are estimated to need more are passed over.

@@ -20,7 +20,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def to_sarif(report: LintReport) -> dict[str, Any]:
-    """The report as the object of one SARIF file."""
+    """Returns the report as the object of one SARIF file."""
     rules = list(RULES)
     driver: dict[str, Any] = {
         "name": "automesh lint",

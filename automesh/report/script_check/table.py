@@ -144,7 +144,8 @@ def _tells(column: Column) -> bool:
 
 
 def _named(arguments: Sequence[Argument]) -> list[Argument]:
-    """The arrays by shorter names: of nodes with a single leaf, the number of that is left out."""
+    """Returns the arrays by shorter names: of nodes with a single leaf, the number of that is left
+    out."""
     names = shorter([argument.name for argument in arguments])
     return [replace(argument, name=name) for argument, name in zip(arguments, names, strict=True)]
 

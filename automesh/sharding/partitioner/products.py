@@ -90,7 +90,7 @@ class ProductSplit:
 
 
 def way_of(product: PartitionedProduct) -> ProductSplit:
-    """The way that the partitioner takes."""
+    """Returns the way that the partitioner takes."""
     for strict in (True, False):
         found = _best(product, strict) or _all_along_the_result(product)
         if found is not None:

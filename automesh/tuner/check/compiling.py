@@ -39,7 +39,7 @@ class Workers:
         self._pools: dict[Surroundings, Pool] = {}
 
     def on(self, target: Target) -> Pool:
-        """The worker for a target; it ends with the stack."""
+        """Returns the worker for a target; it ends with the stack."""
         surroundings = surroundings_of(target)
         if surroundings not in self._pools:
             limit = self._request.memory_limit_bytes

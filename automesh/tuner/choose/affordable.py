@@ -18,7 +18,7 @@ _SLOW_S = 5.0  # of a start; faster starts do not limit a search
 
 
 def rule_s(start_s: float, *, starts: int = STARTS_OF_RULE) -> float:
-    """The least seconds that a search takes until its rule is confirmed.
+    """Returns the least seconds that a search takes until its rule is confirmed.
 
     Args:
       start_s: seconds of a process until it has the step.
@@ -28,7 +28,7 @@ def rule_s(start_s: float, *, starts: int = STARTS_OF_RULE) -> float:
 
 
 def short_budget_notice(entry: Entry, *, start_s: float, left_s: float, used_s: float) -> str:
-    """A notice that the budget is too short for a confirmed rule; empty if it suffices.
+    """Returns a notice that the budget is too short for a confirmed rule; empty if it suffices.
 
     Args:
       start_s: seconds of a process until it has the step, as measured in the first one.

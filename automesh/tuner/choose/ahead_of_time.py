@@ -56,7 +56,7 @@ def to_screen(
     *,
     wanted: int,
 ) -> tuple[Plan, ...]:
-    """The plans to compile at low effort: the first ones, until enough of them fit.
+    """Returns the plans to compile at low effort: the first ones, until enough of them fit.
 
     Args:
       order: best first.
@@ -84,7 +84,8 @@ def to_compile(
     *,
     wanted: int,
 ) -> tuple[Plan, ...]:
-    """The plans to compile at default effort: the first ones that low effort did not reject.
+    """Returns the plans to compile at default effort: the first ones that low effort did not
+    reject.
 
     Plans that were not compiled at low effort, for lack of time, come last.
 
@@ -109,7 +110,7 @@ def to_compile(
 
 
 def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The plans that may still win; none while the model cannot estimate its own error."""
+    """Returns the plans that may still win; none while the model cannot estimate its own error."""
     refinement = state.view().refinement
     if refinement is None or refinement.loo_error is None:
         return ()
@@ -120,7 +121,8 @@ def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
 def pairs_in_order(
     estimates: Mapping[Plan, Estimated], compiled: Mapping[Plan, Outcome]
 ) -> tuple[int, int]:
-    """The number of pairs of compiled plans that estimate and replay order alike, and of all pairs.
+    """Returns the number of pairs of compiled plans that estimate and replay order alike, and of
+    all pairs.
 
     Pairs whose replays differ by less than `MARGIN` are ties and are not counted.
     """

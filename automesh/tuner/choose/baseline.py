@@ -73,7 +73,7 @@ def parse_plan(
 
 
 def baseline_text(given: str, *, own: str) -> str:
-    """The user's baseline, completed by knobs that only the workload's own baseline sets.
+    """Returns the user's baseline, completed by knobs that only the workload's own baseline sets.
 
     Args:
       given: text of the user; empty to use the workload's own.
@@ -122,7 +122,8 @@ def check_baseline(
 
 
 def _closed(mesh: str) -> str:
-    """A mesh whose sizes that cannot be inferred yet are 1, inside granules and between them."""
+    """Returns a mesh whose sizes that cannot be inferred yet are 1, inside granules and between
+    them."""
     parts = mesh.split(",")
     is_open = [_OPEN_SIZE.search(part) is not None for part in parts]
     networks = [part.strip().startswith("dcn.") for part in parts]

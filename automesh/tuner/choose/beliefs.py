@@ -106,8 +106,8 @@ def compile_order(
     first: Sequence[Plan],
     device_memory_bytes: int,
 ) -> tuple[Plan, ...]:
-    """The order in which to compile: `first`, then plans with an estimate, others, those that
-    hardly fit.
+    """Returns the order in which to compile: `first`, then plans with an estimate, others, those
+    that hardly fit.
 
     Args:
       compiled: compiled outcomes so far.

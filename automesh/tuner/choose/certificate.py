@@ -34,7 +34,7 @@ class Chance:
 
 
 def best_upper_s(measured: Mapping[Plan, Outcome]) -> float | None:
-    """The upper end of the interval of the fastest exportable plan; None if there is none.
+    """Returns the upper end of the interval of the fastest exportable plan; None if there is none.
 
     A bound must exceed it to exclude a plan, since a measurement is not exact.
     """
@@ -63,7 +63,7 @@ def excluded_by_bound(
 def certificate(
     left: Iterable[Plan], estimates: Mapping[Plan, Estimated], best_s: float | None
 ) -> str:
-    """The certificate: what is certain about the plans that were not measured.
+    """Returns the certificate: what is certain about the plans that were not measured.
 
     Args:
       left: legal plans that were not measured and did not fail.
@@ -102,7 +102,7 @@ def belief(
     *,
     how: Literal["measured", "replayed"] = "measured",
 ) -> str:
-    """The model's belief about the plans that were not measured, with its error.
+    """Returns the model's belief about the plans that were not measured, with its error.
 
     Args:
       left: number of plans that were not measured and did not fail.
@@ -150,7 +150,8 @@ def belief(
 def chances_of(
     plans: Sequence[Plan], rows: Mapping[Plan, int], refinement: Refinement, best_s: float
 ) -> tuple[Chance, ...]:
-    """The chance of each plan to be faster than `best_s` by more than MARGIN, highest first.
+    """Returns the chance of each plan to be faster than `best_s` by more than MARGIN, highest
+    first.
 
     Args:
       rows: row of each plan in the refinement; plans without one are left out.

@@ -16,7 +16,8 @@ COMPILES_PER_FINALIST = 3  # some fail, some are duplicates, some need more memo
 
 
 def to_compile(state: SearchState, *, wanted: int) -> tuple[Plan, ...]:
-    """The plans to compile before the first race: the best, the baseline, all without an estimate.
+    """Returns the plans to compile before the first race: the best, the baseline, all without an
+    estimate.
 
     If these are too many, a sampler chooses among them.
 
@@ -53,13 +54,14 @@ def _proposed(
 
 
 def finalists(state: SearchState) -> tuple[Plan, ...]:
-    """The plans of the first race: the baseline, the promised plan, and the best compiled ones."""
+    """Returns the plans of the first race: the baseline, the promised plan, and the best compiled
+    ones."""
     step_s = state.view().step_s
     return promising(state.programs, first=state.first, limit=state.top, seconds=step_s)
 
 
 def challengers(state: SearchState) -> tuple[Plan, ...]:
-    """The plans that may still win and are worth another race, the likeliest first.
+    """Returns the plans that may still win and are worth another race, the likeliest first.
 
     While the model cannot estimate its own error, these are all plans that it can predict.
     """
@@ -79,7 +81,7 @@ def challengers(state: SearchState) -> tuple[Plan, ...]:
 
 
 def raceable(state: SearchState, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The plans whose compiled program was not measured; one plan for each program."""
+    """Returns the plans whose compiled program was not measured; one plan for each program."""
     left = set(state.left())
     known = {
         plan: state.programs[plan] for plan in plans if plan in left and plan in state.programs

@@ -84,7 +84,7 @@ class MemoryBelief:
         )
 
     def expected_bytes(self, plan: Plan) -> float:
-        """The estimate of a plan's memory, corrected by the compiles of this search."""
+        """Returns the estimate of a plan's memory, corrected by the compiles of this search."""
         estimated = self.estimates.get(plan)
         if estimated is None:
             return 0.0
@@ -110,11 +110,11 @@ class MemoryBelief:
         return 0 < self.device_memory.free_bytes < self.expected_bytes(plan) / _TOO_LARGE
 
     def may_fit(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
-        """The plans of an order that are not expected to be too large."""
+        """Returns the plans of an order that are not expected to be too large."""
         return tuple(plan for plan in order if not self.is_too_large(plan))
 
     def worth_asking(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
-        """The plans that may be compiled now, and those that were.
+        """Returns the plans that may be compiled now, and those that were.
 
         If no plan with the same knobs was compiled and all seem too large, the smallest one is
         compiled first: its figure shows whether the others may fit.
@@ -157,7 +157,7 @@ def large_last(
 
 
 def too_large_notice(number: int) -> str:
-    """The notice of a result about plans that were left out."""
+    """Returns the notice of a result about plans that were left out."""
     what = count(number, "plan that is", "plans that are")
     return f"left out {what} not expected to fit a device"
 

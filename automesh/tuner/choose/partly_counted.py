@@ -17,7 +17,7 @@ _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
 def uncounted_of(outcome: Outcome | None) -> tuple[str, ...]:
-    """The work that has no price in an estimate or in a compiled program, in words."""
+    """Returns the work that has no price in an estimate or in a compiled program, in words."""
     match outcome:
         case Estimated(uncounted=uncounted):
             return uncounted
@@ -28,7 +28,8 @@ def uncounted_of(outcome: Outcome | None) -> tuple[str, ...]:
 
 
 def partly_counted(outcomes: Mapping[Plan, Outcome]) -> frozenset[Plan]:
-    """The plans with uncounted work that other plans with the same kind of outcome do not have.
+    """Returns the plans with uncounted work that other plans with the same kind of outcome do not
+    have.
 
     Uncounted work of all plans, such as a kernel that every plan calls, does not affect their
     order.
@@ -47,6 +48,6 @@ def partly_counted(outcomes: Mapping[Plan, Outcome]) -> frozenset[Plan]:
 
 
 def wholly_counted(outcomes: Mapping[Plan, _Outcome]) -> dict[Plan, _Outcome]:
-    """The outcomes without those of partly counted plans."""
+    """Returns the outcomes without those of partly counted plans."""
     apart = partly_counted(outcomes)
     return {plan: outcome for plan, outcome in outcomes.items() if plan not in apart}

@@ -18,7 +18,7 @@ from automesh.units import format_seconds
 def promised_plans(
     request: SearchRequest, preparation: Preparation, legal: LegalPlans
 ) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
-    """The plan of the rule for these devices, if the rule was compiled but not measured.
+    """Returns the plan of the rule for these devices, if the rule was compiled but not measured.
 
     Returns:
       The plan or nothing, and notices for the user.
@@ -64,7 +64,7 @@ def measured_rule(path: Path, selector: str) -> bool:
 def _plan_of(
     rule: MeshRule, rules: Rules, preparation: Preparation, legal: LegalPlans
 ) -> Plan | None:
-    """The legal plan that a rule means; None if there is none."""
+    """Returns the legal plan that a rule means; None if there is none."""
     sizes = dict(zip(rules.axes_of(rule), _pairs(rule), strict=True))
     defaults = dict(preparation.inspection.knobs)
 

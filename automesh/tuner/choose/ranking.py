@@ -29,8 +29,8 @@ def best_first(
     usual: Plan,
     first: Sequence[Plan] = (),
 ) -> tuple[Plan, ...]:
-    """The order in which to compile: `first`, each mesh with usual settings, other settings of good
-    meshes.
+    """Returns the order in which to compile: `first`, each mesh with usual settings, other settings
+    of good meshes.
 
     Args:
       compiled: compiled outcomes so far.
@@ -59,7 +59,8 @@ def promising(
     limit: int,
     seconds: Callable[[Plan], float] | None = None,
 ) -> tuple[Plan, ...]:
-    """The plans to measure: `first`, then the `limit` fastest by prediction, one per program.
+    """Returns the plans to measure: `first`, then the `limit` fastest by prediction, one per
+    program.
 
     If there are several places, the last one goes to the fastest plan whose prediction leaves out
     work, since only a race shows its time.
@@ -330,7 +331,7 @@ def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
 
 
 def _program_bound_by(prediction: Outcome | None, chip: Chip) -> str:
-    """The largest cause of a compiled program's time, from its replay if there is one."""
+    """Returns the largest cause of a compiled program's time, from its replay if there is one."""
     if not isinstance(prediction, Compiled):
         return ""
     if prediction.replay is not None and prediction.replay.causes:
@@ -339,7 +340,7 @@ def _program_bound_by(prediction: Outcome | None, chip: Chip) -> str:
 
 
 def _bound_by(outcome: Outcome, estimated: Estimated | None) -> str:
-    """The largest cause of the predicted time."""
+    """Returns the largest cause of the predicted time."""
     if not isinstance(outcome, Compiled):
         return ""
     if outcome.replay is not None and outcome.replay.causes:

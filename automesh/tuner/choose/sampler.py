@@ -52,7 +52,7 @@ class _Space:
         return dict(zip(self.names, map(int, self.points[row]), strict=True))
 
     def nearest(self, params: Mapping[str, int], is_free: NDArray[np.bool_]) -> int | None:
-        """The free plan nearest to a point; None if none is free."""
+        """Returns the free plan nearest to a point; None if none is free."""
         if not is_free.any():
             return None
         steps = np.abs(self.points - np.array([params[name] for name in self.names]))
@@ -107,7 +107,8 @@ def propose(
 
 
 def _best_and_spread(known: Mapping[Plan, float], rows: Mapping[Plan, int]) -> list[Plan]:
-    """The best plans and an even choice of the others, since a sampler learns from the contrast."""
+    """Returns the best plans and an even choice of the others, since a sampler learns from the
+    contrast."""
     ranked = sorted((plan for plan in known if plan in rows), key=lambda plan: known[plan])
     if len(ranked) <= _MOST_KNOWN:
         return ranked

@@ -57,7 +57,7 @@ class SearchState:
     def knowing(
         self, programs: Mapping[Plan, Outcome], results: Mapping[Plan, Outcome]
     ) -> SearchState:
-        """The same plans with newer outcomes."""
+        """Returns the same plans with newer outcomes."""
         return replace(self, programs=programs, results=results)
 
     @property
@@ -66,13 +66,13 @@ class SearchState:
         return tuple(dict.fromkeys([*self.baseline, *self.promised]))
 
     def view(self) -> RefinedTimes:
-        """The expected times of all plans."""
+        """Returns the expected times of all plans."""
         # A program at low effort says nothing about its step time.
         chip = None if self.is_replayed else self.chip
         return refined_times(self.plans, self.estimates, self.programs, self.results, chip)
 
     def order(self, plans: Sequence[Plan], view: RefinedTimes) -> tuple[Plan, ...]:
-        """The plans in the order in which to compile them."""
+        """Returns the plans in the order in which to compile them."""
         return compile_order(
             plans,
             view,
@@ -101,7 +101,8 @@ class SearchState:
         return tuple(plan for plan in self.plans if is_open(plan))
 
     def _program(self, plan: Plan) -> Outcome | None:
-        """The program of a plan, if its result also holds for other plans with the same program."""
+        """Returns the result of a plan that also holds for all plans with the same program; None if
+        there is none."""
         result = self.results[plan]
         # A compile may fail for time or memory while one of the same program succeeds.
         return result if self.is_replayed else self.programs.get(plan)
@@ -120,7 +121,7 @@ class SearchState:
     def chances(
         self, best_s: float | None, among: Sequence[Plan] | None = None
     ) -> tuple[Chance, ...]:
-        """The chance of each remaining plan to beat `best_s`, the likeliest first.
+        """Returns the chance of each remaining plan to beat `best_s`, the likeliest first.
 
         Args:
           among: the plans; by default all remaining ones that are not excluded.
@@ -148,7 +149,8 @@ class SearchState:
         *,
         how: Literal["measured", "replayed"] = "measured",
     ) -> str:
-        """The model's belief about the remaining plans; the arguments are those of `chances`."""
+        """Returns the model's belief about the remaining plans; the arguments are those of
+        `chances`."""
         number = len(self._may_win() if among is None else among)
         return belief(number, self.view().refinement, self.chances(best_s, among), how=how)
 

@@ -50,7 +50,7 @@ class PlanOrder:
         self._spread = int(active.sum()) + 1
 
     def next(self, seconds: Mapping[Plan, float | None]) -> Plan | None:
-        """The next plan; None when all were tried.
+        """Returns the next plan; None when all were tried.
 
         Args:
           seconds: of the plans that were tried; None for one that failed.

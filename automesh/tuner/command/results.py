@@ -48,12 +48,12 @@ _NO_LOSSES = "none: the command tells no losses"
 
 
 def race_label(race: str, number: int) -> str:
-    """The label of a round of a race."""
+    """Returns the label of a round of a race."""
     return f"race-{race}-{number:02d}"
 
 
 def fresh_label(number: int) -> str:
-    """The label of the runs that are compared side by side, row by row."""
+    """Returns the label of the runs that are compared side by side, row by row."""
     return f"fresh-{number:02d}"
 
 
@@ -70,7 +70,7 @@ class Runs:
         return self.found.get(plan, {}).get(label)
 
     def measured(self, plan: Plan) -> list[Measured]:
-        """The runs of a plan that gave a time, in the order in which they were made."""
+        """Returns the runs of a plan that gave a time, in the order in which they were made."""
         return [one for one in self.found.get(plan, {}).values() if isinstance(one, Measured)]
 
     def failure(self, plan: Plan) -> Failure | None:
@@ -111,7 +111,8 @@ def runs_of(notebook: Notebook) -> Runs:
 
 
 def outcome_of_run(ran: FinishedRun) -> Measured:
-    """A run as it is stored; whether its losses agree is not known before others have run."""
+    """Returns a run as it is stored; whether its losses agree is not known before others have
+    run."""
     step_s = statistics.median(ran.samples_s)
     span = median_interval(ran.samples_s)
     return Measured(
@@ -195,7 +196,7 @@ def _compared(reference: Measured, one: Measured) -> tuple[Numerics, str]:
 
 
 def outcomes_of_plans(runs: Runs, judged: Judged, decision: Decision | None) -> dict[Plan, Outcome]:
-    """The strongest that is known of each plan that was tried."""
+    """Returns the strongest that is known of each plan that was tried."""
     noise = _noise(runs)
     found: dict[Plan, Outcome] = {}
     for plan in runs.found:
@@ -219,7 +220,7 @@ def measured_of(
     noise: float = 0.0,
     confirmed: bool = False,
 ) -> Measured:
-    """A plan's figure from several runs.
+    """Returns a plan's figure from several runs.
 
     Args:
       values: seconds per step, one per run.
@@ -279,7 +280,8 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
 
 
 def _command(header: Header, plan: Plan) -> str:
-    """What runs a plan; empty if the template, which others may have written, is none for it."""
+    """Returns the command that runs a plan; empty if the stored template does not fit the plan.
+    Others may have written the template."""
     try:
         words = parse_template(header.facts.searched.template).for_plan(plan, run_dir="RUN_DIR")
     except (UsageError, KeyError):

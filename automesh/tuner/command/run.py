@@ -380,7 +380,7 @@ def _where(place: Place) -> str:
 
 
 def _last_words(tail: str) -> str:
-    """The line that says most: the last one with an exception, else the last one."""
+    """Returns the line that says most: the last one with an exception, else the last one."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = (raised or lines or [""])[-1]

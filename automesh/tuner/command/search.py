@@ -333,7 +333,7 @@ class CommandStrategy(Strategy):
     # Racing
 
     def _open_race(self) -> OpenRace | None:
-        """The race that an earlier search has not decided, if all of it is still legal."""
+        """Returns the race that an earlier search has not decided, if all of it is still legal."""
         race: OpenRace | None = self.notebook.read(_RACE, OpenRace)
         if race is None or not set(race.finalists) <= set(self.plans):
             return None
@@ -356,7 +356,8 @@ class CommandStrategy(Strategy):
         return [one for one in found if set(one.finalists) <= plans]
 
     def _finalists(self) -> list[Plan]:
-        """The best of what was explored, with the baseline; nothing if it is decided already."""
+        """Returns the best of what was explored, with the baseline; nothing if it is decided
+        already."""
         judged = self._judged()
         excluded = set(judged.differing)
         seconds = {
@@ -430,7 +431,7 @@ class CommandStrategy(Strategy):
         )
 
     def _contest(self, race: OpenRace) -> Race[Plan]:
-        """A race as its runs in the study have left it."""
+        """Returns a race as its runs in the study have left it."""
         values = {
             plan: self._rounds(plan, lambda number: race_label(race.key, number))
             for plan in race.finalists

@@ -58,7 +58,7 @@ class CommandSpace:
 
 
 def space_of(template: Template) -> CommandSpace:
-    """The space of all axes that a template names, without any rule.
+    """Returns the space of all axes that a template names, without any rule.
 
     Raises:
       UsageError: it names none, or only the part of one between granules.
@@ -197,7 +197,7 @@ def _refuse_what_commands_lack(space: SearchSpace, notices: list[str]) -> None:
 def _constraints(
     space: SearchSpace, axes: Sequence[str], knobs: Sequence[Knob], notices: list[str]
 ) -> tuple[Constraint, ...]:
-    """The constraints that can be applied; an axis that is left out has the size 1."""
+    """Returns the constraints that can be applied; an axis that is left out has the size 1."""
     values = {knob.name: knob.values for knob in knobs}
     kept: list[Constraint] = []
     for constraint in space.constraints:

@@ -218,7 +218,7 @@ def _surroundings(target: Target) -> Surroundings:
 
 
 def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
-    """The devices, and the name that a rule is written for; attached ones are looked at."""
+    """Returns the devices, and the name that a rule is written for; attached ones are looked at."""
     if target.cpu_devices:
         aim = Aim(
             platform="cpu",
@@ -250,7 +250,7 @@ def _attached(target: Target, progress: Progress) -> Attachment:
 def _baseline(
     request: SearchRequest, found: CommandSpace, enumeration: Enumeration, aim: Aim
 ) -> tuple[Plan, ...]:
-    """The plan of `--baseline`: the legal one with its command, if there is one."""
+    """Returns the plan of `--baseline`: the legal one with its command, if there is one."""
     text = request.baseline.strip()
     if not text:
         return ()
@@ -381,7 +381,8 @@ def _versions(program: str) -> dict[str, str]:
 
 
 def _interpreter(program: str) -> str:
-    """The Python in the first line of a script, such as pip installs; empty for anything else."""
+    """Returns the Python in the first line of a script, such as pip installs; empty for anything
+    else."""
     try:
         with open_regular(Path(program)) as file:
             first = file.readline(512)

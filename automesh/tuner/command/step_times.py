@@ -259,7 +259,7 @@ class Mark:
 
     @classmethod
     def of(cls, path: Path) -> Mark:
-        """The mark of a file as it is now; one that does not exist is empty."""
+        """Returns the mark of a file as it is now; one that does not exist is empty."""
         try:
             with open_regular(path) as file:
                 size = file.seek(0, os.SEEK_END)
@@ -558,7 +558,8 @@ def seconds_of(name: str, value: object) -> float | None:
 
 
 def coarsest(dtypes: Sequence[str]) -> str:
-    """The float type of the fewest digits; narrower ones than 16 bits are coarser than all."""
+    """Returns the float type of the fewest digits; narrower ones than 16 bits are coarser than
+    all."""
     if not dtypes:
         return "float32"
     return max(dtypes, key=lambda name: _FLOATS.index(name) if name in _FLOATS else len(_FLOATS))

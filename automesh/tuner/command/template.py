@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from automesh.errors import UsageError
-from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.axes import Plan, spelled
 from automesh.texts.storage_url import masked, masked_word
 
 Part = Literal["", "ici", "dcn"]
@@ -60,7 +60,8 @@ class Template:
     words: tuple[Word, ...]
 
     def __str__(self) -> str:
-        """The template as one would type it: `parse_template` reads it back as an equal value."""
+        """Returns the template as one would type it: `parse_template` reads it back as an equal
+        value."""
         return " ".join(_quoted(word) for word in self.words)
 
     @property
@@ -79,14 +80,15 @@ class Template:
         )
 
     def fill(self, values: Mapping[Placeholder, str]) -> tuple[str, ...]:
-        """The words of a command; `values` has every placeholder."""
+        """Returns the words of a command; `values` has every placeholder."""
         return tuple(
             "".join(values[piece] if isinstance(piece, Placeholder) else piece for piece in word)
             for word in self.words
         )
 
     def for_plan(self, plan: Plan, *, run_dir: str) -> tuple[str, ...]:
-        """The words of the command that runs a plan; the plan has every axis and knob named."""
+        """Returns the words of the command that runs a plan; the plan has every axis and knob
+        named."""
         axes, knobs = {axis.name: axis for axis in plan.axes}, dict(plan.knobs)
         values: dict[Placeholder, str] = {}
         for placeholder in self.placeholders:
@@ -131,7 +133,7 @@ def parse_template(text: str) -> Template:
 
 
 def find_program(template: Template) -> str:
-    """The path of what the command runs.
+    """Returns the path of what the command runs.
 
     Raises:
       UsageError: there is no such program.
@@ -155,15 +157,6 @@ def find_program(template: Template) -> str:
         f"the command begins with `{first}`, and there is no such program",
         hint="give its path, or add its folder to PATH",
     )
-
-
-def spelled(value: Scalar) -> str:
-    """A knob's value as a word: as in TOML, booleans in lower case.
-
-    >>> spelled(True), spelled(0.5), spelled("full")
-    ('true', '0.5', 'full')
-    """
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_program(template: Template, first: str) -> None:
@@ -222,7 +215,8 @@ def _placeholder(word: str, inside: str, *, before: str) -> Placeholder:
 
 
 def masked_template(text: str) -> str:
-    """A template as it may be kept and shown: the secrets of URLs in its words become `***`."""
+    """Returns a template as it may be kept and shown: the secrets of URLs in its words become
+    `***`."""
     try:
         words = shlex.split(text)
     except ValueError:

@@ -27,7 +27,7 @@ class Compiling(Protocol):
         ...
 
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
-        """The outcome of a plan, from the answer of its compile."""
+        """Returns the outcome of a plan, from the answer of its compile."""
         ...
 
     def keeps(self, known: Compiled) -> bool:
@@ -35,8 +35,8 @@ class Compiling(Protocol):
         ...
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
-        """The outcome of a plan, from a finished compile of the same program for it or another
-        plan."""
+        """Returns the outcome of a plan, from a finished compile of the same program for it or
+        another plan."""
         ...
 
 
@@ -115,7 +115,7 @@ def predicted(compiled: Compiled, chip: Chip) -> Compiled:
 
 
 def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) -> CompileJob:
-    """A compile for the devices that the worker has; `cache_dir` as of `SearchContext`."""
+    """Returns a compile for the devices that the worker has; `cache_dir` as of `SearchContext`."""
     step = preparation.step
     return CompileJob(
         step=replace(step, absent=None),

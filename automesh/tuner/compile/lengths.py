@@ -27,7 +27,8 @@ _ALIKE = 1e-6  # of logarithms: smaller differences may be rounding errors of su
 def expected_s(
     plans: Sequence[Plan], known_s: Mapping[Plan, float], estimates: Mapping[Plan, Estimated]
 ) -> dict[Plan, float]:
-    """The approximate seconds of each plan's compile; empty while too few compiles are known.
+    """Returns the approximate seconds of each plan's compile; empty while too few compiles are
+    known.
 
     Args:
       known_s: seconds of finished compiles, all above 0.
@@ -57,7 +58,7 @@ def expected_s(
 
 
 def _features(plan: Plan) -> frozenset[str]:
-    """The features of a plan that may affect the length of its compile."""
+    """Returns the features of a plan that may affect the length of its compile."""
     axes = [axis.name for axis in plan.axes if axis.size > 1]
     axes += [f"dcn.{axis.name}" for axis in plan.axes if axis.dcn > 1]
     chosen = [f"{name}={value}" for name, value in (*plan.knobs, *plan.compiler_options)]

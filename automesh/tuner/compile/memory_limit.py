@@ -31,7 +31,7 @@ class DeviceMemory:
         return max(self.limit_bytes - self.reserve_bytes, 1) if self.limit_bytes else 0
 
     def judged(self, outcome: Outcome) -> Outcome:
-        """The outcome under this reserve: a program that leaves less free does not fit."""
+        """Returns the outcome under this reserve: a program that leaves less free does not fit."""
         if not self.limit_bytes:
             return outcome
         match outcome:

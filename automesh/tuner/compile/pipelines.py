@@ -38,8 +38,8 @@ def predict_pipeline(compiled: Compiled, pipeline: PipelineOutcome, chip: Chip) 
 
 
 def predicted_timeline(pipeline: PipelineOutcome, chip: Chip) -> tuple[Timeline, Simulated]:
-    """The timeline of each rank, predicted from the work of the programs, for a pipeline without
-    replay.
+    """Returns the timeline of each rank, predicted from the work of the programs, for a pipeline
+    without replay.
 
     Returns:
       The timeline of a step, and its simulation, which also has the memory of each rank.

@@ -171,7 +171,7 @@ def player_on(fabric: Fabric, layouts: Layouts, aim: Aim) -> Player:
 
 
 def numbers_of(own: Sequence[MeshAxis], axes: Sequence[MeshAxis]) -> tuple[int, ...]:
-    """The numbers that the devices of a part of a mesh have in the whole mesh, in order.
+    """Returns the numbers that the devices of a part of a mesh have in the whole mesh, in order.
 
     Args:
       own: the axes of the part, in the same order; an axis that was cut has size 1, its first

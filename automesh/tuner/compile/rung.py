@@ -244,7 +244,7 @@ class CompileRung:
             self._submit(trial)
 
     def _longest_first(self, left: Sequence[Plan]) -> Callable[[Plan], float] | None:
-        """A sort key by which the longest compiles begin first; None to begin with the most
+        """Returns a sort key by which the longest compiles begin first; None to begin with the most
         promising, as long as many are left or the time may not suffice for all.
 
         Args:
@@ -337,7 +337,8 @@ class CompileRung:
         self._retries += [trial, *self._waiting.pop(fingerprint, [])]
 
     def _compiling(self, trial: Trial) -> str:
-        """The fingerprint of the program that the trial's worker compiles; empty if none."""
+        """Returns the fingerprint of the program that the trial's worker compiles; empty if
+        none."""
         owned = [key for key, owner in self._programs.items() if owner == trial.storage_id]
         return owned[0] if owned else ""
 

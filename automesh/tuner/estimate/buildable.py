@@ -149,7 +149,8 @@ class BuildCheck:
         raise UsageError(f"the baseline `{plan}` cannot be built: {ruled_out.detail}", hint=hint)
 
     def refused(self, plans: Sequence[Plan]) -> dict[Plan, RuledOut]:
-        """The plans that cannot be built, by their own builds or by those of similar plans."""
+        """Returns the plans that cannot be built, by their own builds or by those of similar
+        plans."""
         # The first and the last plan of each kind: `build` may depend on other axes, too.
         ends = [plan for alike in self._suspects(plans).values() for plan in (alike[0], alike[-1])]
         self.build(ends[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
@@ -188,7 +189,7 @@ class BuildCheck:
         return found
 
     def _common_parts(self) -> Mapping[Call, list[_Part]]:
-        """The parts that every built plan splits, for each call of `build`."""
+        """Returns the parts that every built plan splits, for each call of `build`."""
         found: dict[Call, dict[_Part, None]] = {}
         for plan, verdict in self._verdicts.items():
             if isinstance(verdict, BuildAnswer):
@@ -200,7 +201,7 @@ class BuildCheck:
         return {call: list(parts) for call, parts in found.items()}
 
     def _refused_parts(self) -> dict[_Suspicion, str]:
-        """The splits that jax refused, with their sizes and the name of the argument."""
+        """Returns the splits that jax refused, with their sizes and the name of the argument."""
         found: dict[_Suspicion, str] = {}
         for plan, verdict in self._verdicts.items():
             if not isinstance(verdict, BuildAnswer):
@@ -226,14 +227,14 @@ def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[st
 
 
 def _built_as(plan: Plan) -> Plan:
-    """The plan without granules, which neither `build` nor jax's tracing can see."""
+    """Returns the plan without granules, which neither `build` nor jax's tracing can see."""
     axes = tuple(MeshAxis(name=axis.name, ici=axis.size) for axis in plan.axes)
     return replace(plan, axes=axes, compiler_options=())
 
 
 def _verdict(finished: Finished) -> BuildAnswer | Failed | None:
-    """The result of a build. Only an exception of user code is a refusal: a limit of automesh, or
-    the end of the process, says nothing certain about the mesh."""
+    """Returns the result of a build. Only an exception of user code is a refusal: a limit of
+    automesh, or the end of the process, says nothing certain about the mesh."""
     match finished.result:
         case BuildAnswer() as answer:
             return answer
@@ -261,7 +262,7 @@ def _indivisible(plan: Plan, part: _Part, name: str) -> RuledOut:
 
 
 def _rule_of(failed: Failed) -> RuledOut:
-    """The rule under which errors of the same line of user code are counted together."""
+    """Returns the rule under which errors of the same line of user code are counted together."""
     if failed.reason.startswith(ON_THIS_MESH):
         # `train.py fails at train.py:7: ValueError: 127 does not divide`: the numbers differ.
         message = clean(failed.reason.removeprefix(ON_THIS_MESH), _CHARS)

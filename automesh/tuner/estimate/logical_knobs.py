@@ -81,12 +81,12 @@ class _Looker:
     known: dict[object, StepMapping] = field(default_factory=dict[object, StepMapping])
 
     def key(self, knobs: Knobs) -> object:
-        """The arguments of `build` as text, since True == 1 would be equal keys."""
+        """Returns the arguments of `build` as text, since True == 1 would be equal keys."""
         whole = {**dict(self.defaults), **dict(knobs)}
         return tuple(sorted((name, repr(value)) for name, value in whole.items()))
 
     def look(self, combinations: Sequence[Knobs]) -> list[StepMapping]:
-        """The arrays of the step at each combination."""
+        """Returns the arrays of the step at each combination."""
         orders = {
             self.key(combination): replace(self.order, knobs=combination)
             for combination in combinations
@@ -125,7 +125,8 @@ def _by_knobs(looker: _Looker, step: StepMapping, knobs: Sequence[Knob]) -> tupl
 def _knobs_that_change_arrays(
     looker: _Looker, step: StepMapping, values: Mapping[str, Sequence[Scalar]]
 ) -> dict[str, Sequence[Scalar]]:
-    """The knobs that change arrays while all others are at their defaults, with their values."""
+    """Returns the knobs that change arrays while all others are at their defaults, with their
+    values."""
     alone = [((name, value),) for name, listed in values.items() for value in listed]
     telling = {
         changed[0][0]
@@ -155,5 +156,5 @@ def _read(result: object) -> StepMapping:
 
 
 def _splits(arrays: Collection[SplitArray]) -> set[object]:
-    """The splits of arrays, without the arrays' names."""
+    """Returns the splits of arrays, without the arrays' names."""
     return {array.split for array in arrays}

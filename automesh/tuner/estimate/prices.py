@@ -38,7 +38,7 @@ class Prices(Protocol):
         ...
 
     def estimated(self, row: int) -> Estimated:
-        """The price of one mesh."""
+        """Returns the price of one mesh."""
         ...
 
 
@@ -124,7 +124,7 @@ def _by_options(
 
 
 def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
-    """A notice on compiler options that change no price; empty if there are none."""
+    """Returns a notice on compiler options that change no price; empty if there are none."""
     names = dict.fromkeys(name for plan in plans for name, _ in plan.compiler_options)
     without = [f"`{name}`" for name in names if not is_priced(name, platform)]
     if not without:

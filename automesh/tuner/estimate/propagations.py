@@ -150,13 +150,14 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
 
 
 def _uneven(terms: Terms, sizes: Mapping[str, int]) -> Uneven:
-    """The guarded dimensions that a mesh does not divide evenly."""
+    """Returns the guarded dimensions that a mesh does not divide evenly."""
     numbers = {guard: math.prod(sizes[axis] for axis in guard.axes) for guard in terms.guards}
     return frozenset((guard, number) for guard, number in numbers.items() if guard.size % number)
 
 
 def _broken(terms: Terms, sizes: Mapping[str, int]) -> _Broken:
-    """The assumptions of terms that a mesh breaks; first the sizes of axes that do not divide."""
+    """Returns the assumptions of terms that a mesh breaks; first the sizes of axes that do not
+    divide."""
     uneven = {axis for guard, _ in _uneven(terms, sizes) for axis in guard.axes}
     sampled = dict(terms.sampled)
     return (
@@ -236,12 +237,12 @@ def _named(active: Active, sizes: NDArray[np.int64]) -> Sizes:
 
 
 def name_of(need: Need) -> str:
-    """The schedule in a need's call of `build`; empty if there is none."""
+    """Returns the schedule in a need's call of `build`; empty if there is none."""
     return str(dict(need.call[1]).get(SCHEDULE, ""))
 
 
 def without_schedule(need: Need) -> Hashable:
-    """A key that is equal for needs that differ only in the schedule."""
+    """Returns a key that is equal for needs that differ only in the schedule."""
     mapping, knobs = need.call
     ranks = dict(need.sizes)[PIPELINE]
     return mapping, tuple(knob for knob in knobs if knob[0] != SCHEDULE), need.active, ranks

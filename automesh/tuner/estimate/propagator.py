@@ -96,11 +96,12 @@ class NeedQueue:
             self._waiting.setdefault(need.call, deque()).append(need)
 
     def after(self, done: Need) -> Need | None:
-        """The next need with the same call as a finished one; None if there is none."""
+        """Returns the next need with the same call as a finished one; None if there is none."""
         return self._take(done.call)
 
     def next(self, busy: Sequence[Call]) -> Need | None:
-        """The next need of a call that no worker is busy with, else of any; None if none waits."""
+        """Returns the next need of a call that no worker is busy with, else of any; None if none
+        waits."""
         others = [call for call in self._waiting if call not in busy]
         for call in (*others, *self._waiting):
             return self._take(call)
@@ -302,7 +303,7 @@ class Propagator:
 
 
 def _retry(need: Need, sizes: Sizes, finished: Finished) -> Sizes:
-    """The sizes for a retry after a failure; nothing if a retry is useless.
+    """Returns the sizes for a retry after a failure; nothing if a retry is useless.
 
     An earlier job may have damaged a worker that died; and a step may refuse sizes that no plan
     has.

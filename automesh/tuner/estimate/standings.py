@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from automesh.report.progress import Progress
 from automesh.report.so_far import Parts, SoFar, what_is_missing
 from automesh.report.words import count
 from automesh.tuner.choose.ranking import estimated_candidates, hardly_fits
+from automesh.tuner.estimate.prices import Prices
 from automesh.tuner.estimate.propagations import Active, Group, Need, is_of
 
 ROWS = 10  # rows of the table on the display
@@ -29,24 +29,6 @@ _OPEN, _KNOWN, _LOST = (
     1,
     2,
 )  # state of a plan: waits, has an estimate, has none
-
-
-class Seconds(Protocol):
-    """The step times of a batch, with full estimates on request."""
-
-    @property
-    def needs_own(self) -> NDArray[np.bool_]:
-        """[meshes]: True for meshes without a price."""
-        ...
-
-    @property
-    def step_s(self) -> NDArray[np.float64]:
-        """[meshes]: seconds of one step; undefined where `needs_own`."""
-        ...
-
-    def estimated(self, row: int) -> Estimated:
-        """The price of one mesh."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +77,7 @@ class Standings:
             for need in (*group.needs, *group.pipelined)
         }
 
-    def note(self, need: Need, prices: Seconds, plan: Callable[[int], Plan]) -> None:
+    def note(self, need: Need, prices: Prices, plan: Callable[[int], Plan]) -> None:
         """Adds the prices of a need's members, and shows the new table.
 
         Args:
@@ -173,7 +155,7 @@ class Standings:
 
 
 def _key(need: Need) -> tuple[Call, Active, int]:
-    """The key of a need: its call, active axes and, for pipelines, ranks."""
+    """Returns the key of a need: its call, active axes and, for pipelines, ranks."""
     return need.call, need.active, dict(need.sizes).get(PIPELINE, 1)
 
 

@@ -74,7 +74,7 @@ class TermsCache:
     skipped: Skipped = field(default_factory=Skipped, compare=False)
 
     def find(self, job: PropagateJob) -> Propagation | None:
-        """The stored answer to a job; None if there is none in a readable format."""
+        """Returns the stored answer to a job; None if there is none in a readable format."""
         own = () if self.folder is None else (self.folder,)
         for folder in (*own, *self.others):
             for wanted in dict.fromkeys((job, _anywhere(job))):
@@ -124,7 +124,8 @@ class TermsCache:
             write_whole(second, path.name, lasting=False)
 
     def _read_general(self, folder: Path, job: PropagateJob) -> StoredPropagation | None:
-        """The answer to a job at any sizes of the same axes, if it holds at those of this job."""
+        """Returns the answer to a job at any sizes of the same axes, if it holds at those of this
+        job."""
         path = folder / self._second_name(_general(job))
         if not os.path.lexists(path):
             return None
@@ -167,12 +168,12 @@ class TermsCache:
 
 
 def _anywhere(job: PropagateJob) -> PropagateJob:
-    """The job without its devices, so that it stands for any devices of its platform."""
+    """Returns the job without its devices, so that it stands for any devices of its platform."""
     return replace(job, step=replace(job.step, absent=None))
 
 
 def _general(job: PropagateJob) -> PropagateJob:
-    """The job without its devices and without the sizes of its axes."""
+    """Returns the job without its devices and without the sizes of its axes."""
     sizes = tuple((axis, 0) for axis, _ in job.sizes)
     return replace(_anywhere(job), sizes=sizes, probes=(), largest=())
 
@@ -190,8 +191,8 @@ def _may_be_general(job: PropagateJob, propagation: Propagation) -> bool:
 
 
 def _masked(job: PropagateJob) -> PropagateJob:
-    """The job with the secrets in the script's arguments masked. The file's name, which is a hash,
-    still depends on them."""
+    """Returns the job with the secrets in the script's arguments masked. The file's name, which is
+    a hash, still depends on them."""
     entry = job.step.entry
     argv = tuple(masked_word(word) for word in entry.argv)
     return replace(job, step=replace(job.step, entry=replace(entry, argv=argv)))

@@ -189,7 +189,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
 
 
 def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
-    """The price of a plan by terms that are assumed to hold for it.
+    """Returns the price of a plan by terms that are assumed to hold for it.
 
     Args:
       hardware: with the layout of the plan's ICI shape at least.
@@ -201,7 +201,7 @@ def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
 
 
 def propagation_for(plan: Plan, kept: Iterable[StoredPropagation]) -> Propagation | None:
-    """The propagation from which the estimate of a plan is made, the most exact one.
+    """Returns the propagation from which the estimate of a plan is made, the most exact one.
 
     One that was made at the plan's own sizes is preferred, then one that holds there, then one of
     other sizes; for pipelines it must have the same number of ranks.
@@ -300,7 +300,7 @@ def _matches(plan: Plan, settings: Sequence[str]) -> bool:
 
 
 def _closest(axes: Sequence[MeshAxis], plans: Sequence[Plan]) -> list[str]:
-    """The meshes that differ least, by the factors that move between axes."""
+    """Returns the meshes that differ least, by the factors that move between axes."""
 
     def distance(plan: Plan) -> float:
         return sum(

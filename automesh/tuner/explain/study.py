@@ -184,7 +184,7 @@ def _explanation(
 def _chosen(
     mesh: str, against: str, plans: Sequence[Plan], num_devices: int
 ) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
-    """The plans that the user asks for, and notices about the choice."""
+    """Returns the plans that the user asks for, and notices about the choice."""
     found = [find_plan(mesh, plans, num_devices=num_devices)]
     if against.strip():
         first, _ = found[0]
@@ -246,10 +246,10 @@ def estimate_rows(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str
 def _plan_of(
     row: Mapping[str, str], calls: Mapping[frozenset[tuple[str, str]], Call], axes: Sequence[str]
 ) -> Plan:
-    """The plan of one row of `estimates.csv`.
+    """Returns the plan of one row of `estimates.csv`.
 
     Args:
-      calls: the propagated calls, by their text.
+      calls: from the text of a call in `estimates.csv` to the call that was propagated.
     """
     knobs = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
     logical = {
@@ -289,7 +289,7 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[StoredPropagation])
 def hardware_for(
     fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str
 ) -> HardwareModel:
-    """The devices, with the layouts of the plans' axes on them."""
+    """Returns the devices, with the layouts of the plans' axes on them."""
     return hardware_model(
         fabric,
         _layouts(fabric, plans, platform=platform, device_kind=device_kind),
@@ -300,7 +300,7 @@ def hardware_for(
 
 
 def _layouts(fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str) -> Layouts:
-    """The layouts of the plans' axes on a torus; empty if there is no torus."""
+    """Returns the layouts of the plans' axes on a torus; empty if there is no torus."""
     shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
     if fabric.kind != "torus":
         return Layouts(shapes=shapes, spans=((),) * len(shapes))

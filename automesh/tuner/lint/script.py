@@ -200,7 +200,7 @@ class _Trial:
     progress: Progress
 
     def all(self, found: Sequence[_Found]) -> Mapping[int, Tried]:
-        """The best cure of each finding that has a useful one."""
+        """Returns the best cure of each finding that has a useful one."""
         tried: dict[int, Tried] = {}
         curable = [n for n, one in enumerate(found) if one.finding.cure is not None]
         for done, number in enumerate(curable):
@@ -233,7 +233,7 @@ class _Trial:
             )
 
     def _terms(self, plan: Plan, cure: Cure) -> Terms | None:
-        """The terms of the step with a cure; None if the cure does not apply or fails."""
+        """Returns the terms of the step with a cure; None if the cure does not apply or fails."""
         step = self.session.step
         mapping, knobs = plan.call
         job = PropagateJob(
@@ -255,7 +255,7 @@ class _Trial:
 
 
 def _gain(tried: Tried) -> float:
-    """The part of the memory plus the part of the time that a cure saves."""
+    """Returns the part of the memory plus the part of the time that a cure saves."""
     memory, step = tried.memory_bytes[0], tried.step_s[0]
     return tried.saved_bytes / max(memory, 1.0) + tried.saved_s / max(step, 1e-12)
 

@@ -92,7 +92,8 @@ class Records:
         incumbent: Sequence[Plan],
         excluded: Collection[Plan] = (),
     ) -> Final:
-        """The rows of the processes; those of `excluded` and of what failed are left out."""
+        """Returns the rows of the processes; those of `excluded` and of what failed are left
+        out."""
         out = {*excluded, *(plan for plan, _ in self.failed)}
         rows = [
             {plan: seconds for plan, seconds in process.seconds if plan not in out}
@@ -135,7 +136,7 @@ class Decision:
 
 
 def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: str) -> RaceRecord:
-    """A race as it is kept."""
+    """Returns a race as it is kept."""
     return RaceRecord(
         machine=machine,
         rounds=tuple((standing.finalist, standing.rounds_s) for standing in standings),
@@ -180,7 +181,8 @@ def _ratios(
     final: Final,
     reference: Plan,
 ) -> tuple[Ratio, Ratio] | None:
-    """A plan against the reference: at 95 %, and at the level of equality; None if unknown."""
+    """Returns a plan against the reference: at 95 %, and at the level of equality; None if
+    unknown."""
     if rounds.get(reference):
         own = rounds[reference]
         return paired_ratio(values, own), paired_ratio(values, own, confidence=_NARROW)
@@ -197,7 +199,7 @@ def _ratios(
 
 
 def _chained(first: Ratio, second: Ratio) -> Ratio:
-    """The product of two independent ratios; halves of the intervals add as squares."""
+    """Returns the product of two independent ratios; halves of the intervals add as squares."""
     value = first.value * second.value
     below = math.hypot(_log(first.value, first.low), _log(second.value, second.low))
     above = math.hypot(_log(first.high, first.value), _log(second.high, second.value))
@@ -257,7 +259,7 @@ def _ending_of(decision: Decision, unraced: int) -> str:
 
 
 def verification_of(final: Final, exported: Plan, comparisons: Compared) -> Verification:
-    """The exported plan against the script's own."""
+    """Compares the exported plan with the script's own."""
     kept = exported in final.baseline
     own = [] if kept else [(plan, one) for plan, one in comparisons if plan in final.baseline]
     lows = [one.interval[0] for _, one in comparisons]

@@ -88,7 +88,7 @@ def comparison_of(logs: Floats, rules: FinalRules) -> Comparison:
 def verdict_of(
     interval: tuple[float, float], narrow: tuple[float, float], margin: float
 ) -> Verdict:
-    """The verdict that two intervals of the logarithm of a ratio allow.
+    """Returns the verdict that two intervals of the logarithm of a ratio allow.
 
     Args:
       interval: two-sided, at the level at which a difference is shown.
@@ -144,7 +144,7 @@ class Final:
         return tuple(row[plan] for row in self.rows if plan in row)
 
     def compare(self, plan: Plan, other: Plan, *, at_look: bool = False) -> Comparison:
-        """A plan against another one, over the processes in which both ran.
+        """Returns a plan against another one, over the processes in which both ran.
 
         Args:
           at_look: by the rows of the last look alone: what is decided between two looks would not
@@ -157,7 +157,7 @@ class Final:
         return comparison_of(logs, self.rules)
 
     def exported(self, *, at_look: bool = False) -> tuple[Plan, ...]:
-        """The plan that the rows are for, or nothing where no plan ran in three processes.
+        """Returns the plan that the rows are for, or nothing where no plan ran in three processes.
 
         The baseline stays unless another plan is shown to be faster; of several such plans the one
         that was exported before, unless another is shown to be faster than it.

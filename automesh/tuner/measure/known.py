@@ -255,7 +255,7 @@ class Known:
         return not raced and is_open and may_be_exported(self.done[plan])
 
     def final(self) -> Final:
-        """The final in fresh processes, as far as it was run."""
+        """Returns the final in fresh processes, as far as it was run."""
         legal = frozenset(self.search.legal.plans)
         excluded = {plan for plan, one in self.done.items() if not may_be_exported(one)}
         # Another search space than now had these, too.

@@ -32,7 +32,7 @@ def contenders(known: Known, final: Final) -> list[Plan]:
 
 
 def leaders(known: Known, final: Final) -> list[Plan]:
-    """The likeliest plan: one that fresh processes have begun with comes before others."""
+    """Returns the likeliest plan: one that fresh processes have begun with comes before others."""
     beaten = _beaten(known)
     begun = [plan for row in final.rows for plan in row if plan not in beaten]
     likely = dict.fromkeys([*_race_leaders(known, final), *begun])
@@ -61,7 +61,8 @@ def anchors(known: Known) -> list[Plan]:
 
 
 def _race_leaders(known: Known, final: Final) -> list[Plan]:
-    """The fastest of the last race in which anybody is left; without races, of first visits."""
+    """Returns the fastest of the last race in which anybody is left; without races, of first
+    visits."""
     for race in reversed(known.records.races):
         alive = [
             (statistics.median(values), str(plan), plan)

@@ -76,7 +76,7 @@ class MeasureRung:
         challenge: Challenge,
         rules: VisitRules,
     ) -> MeasureRung:
-        """The rung of a search, with nothing measured yet.
+        """Returns the rung of a search, with nothing measured yet.
 
         Args:
           compiled: outcomes of the compile rung; grows with the challengers.

@@ -149,7 +149,7 @@ def visit_job(
     sensitivity: bool = False,
     keep: bool = False,
 ) -> VisitJob:
-    """The message that asks a worker for one visit."""
+    """Returns the message that asks a worker for one visit."""
     return VisitJob(
         step=subject.step,
         plan=plan,

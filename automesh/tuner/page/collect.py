@@ -68,7 +68,7 @@ def write_report(study: Path | None, out: Path | None, *, results: Path, storage
 
 
 def page_of(folder: Path, study: Study, header: Header) -> StudyPage:
-    """The content of the page of an open study."""
+    """Returns the content of the page of an open study."""
     result = assemble(study, header)
     left_out: dict[Section, str] = {}
     rounds = tuple(_rounds(study, header))
@@ -130,7 +130,7 @@ def _estimated(result: SearchResult, table: Path) -> Iterator[EstimatedPlan]:
 
 
 def _key(cells: Iterable[tuple[str, object]]) -> frozenset[tuple[str, str]]:
-    """The key of a plan: the texts of its columns in a table."""
+    """Returns the key of a plan: the texts of its columns in a table."""
     return frozenset(
         (name, str(value))
         for name, value in cells
@@ -142,7 +142,7 @@ _SETTINGS = (MAPPING, "knob.", "option.")
 
 
 def _plan_of_row(row: dict[str, str]) -> EstimatedPlan | None:
-    """The plan of a row; None if a figure of the row is malformed."""
+    """Returns the plan of a row; None if a figure of the row is malformed."""
     settings = tuple(
         (name.partition(".")[2] if not name.startswith(MAPPING) else name, text)
         for name, text in row.items()
@@ -231,7 +231,7 @@ def _broken_down(
 def _detailed_plans(
     folder: Path, header: Header, result: SearchResult, kept: Sequence[StoredPropagation]
 ) -> tuple[Plan, ...]:
-    """The best plans and the script's own; if no plan was tried yet, the best estimates."""
+    """Returns the best plans and the script's own; if no plan was tried yet, the best estimates."""
 
     def is_shown(one: Candidate) -> bool:
         return words.is_ranked(one) and not words.is_duplicate(one)

@@ -34,8 +34,8 @@ _PLACE = 4  # x, y, z and core
 def timelines_of(
     result: SearchResult, hardware: HardwareModel | None, left_out: dict[Section, str]
 ) -> tuple[DrawnTimeline, ...]:
-    """The timelines of the best plans: their replays, or the schedules of pipelines without a
-    replay.
+    """Returns the timelines of the best plans: their replays, or the schedules of pipelines without
+    a replay.
 
     Args:
       hardware: the devices, with the layouts of these plans.
@@ -108,7 +108,7 @@ def _drawn(
 
 
 def _held(simulated: Simulated, pipeline: PipelineOutcome) -> tuple[HeldActivations, ...]:
-    """The activations that each rank holds, on its device with the most."""
+    """Returns the activations that each rank holds, on its device with the most."""
     size = {
         rank: max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
         for rank in range(len(simulated.held))
@@ -121,7 +121,8 @@ def _held(simulated: Simulated, pipeline: PipelineOutcome) -> tuple[HeldActivati
 
 
 def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[HeldActivations, ...]:
-    """The same from a drawn step: a microbatch is held from its `F` until its `B` or `W` ends."""
+    """Returns the same from a drawn step: a microbatch is held from its `F` until its `B` or `W`
+    ends."""
     held: list[HeldActivations] = []
     for rank in range(len(pipeline.actions)):
         size = max((one.activation_bytes for one in pipeline.stages if one.rank == rank), default=0)
@@ -140,7 +141,7 @@ def _held_in(timeline: Timeline, pipeline: PipelineOutcome) -> tuple[HeldActivat
 
 
 def wiring_of(fabric: Fabric) -> Wiring:
-    """The links of the devices, in plain values."""
+    """Returns the links of the devices, in plain values."""
     return Wiring(
         kind=fabric.kind,
         torus=fabric.torus,
@@ -158,8 +159,8 @@ def placed(
     hardware: HardwareModel | None,
     left_out: dict[Section, str],
 ) -> tuple[Placed, ...]:
-    """The places of the plans' devices: of many granules the first, of a large one its first
-    planes.
+    """Returns the places of the plans' devices: of many granules the first, of a large one its
+    first planes.
 
     Args:
       hardware: the devices, with the layouts of the plans.

@@ -148,8 +148,8 @@ def _baseline(found: Discovery, target: Target) -> str:
 
 
 def _spanning(axes: Sizes, names: Sequence[str], granules: int) -> dict[str, int] | None:
-    """How often each axis is divided among slices or nodes, the first ones most; None if their
-    sizes cannot be divided so."""
+    """Divides the axes among slices or nodes, the first axes as far as possible. Returns the parts
+    of each axis; None if their sizes do not divide by the number of slices or nodes."""
     found: dict[str, int] = {}
     left = granules
     for name, size in axes:

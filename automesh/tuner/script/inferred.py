@@ -30,7 +30,7 @@ def inferred(
     progress: Progress,
     said: tuple[str, ...],
 ) -> tuple[SearchRequest, Target, SearchSpace]:
-    """The search space of a script whose step is for one device; result as of `space_for`.
+    """Returns the search space of a script whose step is for one device; result as of `space_for`.
 
     Args:
       said: notices for the user about its first run.
@@ -99,8 +99,8 @@ def _space(layout: Layout) -> SearchSpace:
 
 
 def _data_parallel(layout: Layout, devices: int, granules: int) -> str:
-    """The mapping that splits the batch over all devices, the usual first try; empty if they do not
-    divide it."""
+    """Returns the mapping that splits the batch over all devices, the usual first try; empty if
+    they do not divide it."""
     if DP not in layout.axes or layout.batch_parts % devices:
         return ""
     parts = [f"dcn.{DP}:{granules}"] if granules > 1 else []

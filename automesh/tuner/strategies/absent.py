@@ -173,12 +173,12 @@ class AbsentStrategy(Strategy):
         return estimates.waiting | (estimates.refused_by_step if estimates.found else frozenset())
 
     def _left(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled but may be."""
+        """Returns the plans that are not compiled but may be."""
         out = self._unpromising()
         return tuple(plan for plan in self._state().left() if plan not in out)
 
     def _may_fit(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled but may fit."""
+        """Returns the plans that are not compiled but may fit."""
         return self._belief_with(self._screened | self._compiled).may_fit(self._left())
 
     def _belief_with(self, known: Mapping[Plan, Outcome]) -> MemoryBelief:
@@ -188,7 +188,7 @@ class AbsentStrategy(Strategy):
     def _worth_asking(
         self, order: Sequence[Plan], done: Mapping[Plan, Outcome]
     ) -> tuple[Sequence[Plan], dict[Plan, Outcome]]:
-        """The plans that may be compiled now, and the compiled outcomes.
+        """Returns the plans that may be compiled now, and the compiled outcomes.
 
         Args:
           done: outcomes of the rung so far, judged without the reserve.
@@ -310,7 +310,7 @@ class AbsentStrategy(Strategy):
         return f"{said}; {plans} {wait} for an estimate, so run the same command to go on"
 
     def _belief(self) -> str:
-        """The belief about the plans that were not compiled, by estimate and replay."""
+        """Returns the belief about the plans that were not compiled, by estimate and replay."""
         state, may_fit = self._state(), self._may_fit()
         said = state.belief(state.best_s(), may_fit, how="replayed")
         left_out = len(self._left()) - len(may_fit)

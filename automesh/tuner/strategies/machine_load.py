@@ -29,7 +29,8 @@ def load_words() -> str:
 
 
 def _others() -> list[str]:
-    """The busiest processes that do not belong to this search, with their share of a core."""
+    """Returns the busiest processes that do not belong to this search, with their share of a
+    core."""
     me = psutil.Process()
     mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
     seen: list[tuple[psutil.Process, str]] = []

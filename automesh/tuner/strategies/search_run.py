@@ -52,11 +52,12 @@ class Strategy(Protocol):
         ...
 
     def header(self, header: Header) -> Header:
-        """The final header of the search; a strategy may add notices."""
+        """Returns the final header of the search; a strategy may add notices."""
         return header
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
-        """The footer: how the search ended, and the belief about the plans that were not tried."""
+        """Returns the footer: how the search ended, and the belief about the plans that were not
+        tried."""
         ...
 
     def keeps_rule(self, path: Path) -> str:
@@ -66,8 +67,8 @@ class Strategy(Protocol):
 
 
 def unsteady_time_notice(result: SearchResult) -> str:
-    """A notice that the time of the best plan is uncertain, with the load of the machine; empty if
-    it is certain, or was not measured in fresh processes."""
+    """Returns a notice that the time of the best plan is uncertain, with the load of the machine;
+    empty if it is certain, or was not measured in fresh processes."""
     best = best_of(result)
     outcome = best.outcome if best is not None else None
     if best is None or not isinstance(outcome, Measured) or not outcome.confirmed:

@@ -57,7 +57,7 @@ class SqlLeases:
         self.seen = Sightings()
 
     def noting(self, skipped: Skipped) -> Self:
-        """The same table, and what was seen in it; what is damaged is named elsewhere."""
+        """Returns the same table, and what was seen in it; what is damaged is named elsewhere."""
         other = copy.copy(self)
         other._skipped = skipped
         return other

@@ -97,7 +97,8 @@ def _server_url(text: str, match: re.Match[str]) -> str:
 
 
 def _file_of(text: str) -> Path:
-    """The path in `kind:///relative`, `kind:////absolute` (as SQLAlchemy has it) or `kind:path`."""
+    """Returns the path in `kind:///relative`, `kind:////absolute` (as SQLAlchemy has it) or
+    `kind:path`."""
     scheme, _, rest = text.partition(":")
     if rest.startswith("//"):
         if scheme.startswith("sqlite") and not rest.startswith("///"):

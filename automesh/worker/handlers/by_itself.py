@@ -13,7 +13,7 @@ _LEAST_S, _MOST_S, _TIMES = 20.0, 120.0, 4.0
 
 
 def blamed(error: UsageError, entry: Entry, took_s: float) -> UsageError:
-    """The same error, with a hint that says whether the script also fails alone.
+    """Returns the same error, with a hint that says whether the script also fails alone.
 
     Args:
       took_s: seconds that the failed run took.

@@ -22,7 +22,7 @@ _WANTED = os.environ.get(CPU_DEVICES, "")
 
 
 def wanted_devices() -> int:
-    """The number of virtual CPU devices of this worker's target; 0 if jax chooses it."""
+    """Returns the number of virtual CPU devices of this worker's target; 0 if jax chooses it."""
     return int(_WANTED) if _WANTED.isdecimal() else 0
 
 

@@ -44,8 +44,8 @@ class Trials:
     def named(
         self, active: tuple[str, ...], size: int, mapping: LogicalAxes
     ) -> tuple[str, ...] | None:
-        """The axes of `active` that the step names when they have size `size`; None if it refuses
-        them."""
+        """Returns those axes of `active` that the step's shardings name when each has size `size`;
+        None if the step refuses these sizes."""
         names, platform = self.job.axis_names, self.job.platform
         axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in names]
         try:
@@ -70,8 +70,8 @@ class Trials:
 
 
 def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ()) -> tuple[str, ...]:
-    """The axes that the step uses. They are tried at sizes above 1, since some scripts ignore
-    others.
+    """Returns the axes that the step uses. They are tried at sizes above 1, since some scripts
+    ignore others.
 
     As many axes as the devices allow are tried at once. An axis that is not named then is tried
     alone, since the step may use it only while others are 1.
@@ -101,8 +101,8 @@ _STANDS_FOR = "logical_axis_{}"
 
 
 def default_mapping(defaults: LogicalAxes | None, listed: LogicalAxes) -> LogicalAxes:
-    """The mapping that `build` gets by default: its own one, completed by the first choices of the
-    search space.
+    """Returns the mapping that `build` gets by default: its own one, completed by the first choices
+    of the search space.
 
     Returns:
       The mapping; empty if the space lists no logical axis, or `build` takes none.
@@ -139,7 +139,8 @@ def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) ->
 def _arrays(
     trials: Trials, logical: list[str], sizes: Mapping[str, int]
 ) -> tuple[SplitArray, ...] | str:
-    """The arrays of the step on a mesh with an axis for every logical axis; or why this fails.
+    """Returns the arrays of the step on a mesh with an axis for every logical axis; or why this
+    fails.
 
     Args:
       sizes: sizes of the axes that are larger than 1.
@@ -196,7 +197,8 @@ def _sizes(arrays: tuple[SplitArray, ...], logical: str) -> set[int]:
 
 
 def _flexible(array: SplitArray, rounded: set[tuple[str, int]]) -> SplitArray:
-    """The array with size 0, which every number divides, for dimensions that the step rounds up."""
+    """Returns the array with size 0, which every number divides, for dimensions that the step
+    rounds up."""
     parts = tuple(
         SplitDimension(
             place=part.place,

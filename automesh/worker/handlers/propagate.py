@@ -70,7 +70,7 @@ class Propagations:
         return stages.propagate(sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter)
 
     def _stages(self, job: PropagateJob, ranks: int, enter: Callable[[str], None]) -> Stages | None:
-        """The stages of a pipeline with `ranks` ranks; None if the step is no pipeline."""
+        """Returns the stages of a pipeline with `ranks` ranks; None if the step is no pipeline."""
         if ranks not in self._pipelines:
             enter("build")
             sizes = dict(job.sizes)

@@ -271,7 +271,7 @@ def with_or_without_shown_devices(
 
 @cache
 def _shown(one: AbsentDevices) -> Sequence[Any]:
-    """The devices of a topology, or stand-ins if no compile-only client provides them."""
+    """Returns the devices of a topology, or stand-ins if no compile-only client provides them."""
     if one.is_attached:
         return fake_devices(one)
     try:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.mesh.axes import MeshAxis, Plan
+from automesh.mesh.axes import MeshAxis, Plan, spelled
 from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
 from automesh.space.spec import read_space
 from automesh.tuner.command.space import restricted, space_of
@@ -21,7 +21,6 @@ from automesh.tuner.command.template import (
     Template,
     find_program,
     parse_template,
-    spelled,
 )
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(

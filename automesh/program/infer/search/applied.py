@@ -100,7 +100,7 @@ class AppliedStep:
         return jax.eval_shape(self.function, *args, **kwargs)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves that the prepared step takes: static arguments are left out."""
+        """Returns the leaves that the prepared step takes: static arguments are left out."""
         whole, named = self._whole(args, kwargs)
         return jax.tree.leaves(self._split(whole, named).dynamic(whole, named))
 
@@ -191,8 +191,9 @@ class AppliedStep:
         return _ReadyStep(shardings=before, jitted=jitted, results=jax.tree.structure(results))
 
     def _shardings_of(self, call: TracedCall) -> tuple[Any, ...]:
-        """The sharding of each leaf of the arguments. An array that no pattern covers keeps its
-        sharding if it is on the mesh already, as gradients that another applied step has made."""
+        """Returns the sharding of each leaf of the arguments. An array that no pattern covers keeps
+        its sharding if it is on the mesh already, as gradients that another applied step has
+        made."""
         found: list[Any] = []
         missing: dict[str, int] = {}
         for name, leaf in zip(call.names, call.leaves, strict=True):
@@ -279,7 +280,7 @@ def _name(function: Any) -> str:
 
 
 def _form(leaf: Any) -> tuple[Any, ...]:
-    """The properties of a leaf that a trace depends on."""
+    """Returns the properties of a leaf that a trace depends on."""
     if not hasattr(leaf, "dtype"):
         return (), type(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
     return leaf_shape(leaf), str(leaf.dtype), bool(getattr(leaf, "weak_type", False))
@@ -296,7 +297,8 @@ def _is_on(leaf: Any, mesh: Mesh) -> bool:
 
 
 def _on_mesh(constant: Any, mesh: Mesh) -> Any:
-    """An array that the step holds; one that was put on a device is copied to all of the mesh."""
+    """Returns an array that the step holds; one that was put on a device is copied to all of the
+    mesh."""
     if not _is_committed(constant) or _is_on(constant, mesh):
         return constant
     return jax.device_put(constant, NamedSharding(mesh, PartitionSpec()))

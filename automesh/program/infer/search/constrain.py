@@ -87,7 +87,7 @@ def _new(renamed: Mapping[Any, Any], atom: Any) -> Any:
 
 
 def _constraint(variable: Any, to: NamedSharding) -> Any:
-    """The equation that jax traces for a constraint of an array."""
+    """Returns the equation that jax traces for a constraint of an array."""
     equation = _traced(tuple(variable.aval.shape), variable.aval.dtype, to)
     made = core.Var(variable.aval)
     return equation.replace(invars=[variable], outvars=[made])
@@ -102,8 +102,8 @@ def _traced(shape: tuple[int, ...], dtype: Any, to: NamedSharding) -> Any:
 
 
 def _with_bodies(params: Mapping[str, Any], wanted: Mapping[int, Sequence[_Wanted]]) -> Any:
-    """The parameters of an equation with constraints in its programs, which are numbered in the
-    order of `jax.extend.core.jaxprs_in_params`."""
+    """Returns the parameters of an equation with constraints in its programs, which are numbered in
+    the order of `jax.extend.core.jaxprs_in_params`."""
     count = 0
 
     def changed(value: Any) -> Any:

@@ -92,8 +92,8 @@ def _replaced(
 
 
 def _prefix(known: _Leaves, made: _Leaves, start: int) -> _Path | None:
-    """The keys that lead to a part of the results with the structure of an argument; None if the
-    leaves from `start` on are no such part."""
+    """Returns the keys that lead to a part of the results with the structure of an argument; None
+    if the leaves from `start` on are no such part."""
     prefix: _Path | None = None
     for place, (path, form) in enumerate(zip(known.paths, known.forms, strict=True), start):
         if made.forms[place] != form:
@@ -107,7 +107,7 @@ def _prefix(known: _Leaves, made: _Leaves, start: int) -> _Path | None:
 
 
 def _children(known: _Leaves) -> list[tuple[_Leaves, int, str]]:
-    """The parts of a tree, each with the place of its first leaf and its key."""
+    """Returns the parts of a tree, each with the place of its first leaf and its key."""
     found: list[tuple[_Leaves, int, str]] = []
     begun = 0
     for place in range(1, len(known.paths) + 1):

@@ -14,8 +14,8 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 
 
 def shares_of(classes: StepClasses, names: Sequence[str], *, axis: str) -> tuple[Shares, ...]:
-    """The numbers of parameter elements that classes split over an axis. Each element is one
-    multiplication per token of a batch. Tables that are only looked up do not count.
+    """Returns the numbers of parameter elements that classes split over an axis. Each element is
+    one multiplication per token of a batch. Tables that are only looked up do not count.
 
     Args:
       names: names of the classes that may be split over the axis.

@@ -147,8 +147,8 @@ def apply_to(
 
 
 def _without_first(step: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The jitted function that a method or a partial calls, with the arguments that it adds; the
-    step itself if there is none in it."""
+    """Returns the jitted function that a method or a partial calls, with the arguments that it
+    adds; the step itself if there is none in it."""
     core: Any = step
     first: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
@@ -167,5 +167,5 @@ def _without_first(step: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def _is_library_partial(step: Any) -> bool:
-    """`eqx.Partial`, which is what a method under `eqx.filter_jit` is."""
+    """Whether a value is an `eqx.Partial`: a method under `eqx.filter_jit` is one."""
     return filters_arrays(step) and all(hasattr(step, one) for one in ("func", "args", "keywords"))

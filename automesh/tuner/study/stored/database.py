@@ -30,11 +30,11 @@ _TRIALS = sa.table(
 class TolerantDatabase(RDBStorage):
     """Optuna's storage in a database.
 
-    Optuna reads all trials of a study at once, so that one row which it cannot read hides all
-    others; then this reads them one by one.
+    Optuna reads all trials of a study at once, so that one unreadable row hides all others. In that
+    case this class reads the rows one by one.
 
     Attributes:
-      skipped: takes the rows that are damaged.
+      skipped: gets the damaged rows.
     """
 
     skipped: Skipped

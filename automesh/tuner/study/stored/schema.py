@@ -125,7 +125,8 @@ def _tables_of_installed() -> Mapping[str, frozenset[str]]:
 
 
 def _check(made: SchemaRow, known: Mapping[str, frozenset[str]]) -> None:
-    """Raises ForeignSchema unless a row of the schema is one of a study's."""
+    """Checks that a row of the database's schema belongs to a study. Raises ForeignSchema if it
+    does not."""
     kind = str(made.kind)
     if kind == "index" and made.sql is None and made.table in known:
         return  # Of a key; SQLite makes it from the table.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from automesh.mesh.axes import spelled
 from automesh.mesh.evidence import Evidence
 from automesh.report.export.nouns import Setting
 from automesh.texts.terminal import clean
@@ -60,8 +61,4 @@ def xla_flags(setting: Setting) -> str:
     >>> xla_flags(Setting(axes=(), compiler_options=(("xla_a", True), ("xla_b", 2))))
     '--xla_a=true --xla_b=2'
     """
-    return " ".join(f"--{name}={_flag(value)}" for name, value in setting.compiler_options)
-
-
-def _flag(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"--{name}={spelled(value)}" for name, value in setting.compiler_options)

@@ -16,6 +16,7 @@ from automesh.mesh.shape import HybridMeshShape
 from automesh.report.export.baseline import read_baseline
 from automesh.report.export.frameworks import Granules, export_rules, import_rules
 from automesh.report.export.nouns import ExportWords
+from plugins.frameworks.tests.support.cases.exports import READERS
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
 
@@ -120,7 +121,7 @@ def test_the_evidence_stands_in_a_comment_that_nothing_ends() -> None:
         study="a\rb",
     )
     rules = rules_of(fsdp=(8, 1), evidence=evidence, match='x"\ny')
-    for name in ("maxtext", "axlearn", "levanter", "easydel", "tunix", "loadax"):
+    for name in READERS:
         text = export_rules(rules, name)
         comment = [line for line in text.split("\n") if line.startswith("#")]
         assert any("50.0 ms for a step, measured (95 % interval 40.0 ms" in one for one in comment)
@@ -135,7 +136,7 @@ def test_python_is_read_and_never_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["maxtext", "axlearn", "levanter", "easydel", "tunix", "loadax"])
+@pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(
     "text",
     ["", "\0", "[" * 5000, "a: &a [*a]", "mesh: {shape: 3, axis_names: 3}", "x = (", "mesh: 1",

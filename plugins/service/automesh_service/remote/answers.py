@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from automesh import limits
 from automesh.errors import UsageError
+from automesh.jsonio import adapter_of
 from automesh.reading import Malformed, parse_json
 from automesh.texts.terminal import clean, shortened
 
@@ -105,17 +105,12 @@ def read(data: bytes | str, kind: type[_T]) -> _T:
       WrongAnswer: it is none; names the first value that is wrong.
     """
     try:
-        return _adapter(kind).validate_json(data, strict=True)
+        return adapter_of(kind).validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])
         said = f"`{path}`: {first['msg']}" if path else first["msg"]
         raise WrongAnswer(_no_answer(said), hint=IS_IT) from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def _no_answer(said: str) -> str:
