@@ -88,8 +88,7 @@ def read_aim(
     """Reads the target and the search space of a request.
 
     Args:
-      check: is called before a script without `build` is run for its mesh, and raises for a request
-        that it refuses.
+      check: refuses what it can, before a script without `build` is run for its mesh.
 
     Returns:
       The request, which a script without `build` completes; the target; the space.
