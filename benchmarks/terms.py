@@ -41,6 +41,8 @@ XLA:
   (`sharding.partitioner`).
 * Halos of convolutions along a dimension that is split: Shardy takes them for nothing
   (`exchange_halos`).
+* TPUs: libtpu shares equal operations and folds transposes into products before it propagates
+  (`hlo_form`).
 * Gradients of weights that are split over a part of what is reduced: XLA reduces over that part
   first, slices, and then reduces over the rest (`reduce_first_what_is_sliced`).
 
