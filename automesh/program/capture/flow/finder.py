@@ -83,12 +83,11 @@ class StepFinder:
 
     Attributes:
       wanted: the name that the user gave; empty for the step that state flows through.
-      on_long_loop: called before a call that may be the whole training, so that it is not run with
-        its data.
-      known: the step, where an earlier run of the script has told it.
-      may_stop: asked, where the step is known, whether it is the one that is looked for; it is
-        told whether a gradient is taken in it, or the user wants it by its name. False to let the
-        script go on, for another step.
+      on_long_loop: is called before a call that may be the whole training, so that this call is run
+        without its data.
+      known: the step, where an earlier run of the script has found it.
+      may_stop: is asked once the step is known, with whether a gradient is taken in it or the user
+        named it; returns False where the script shall go on, to find another step.
       found: the step, once the script was stopped.
       has_gone_on: whether the script went on after its step was known.
     """
@@ -211,7 +210,7 @@ class StepFinder:
         return found
 
     def without_state(self) -> dict[str, SourceLine]:
-        """Of those that are called again and again, and of which nothing stays or comes back."""
+        """Returns those that are called again and again, without a result that stays or comes back."""
         candidates = self._candidates()
         found: dict[str, SourceLine] = {}
         for number, candidate in candidates.items():
