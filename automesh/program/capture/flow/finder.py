@@ -210,7 +210,7 @@ class StepFinder:
         return found
 
     def without_state(self) -> dict[str, SourceLine]:
-        """Returns those that are called again and again, without a result that stays or comes back."""
+        """Returns those that are called repeatedly, without a result that stays or comes back."""
         candidates = self._candidates()
         found: dict[str, SourceLine] = {}
         for number, candidate in candidates.items():
