@@ -174,7 +174,6 @@ def prepared(program: Any, *, is_plain: bool = False, platform: str = "") -> Pre
             _flatten(found, copy.operation)
         if platform == "tpu":
             fold_transposes(copy.operation, found.ir)
-            _run(found, ("func.func(cse)",), copy.operation)
         bring_to_hlo_form(copy.operation, found.ir)
         return PreparedModule(module=copy)
 
