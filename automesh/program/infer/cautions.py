@@ -248,12 +248,13 @@ def _of_whole_step(
             about=name,
         )
     if not any(array.role == Role.LOSS for array in results):
-        has_state = any(array.role != Role.OUTPUT for array in results)
-        yield Caution(
-            kind=CautionKind.NO_LOSS,
-            text="no loss comes out: numerics are compared by "
-            + ("the state" if has_state else "what is returned"),
-        )
+        if any(array.role != Role.OUTPUT for array in results):
+            said = "no loss comes out: numerics are compared by the state"
+        elif any("float" in array.dtype for array in results):
+            said = "no loss comes out: numerics are compared by what is returned"
+        else:
+            said = "no loss comes out, and no other number by which numerics could be compared"
+        yield Caution(kind=CautionKind.NO_LOSS, text=said)
     if turns != 1:
         how_many = f"{turns:,}" if turns else "an unknown number of"
         yield Caution(
