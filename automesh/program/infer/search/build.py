@@ -20,6 +20,7 @@ from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import Program, TracedCall, workload_of
 from automesh.program.carry.build import on_plan, ways_of
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.starts import note_again
 from automesh.program.carry.stored_step import (
     CarriedCall,
     StoredStep,
@@ -40,12 +41,8 @@ Run = Callable[[Entry, Callable[[TracedCall, Mesh], None]], Callable[[Mesh], Wor
 
 def inferred_build(entry: Entry) -> Callable[..., Workload]:
     """The function `build(mesh, mapping)` of a script that makes no mesh, whose step is stored."""
-    capture = entry.capture
-    assert capture is not None and capture.layout is not None
-    folder, layout = Path(capture.folder), capture.layout
-    step = read_step(folder)
-    set_config(step)
-    with_values = not capture.without_arrays
+    capture, layout, step = _stored(entry)
+    folder, with_values = Path(capture.folder), not capture.without_arrays
 
     def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
         if with_values:
@@ -54,6 +51,15 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
         return workload_of(on_mesh(call, layout, capture, mesh, mapping or {}), capture, mesh)
 
     return build
+
+
+def _stored(entry: Entry) -> tuple[Capture, Layout, StoredStep]:
+    """How a script is run, what is searched for it, and its stored step; sets jax as it was there."""
+    capture = entry.capture
+    assert capture is not None and capture.layout is not None
+    step = read_step(Path(capture.folder))
+    set_config(step)
+    return capture, capture.layout, step
 
 
 def _check_values(step: StoredStep, entry: Entry) -> None:
@@ -77,12 +83,8 @@ def rearranged_build(entry: Entry, run: Run) -> Callable[..., Workload]:
       run: makes the function that runs the script on a mesh, for those to which the step cannot be
         carried; it hands on the call of the step and the script's mesh.
     """
-    capture = entry.capture
-    assert capture is not None and capture.layout is not None
-    folder, layout = Path(capture.folder), capture.layout
-    step = read_step(folder)
-    set_config(step)
-    with_values = not capture.without_arrays
+    capture, layout, step = _stored(entry)
+    folder, with_values = Path(capture.folder), not capture.without_arrays
     ways, told = ways_of(capture.carried_by or "trace"), list[str]()
 
     def build(mesh: Mesh, mapping: Mapping[str, Any] | None = None) -> Workload:
@@ -94,6 +96,7 @@ def rearranged_build(entry: Entry, run: Run) -> Callable[..., Workload]:
             if not told:
                 told.append(error.message)
                 note(f"{Path(entry.location).name} is run for its step: {error.message}")
+                note_again(capture.folder, error.message)
             carried = _by_running(entry, mesh, run)
         call = rearranged(carried.call, layout, capture, carried.made, mapping or {})
         return workload_of(call, capture, carried.made)
