@@ -54,7 +54,7 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
 
 
 def _stored(entry: Entry) -> tuple[Capture, Layout, StoredStep]:
-    """How a script is run, what is searched for it, and its stored step; sets jax as it was there."""
+    """How a script is run, what is searched for it, and its stored step; sets jax accordingly."""
     capture = entry.capture
     assert capture is not None and capture.layout is not None
     step = read_step(Path(capture.folder))
