@@ -26,7 +26,7 @@ _ECHO = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one process of a gang says, or what is said of it.
+    """What one process of a gang reports, or what the search reports about a process that is gone.
 
     Attributes:
       host: the host that it runs on.
@@ -55,7 +55,7 @@ class RankReport:
 
 
 def cause_of(reports: Sequence[RankReport]) -> RankReport:
-    """Returns the report of the process that failed first, as far as can be told.
+    """Returns the report of the process that failed first, as far as the reports show it.
 
     Args:
       reports: at least one.

@@ -246,7 +246,8 @@ def wait_for(
       False if nothing answers in time.
 
     Raises:
-      UsageError: the search answers, but no channel is possible; says why. The search is told, too.
+      UsageError: the search answers, but no channel is possible; says why. The search gets the same
+        reason.
     """
     ready, deadline_s = grpc.channel_ready_future(channel), time.monotonic() + wait_s
     is_told = False

@@ -77,7 +77,7 @@ class CalibrationRequest:
 
     @property
     def memory_limit_bytes(self) -> int:
-        """Of one process: 0, its share of what is free."""
+        """The limit for the memory of one process; 0 stands for its share of the free memory."""
         return 0
 
 

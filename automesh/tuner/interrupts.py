@@ -15,9 +15,10 @@ _PATIENCE_S = 0.5
 
 
 def end_on_sigterm() -> None:
-    """Lets SIGTERM end this process as Ctrl-C does: with what is known so far, and how to go on.
+    """Lets SIGTERM end this process as Ctrl-C does: the process shows what is known so far, and how
+    to go on.
 
-    For the command line alone: a program that calls the API must still end when it is told to.
+    Only the command line calls this: a program that calls the API must still end at SIGTERM.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)

@@ -126,7 +126,7 @@ class Preparation:
 
 
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
-    """Returns the step as workers are told of it.
+    """Returns the reference to the step that is sent to workers.
 
     Args:
       inspection: None before it is inspected.

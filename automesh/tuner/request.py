@@ -283,7 +283,8 @@ def _check_options(
 def _check_words(
     options: SearchOptions, targets: Sequence[str], spelled: Callable[[str], str]
 ) -> None:
-    """Checks that workers and studies can be told of all that is said, and that paths can be some.
+    """Checks that each text of the options can be sent to workers and stored in studies, and that
+    each path is a possible one.
 
     Raises:
       UsageError: names the option.
@@ -442,7 +443,8 @@ def _check_source(path: Path, location: str) -> None:
 def defines(path: Path, name: str) -> bool:
     """Whether a script may have something called `name` at its top level.
 
-    What cannot be told from its text is taken for a yes: importing the script says what is wrong.
+    If the text of the script does not answer this, the answer is True: the import of the script
+    then says what is wrong.
     """
     try:
         body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body

@@ -219,7 +219,7 @@ def _scope_of(
 
 
 def _replay_speeds(target: Target, preparation: Preparation) -> str:
-    """With which speeds schedules are replayed, in words; empty where none are."""
+    """Returns a phrase about the speeds with which schedules are replayed; empty where none are."""
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
     except UsageError:  # The estimates say why.

@@ -283,10 +283,10 @@ def notices_of(legal: LegalPlans, estimates: Estimates) -> tuple[str, ...]:
 
 
 def _step_on_virtual_devices(preparation: Preparation, target: Target) -> StepRef:
-    """The step for the workers that lower it on virtual CPU devices.
+    """Returns the step for the workers that lower it on virtual CPU devices.
 
-    User code that asks for devices is told of the target's. Where they are attached, too: these
-    workers do not have them.
+    User code that asks for devices gets those of the target, even if they are attached to this
+    machine: these workers do not have them.
     """
     step, found, aim = preparation.step, preparation.inspection, preparation.aim
     if target.absent is not None or aim.platform == "cpu":

@@ -27,7 +27,7 @@ def executables_folder(
 ) -> Generator[Path]:
     """Makes the folder for a study's executables, in `$AUTOMESH_CACHE` or the user's cache.
 
-    If others may write there, the folder is a temporary one, and the user is told why.
+    If others may write there, the folder is a temporary one, and `notice` gets the reason.
 
     Args:
       study: the study's folder; each study has executables of its own.

@@ -248,7 +248,7 @@ def _hbm_bytes(one: AbsentDevices) -> int:
 
 
 def attached() -> list[Any]:
-    """Returns the real devices, whatever user code is told."""
+    """Returns the real devices, whatever devices user code sees."""
     return _STATE.real.get("devices", jax.devices)()
 
 

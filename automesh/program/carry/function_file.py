@@ -38,7 +38,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     """Writes the function of a call, with its static arguments and the form of the others.
 
     Args:
-      leaves: of the dynamic arguments; whoever reads it gives others in their place.
+      leaves: leaves of the dynamic arguments; the reader of the file replaces them with its own.
       handed: takes the meshes and arrays that the function refers to.
 
     Raises:

@@ -58,15 +58,15 @@ def _buffer(reference: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What a visit gave.
+    """The result of a visit.
 
     Attributes:
       samples_s: seconds per step.
       losses: scalar floats of the first steps, in order.
       setup_s: seconds before the first sample.
-      state_s: those of them that made the state and warmed up.
-      peak_bytes: most bytes in use on one device, 0 where that cannot be told.
-      first: what the first step gave, where losses are recorded.
+      state_s: the part of `setup_s` that made the state and warmed up.
+      peak_bytes: the most bytes in use on one device; 0 where the device does not report them.
+      first: the outputs of the first step, if losses are recorded.
     """
 
     samples_s: tuple[float, ...]

@@ -194,7 +194,7 @@ def split_of(workload: Workload, function: Any, traced: jax.stages.Traced) -> Sp
         if candidate is not None and _fits(candidate, workload, traced):
             return candidate
     raise UsageError(
-        "which arguments of the step are static cannot be told from its trace",
+        "the trace of the step does not show which of its arguments are static",
         hint="list their positions in `Workload(static_argnums=...)`",
     )
 

@@ -216,7 +216,7 @@ class Timer:
     def write(self, **line: Any) -> None:
         """Adds a whole line to the file at once; if that fails, the timer stops."""
         text = self._kept.encode(line) + "\n"
-        # A link in its place was put there by somebody else.
+        # If the path is a link by now, somebody else has put it there.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
             descriptor = os.open(self._place, flags, 0o666)

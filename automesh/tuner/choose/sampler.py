@@ -97,7 +97,8 @@ def propose(
         while len(chosen) < number:
             trial = study.ask(space.distributions)
             row = space.nearest(trial.params, is_free)
-            # The nearest plan is told as its own point, once its time is known.
+            # This trial only proposes. The nearest plan is added as a trial of its own when its
+            # time is known.
             study.tell(trial, state=TrialState.FAIL)
             if row is None:
                 break

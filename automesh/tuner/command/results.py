@@ -74,7 +74,7 @@ class Runs:
         return [one for one in self.found.get(plan, {}).values() if isinstance(one, Measured)]
 
     def failure(self, plan: Plan) -> Failure | None:
-        """What befell the plan, in whichever of its runs; None if nothing."""
+        """Returns the first failure among the runs of the plan; None if no run failed."""
         failures = (one for one in self.found.get(plan, {}).values() if isinstance(one, Failure))
         return next(failures, None)
 
@@ -187,7 +187,7 @@ def judge(runs: Runs, baseline: Sequence[Plan]) -> Judged:
 def _compared(reference: Measured, one: Measured) -> tuple[Numerics, str]:
     if not one.losses:
         return "unverified", "it told no losses"
-    # How many are told may depend on when the run was ended.
+    # A run may have been ended early, so the two may have recorded different numbers of losses.
     common = min(len(reference.losses), len(one.losses))
     found = compare_losses(
         reference.losses[:common], one.losses[:common], one.loss_dtype or "bfloat16"

@@ -552,7 +552,7 @@ class CommandStrategy(Strategy):
         return "no plan could be run"
 
     def header(self, header: Header) -> Header:
-        """See `Strategy`: what was noticed of the runs is told, too."""
+        """Adds the notices about the runs to the header; see `Strategy`."""
         if not self._notices:
             return header
         facts = header.facts

@@ -86,11 +86,12 @@ def space_of(template: Template) -> CommandSpace:
 
 
 def restricted(space: SearchSpace, template: Template) -> CommandSpace:
-    """What of a space a template can express; the rest is a notice (shipped space) or an error.
+    """Returns the part of a space that a template can express. The rest becomes a notice for a
+    shipped space, and an error for a user's own.
 
     Raises:
-      UsageError: an unknown placeholder, or one that does not suit; a user's own space has what the
-        command cannot be told.
+      UsageError: a placeholder is unknown or does not suit; or a user's own space has something
+        that the template cannot express.
     """
     parts, notices = _parts(template), list[str]()
     known = {axis.name: axis for axis in space.axes}
@@ -152,7 +153,7 @@ def _parts(template: Template) -> dict[str, set[Part]]:
 
 
 def _spans(parts: set[Part]) -> bool:
-    """Whether an axis with these placeholders can be told its size between granules."""
+    """Whether the placeholders of an axis can pass its size between granules to the command."""
     return parts != {"ici"}
 
 
@@ -182,7 +183,7 @@ def _leave_out(space: SearchSpace, kind: str, names: Sequence[str], notices: lis
 
 def _refuse_what_commands_lack(space: SearchSpace, notices: list[str]) -> None:
     for table, name, why in (
-        (space.mapping, "mapping", "a command is told sizes and knobs, no mapping"),
+        (space.mapping, "mapping", "a command takes sizes and knobs, no mapping"),
         (space.compiler_options, "compiler_options", "automesh does not compile a command's step"),
     ):
         if table and not space.shipped:

@@ -112,16 +112,16 @@ class SeenStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What is known of a run's steps.
+    """The steps of a run, as far as they are known.
 
     Attributes:
       samples_s: seconds per step, of the samples that count.
-      seen: steps that were reported or timed, those that do not count included.
-      losses: the first ones.
-      loss_dtype: the coarsest float type that takes part in them.
-      is_enough: True if the run need not go on.
-      step: what was timed; None unless it was captured.
-      problem: why nothing was found, if that can be told, and what to do; both may be empty.
+      seen: number of steps that were reported or timed, also those that do not count.
+      losses: losses of the first steps.
+      loss_dtype: the coarsest float type that the losses were computed with.
+      is_enough: whether the run may end now.
+      step: the step that was timed; None unless it was captured.
+      problem: why nothing was found, as far as that is known, and what to do; may be empty.
     """
 
     samples_s: tuple[float, ...] = ()
@@ -204,12 +204,14 @@ def _check_pattern(pattern: str) -> None:
 
 
 class Tail:
-    """The whole lines of a file that grows, from a place on.
+    """Reads the whole lines of a file that grows, from an offset on.
 
     Args:
-      start: bytes that were there before.
-      before: the last of these, by which a file that was written anew is told from one that grew.
-      from_end: what to do with a file that has shrunk: skip what is in it, or read it all.
+      start: the offset: bytes that the file had before.
+      before: the last of these bytes; if they differ now, the file was written anew and did not
+        grow.
+      from_end: whether to skip the contents of a file that has shrunk; otherwise it is read from
+        the start.
     """
 
     def __init__(

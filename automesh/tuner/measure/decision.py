@@ -77,7 +77,7 @@ class Records:
         return frozenset([*raced, *(plan for one in self.processes for plan, _ in one.seconds)])
 
     def of_machine(self, machine: str) -> Records:
-        """Those of one machine: seconds of different ones do not compare."""
+        """Returns the records of one machine: seconds of different machines cannot be compared."""
         return Records(
             races=tuple(race for race in self.races if race.machine == machine),
             processes=tuple(process for process in self.processes if process.machine == machine),

@@ -164,8 +164,8 @@ class FirstVisits:
         )
 
     def _alone(self, baseline: Sequence[Calibration]) -> Reference | None:
-        """Of a script that makes no mesh, the step as the script runs it, on one device, with its
-        time; None where it does not run so, and for any other script."""
+        """Times the step of a script that makes no mesh, as the script runs it, on one device.
+        Returns None for any other script, and where the step does not run so."""
         preparation = self.known.search.preparation
         capture = preparation.step.entry.capture
         if capture is None or capture.makes_mesh:

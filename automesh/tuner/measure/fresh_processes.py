@@ -198,7 +198,7 @@ def show_rows(progress: Progress, count: int, note: str) -> None:
 
 
 def figures_of(final: Final) -> dict[Plan, Figure]:
-    """Of every plan that ran in three processes at least."""
+    """Returns the figure of each plan that ran in at least three processes."""
     plans = dict.fromkeys(plan for row in final.rows for plan in row)
     found: dict[Plan, Figure] = {}
     for plan in plans:

@@ -402,7 +402,7 @@ def _compare(reference: Reference, answer: VisitAnswer) -> Agreement:
 
 
 def _said_of(paths: Sequence[str], most: int = 2) -> str:
-    """What is said of arguments with other values in another run."""
+    """Returns the sentence about arguments whose values differ between two runs."""
     shown = ", ".join(f"`{path}`" for path in paths[:most])
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return (

@@ -1,4 +1,4 @@
-"""The service: studies, rules and searches over HTTP, and what speaks to it."""
+"""The service: studies, rules and searches over HTTP, and its clients."""
 
 from automesh.package import count_as_ours
 

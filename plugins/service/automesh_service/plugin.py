@@ -1,4 +1,4 @@
-"""What automesh finds by the entry points of this distribution."""
+"""The objects that automesh finds by the entry points of this distribution."""
 
 from __future__ import annotations
 

@@ -73,9 +73,10 @@ def _incomplete(framework: Framework, what: str, missing: str) -> UsageError:
 
 @contextlib.contextmanager
 def kept_environment() -> Generator[None]:
-    """Puts back what a framework sets in the environment while it is imported or asked.
+    """Restores what a framework sets in the environment while it is imported or called.
 
-    A rule would be told as made under it, and the next plan would be built with it.
+    Otherwise a rule would record these settings as its own, and the next plan would be built with
+    them.
     """
     before = dict(os.environ)
     try:

@@ -190,7 +190,7 @@ class StageTransfer:
 
     @property
     def global_bytes(self) -> int:
-        """Of the whole array."""
+        """Bytes of the whole array."""
         return self.source.size * self.source.dtype.itemsize
 
     @property
@@ -396,17 +396,17 @@ class CompiledPipeline:
 
     @property
     def programs(self) -> Mapping[tuple[int, ActionKind], Any]:
-        """Of each stage and kind of action the compiled program: a `jax.stages.Compiled`."""
+        """The compiled program (a `jax.stages.Compiled`) of each stage and kind of action."""
         return self.stages.programs
 
     @property
     def meshes(self) -> tuple[jax.sharding.Mesh, ...]:
-        """Of each stage its submesh."""
+        """The submesh of each stage."""
         return self.stages.meshes
 
     @property
     def structure(self) -> Any:
-        """Of the tree of parameters."""
+        """The structure of the tree of parameters."""
         return self.parts.structures[0]
 
     @property
@@ -416,7 +416,7 @@ class CompiledPipeline:
 
     @property
     def activation_bytes(self) -> tuple[int, ...]:
-        """Of each stage what one microbatch keeps for its backward pass on one device."""
+        """Bytes on one device that one microbatch keeps for its backward pass, for each stage."""
         return tuple(
             sum(map(bytes_per_device, (*shapes.inputs, *shapes.saved)))
             for shapes in self.stages.shapes

@@ -85,7 +85,7 @@ class PipelineOptions:
         return schedule
 
     def residuals_of(self, num_stages: int) -> tuple[Residuals, ...]:
-        """Of each stage what it keeps for its backward pass.
+        """Returns what each stage keeps for its backward pass.
 
         Raises:
           UsageError: they are given for another number of stages.

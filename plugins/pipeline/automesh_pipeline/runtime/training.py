@@ -66,7 +66,7 @@ class LoweredPipeline:
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Of each stage its submesh."""
+        """The submesh of each stage."""
         return self.parts.meshes
 
     @property
@@ -135,12 +135,12 @@ class CompiledTraining:
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Of each stage its submesh."""
+        """The submesh of each stage."""
         return self.pipeline.meshes
 
     @property
     def programs(self) -> Mapping[tuple[int, str], Any]:
-        """Of each stage its actions that are run, and `update`."""
+        """The compiled programs of each stage: those of its actions, and `update`."""
         updates = {(stage, "update"): one for stage, one in self.updates.programs.items()}
         return {**self.pipeline.programs, **updates}
 
@@ -325,12 +325,12 @@ class TrainStep:
     def lower(
         self, state: TrainState, batch: Any, *, on: Callable[[Mesh], Mesh] | None = None
     ) -> LoweredPipeline:
-        """The step traced, cut, and its forward passes lowered; compiles nothing.
+        """Traces the step, cuts it into stages, and lowers their forward passes; compiles nothing.
 
         Args:
           state, batch: arrays, abstract or not; see `parts`.
-          on: of each stage's submesh the mesh of the same shape to lower and compile for in its
-            place. It is then compiled to look at, not to be run.
+          on: takes the submesh of a stage, and returns a mesh of the same shape to lower and
+            compile for. The programs are then compiled to be looked at, not to be run.
 
         Raises:
           UsageError: see `microbatch`.

@@ -36,11 +36,11 @@ _SHARDED = "F"
 def fingerprint_of_part(
     lowered: jax.stages.Lowered, order: CompileOrder, device_ids: Sequence[int]
 ) -> str:
-    """Of one of several programs that make up a step.
+    """Returns the fingerprint of one of several programs that make up a step.
 
     Args:
-      device_ids: of its submesh, in its order: meshes of equal sizes may lie on the same devices
-        in different ways.
+      device_ids: ids of the devices of the program's submesh, in the order of the submesh: meshes
+        of equal sizes may lie on the same devices in different ways.
     """
     program: Any = lowered
     return fingerprint(

@@ -76,7 +76,8 @@ def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
 
 
 def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
-    """Of the devices of fewer slices those at the places of the chosen ones, slice by slice."""
+    """Returns those devices, of a description with fewer slices, that have the places of the chosen
+    ones, slice by slice."""
     granules = sorted({_granule(device) for device in chosen})
     places = {_place(device, device.coords): device for device in devices}
     return [

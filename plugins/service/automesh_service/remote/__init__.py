@@ -1,1 +1,1 @@
-"""What commands and training scripts say to a service: `automesh submit`, rules by their URL."""
+"""Clients of a service: `automesh submit`, agents, and rules that are loaded by their URL."""

@@ -1,9 +1,10 @@
 """`automesh agent --server`: takes submissions of a service, and runs their searches here.
 
-The agent asks; nobody reaches it. For a submission it holds a lease, which it keeps by beats from a
-thread of their own. The search is a process that ends with the agent. What it says and finds is
-sent on while it runs. An agent that was lost hears at its next beat that its lease has ended, ends
-the search, and sends nothing more.
+The agent sends requests to the service; nothing connects to the agent. For a submission it holds a
+lease, and a separate thread keeps the lease by beats. The search is a process that ends with the
+agent. The agent sends the log and the results of the search to the service while it runs. If the
+service gave up the agent, the answer to its next beat says that the lease has ended; then it ends
+the search and sends nothing more.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ from automesh_service.submissions.state import check_state, check_studies, pack_
 from automesh_service.submissions.store import ENDED
 
 POLL_S = 2.0
-"""Between two times at which an agent without work asks for some."""
+"""Seconds between two requests for work by an agent that has none."""
 TICK_S = 0.5
 STATE_S = 20.0
-"""Between two states that are sent: a study is copied for it."""
+"""Seconds between two states that are sent: for each one the study is copied."""
 BEAT_S = 5.0
 _GIVE_UP_S = 900.0
-"""Without an answer: what is searched then, another agent does as well."""
+"""Seconds without an answer after which the agent gives up: by then another agent has the
+submission."""
 _KEPT_S = 7 * 86_400.0
-"""For which the folders of submissions stay that somebody else goes on with."""
+"""Seconds for which the folder of a submission is kept that another agent goes on with."""
 _LOST = (404, 409)
-_BUSY = (429, 502, 503, 504)  # also what a proxy says while the service is started again
+_BUSY = (429, 502, 503, 504)  # also the statuses of a proxy while the service restarts
 _NUMBER, _LEASE_ID = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_RUNS = 2**31
@@ -74,13 +76,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """What an agent is told.
+    """The options of an agent.
 
     Attributes:
-      name: of it, for people; empty for the name of the host.
-      takes: patterns of targets.
-      has: what submissions may need of this host.
-      folder: for bundles and studies.
+      name: a name for people; empty for the name of the host.
+      takes: patterns of the targets that it searches for.
+      has: labels of this host that submissions may need.
+      folder: the folder for bundles and studies.
     """
 
     name: str
@@ -94,8 +96,8 @@ class Beats:
     """Keeps a lease, in a thread of its own, until it is stopped.
 
     Attributes:
-      is_cancelled: the submission is to end.
-      is_lost: the lease has ended; nothing may be sent any more.
+      is_cancelled: whether the submission was cancelled.
+      is_lost: whether the lease has ended; then nothing may be sent any more.
     """
 
     server: Server
@@ -133,8 +135,9 @@ class Agent:
     """An agent of a service.
 
     Attributes:
-      say: shows a line to who started it.
-      is_stopping: it ends its search, gives the submission back, and ends.
+      say: shows a line to the user who started the agent.
+      is_stopping: whether it was asked to end: it ends its search, gives the submission back, and
+        ends.
     """
 
     server: Server
@@ -146,10 +149,10 @@ class Agent:
     _wish: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def serve(self) -> None:
-        """Works until it is told to stop.
+        """Works until it is asked to end.
 
         Raises:
-          UsageError: the service does not take its token.
+          UsageError: the service refuses its token.
         """
         self.end_left()
         while not self.is_stopping:
@@ -161,12 +164,13 @@ class Agent:
             self._remove_old()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """A signal that is to end it."""
+        """Handles a signal that asks the agent to end."""
         del number, frame
         self.is_stopping = True
 
     def end_left(self) -> None:
-        """Ends searches of a former agent: they have no lease any more, and keep the devices."""
+        """Ends searches of a former agent: they have no lease any more, but still use the
+        devices."""
         left = [find_search(job) for job in self.home.jobs.iterdir()]
         while alive := [one for one in left if one is not None and not one.has_ended()]:
             for one in alive:
@@ -174,18 +178,19 @@ class Agent:
             time.sleep(TICK_S)
 
     def take(self) -> Lease | None:
-        """Asks for work; None if there is none, or nobody answers.
+        """Asks for work; returns None if there is none, or nothing answers.
 
         Raises:
-          UsageError: the service does not take the token, or is of another version.
+          UsageError: the service refuses the token, or has another version.
         """
         offer = {
             "name": self.options.name or _host_name(),
             "takes": list(self.options.takes),
             "has": list(self.options.has),
             "place": str(self.home.folder),
-            # The same one until an answer comes: what was given with one that got lost is given
-            # again, and does not wait until its agent counts as lost.
+            # The same lease id is sent until an answer comes. If an answer got lost, the service
+            # then gives the same submission again, which need not wait until its agent counts as
+            # lost.
             "lease": self._wish,
             "cores": os.cpu_count() or 1,
             "memory_bytes": psutil.virtual_memory().total,
@@ -220,7 +225,7 @@ class Agent:
         """Runs the search of a submission to its end.
 
         Raises:
-          UsageError: the service does not take the token any more.
+          UsageError: the service does not accept the token any more.
         """
         self.say(f"submission {lease.number}: {clean(lease.order.entry)}, run {lease.run}")
         path = f"/v1/agent/leases/{lease.id}"
@@ -253,7 +258,7 @@ class Agent:
 
     def _started(self, lease: Lease, job: Path, path: str) -> SearchProcess:
         job.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if lease.state_run > run_of(job):  # Somebody else was further.
+        if lease.state_run > run_of(job):  # Another agent's state is newer.
             self._take_state(job, path)
         folder = job / "bundle"
         if not folder.exists():
@@ -266,7 +271,7 @@ class Agent:
         return found
 
     def _whole(self, path: str) -> bytes:
-        """A tar of the service."""
+        """Downloads a whole tar from the service."""
         answer = self.patiently(
             lambda: self.server.ask("GET", path, most_bytes=limits.BUNDLE_BYTES)
         )
@@ -283,7 +288,7 @@ class Agent:
         return place
 
     def _take_state(self, job: Path, path: str) -> None:
-        """Takes what another agent had found."""
+        """Unpacks the results of another agent."""
         data = self._whole(f"{path}/state")
         whole = Path(tempfile.mkdtemp(suffix=".draft", dir=job))
         try:
@@ -292,14 +297,15 @@ class Agent:
             unpack(whole / "state.tar", whole / "new")
             check_studies(whole / "new")
             put_in_place(whole / "new", job, whole)
-        except BadBundle as error:  # Nobody has to go on with it.
+        except BadBundle as error:  # The submission then begins anew.
             why = clean(error.message)
             self.say(f"the state of a former run is not taken, the search begins anew: {why}")
         finally:
             shutil.rmtree(whole, ignore_errors=True)
 
     def _follow(self, search: SearchProcess, beats: Beats, sender: _Sender) -> None:
-        """Until the search has ended; ends it when that is asked for."""
+        """Sends what the search writes until the search has ended; ends the search when that is
+        asked for."""
         sent_s = time.monotonic()
         while not search.has_ended():
             if self.is_stopping or beats.is_cancelled or beats.is_lost:
@@ -312,10 +318,11 @@ class Agent:
             self._wait(TICK_S, is_patient=True)
 
     def patiently(self, ask: Callable[[], _T]) -> _T:
-        """Asks again while nobody answers.
+        """Repeats a request while nothing answers.
 
         Raises:
-          Unreachable: for a quarter of an hour, or since it is told to stop.
+          Unreachable: nothing has answered for a quarter of an hour, or not since the agent was
+            asked to end.
           RefusedRequest: the service refuses.
         """
         end_s = time.monotonic() + _GIVE_UP_S
@@ -336,7 +343,7 @@ class Agent:
             time.sleep(min(0.1, seconds))
 
     def _remove_old(self) -> None:
-        """Removes what nobody has gone on with here for a week."""
+        """Removes folders that were not used for a week."""
         before_s = time.time() - _KEPT_S
         for job in self.home.jobs.iterdir():
             mark = job / "process.json"
@@ -351,10 +358,10 @@ class Agent:
 
 @dataclass(kw_only=True)
 class _Sender:
-    """What is sent of one run.
+    """Sends the log and the results of one run.
 
     Attributes:
-      trouble: why the last state was not taken; empty if it was.
+      trouble: why the service did not take the last state; empty if it did.
     """
 
     agent: Agent
@@ -367,12 +374,13 @@ class _Sender:
     _sign: str = ""
 
     def __post_init__(self) -> None:
-        # What is written from now on goes behind what the service has of the log.
+        # The log begins with what the service already has of it.
         self._at = self.lease.log_bytes
         self._shift = _size(self.job / "search.log") - self._at
 
     def send_log(self) -> None:
-        """What the search has said since; what is not taken now is sent the next time."""
+        """Sends what the search has written since the last call; what the service does not take now
+        is sent the next time."""
         with suppress(UsageError, OSError):
             while not self.beats.is_lost and self._at < limits.SEARCH_LOG_BYTES:
                 with open_regular(self.job / "search.log", follow=False) as log:
@@ -387,7 +395,8 @@ class _Sender:
                 self._at = kept.bytes
 
     def send_state(self, *, is_last: bool = False) -> None:
-        """What the search has so far, if it has changed; the last one patiently."""
+        """Sends the state of the search, if it has changed. If it is the last one, waits for an
+        answer."""
         self.trouble = ""
         try:
             state = pack_state(self.job)
@@ -406,17 +415,17 @@ class _Sender:
         try:
             self.agent.patiently(send) if is_last else send()
         except UsageError as error:
-            # One that was replayed had arrived, and its answer had not.
+            # The state had arrived before, and its answer was lost.
             if not (isinstance(error, RefusedRequest) and error.status == 412):
                 self.trouble = error.message
                 return
         self._sign = state.sign
 
     def end(self, code: int | None, *, said: str = "", is_meant: bool = False) -> str:
-        """Says how the search ended.
+        """Reports how the search ended.
 
         Returns:
-          What the submission is now, or why that is not known; empty if nobody has answered.
+          The state of the submission, or why it is not known; empty if nothing has answered.
         """
         body = dumps({"code": code, "said": said[:2_000], "is_meant": is_meant}).encode()
         headers = {"Content-Type": "application/json"}
@@ -426,18 +435,18 @@ class _Sender:
             )
             return answer.read(RunEnded).state
         except RefusedRequest as error:
-            # It may have heard the first time, and its answer got lost.
+            # The first request may have arrived, and its answer was lost.
             return "its lease has ended" if error.status in _LOST else ""
         except UsageError:
             return ""
 
 
 def read_lease(answer: Answer) -> Lease:
-    """A lease that a service offers. Of this answer every key counts: what an order asks for and
-    an agent does not know would not be done.
+    """Reads a lease that a service offers. Unlike in other answers, an unknown key is an error: it
+    may be an option of the order that this agent would not obey.
 
     Raises:
-      WrongAnswer: it is none, or has an order that may not be run.
+      WrongAnswer: it is no lease, or has an order that must not be run.
     """
     answer.check_type(*JSON)
     try:
@@ -467,7 +476,7 @@ def _size(path: Path) -> int:
 
 
 def _host_name() -> str:
-    """The name of the host, as far as a name may have its characters."""
+    """Returns the name of the host, with only the characters that a name may have."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
     return name[:64] or "agent"
 
@@ -476,7 +485,8 @@ def serve_agent(server: Server, options: AgentOptions, say: Callable[[str], None
     """Runs an agent until Ctrl-C or SIGTERM.
 
     Raises:
-      UsageError: its folder cannot be used, another agent uses it, or the service refuses it.
+      UsageError: its folder cannot be used, another agent uses the folder, or the service refuses
+        the agent.
     """
     home = open_home(options.folder)
     try:

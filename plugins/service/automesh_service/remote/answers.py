@@ -1,9 +1,10 @@
-"""What a service may answer: whatever it sends becomes one of these, or one sentence.
+"""The answers of a service: each one becomes a class of this module, or one sentence about what is
+wrong.
 
-Anybody may listen at the address of a service: a proxy that logs people in, another program, or
-somebody who lies. So each answer is checked here for its type, its keys, and the type and size of
-every value. A text of the service loses here what a terminal would obey. Keys that are unknown are
-passed over: a newer service may say more.
+Any program may listen at the address of a service: a login proxy, another server, or one that lies.
+So this module checks the type of each answer, its keys, and the type and size of every value. It
+removes control characters from texts, because a terminal would obey them. It ignores unknown keys:
+a newer service may send more.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ _T = TypeVar("_T")
 
 
 class WrongAnswer(UsageError):
-    """What was answered is not what a service answers."""
+    """The answer is not one that a service gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a service has answered; names of headers in small letters."""
+    """An answer of a service; the names of its headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def check_type(self, *types: str) -> None:
-        """Checks that the body is of one of some media types, and not packed.
+        """Checks that the body has one of some media types, and is not compressed.
 
         Raises:
-          WrongAnswer: it is not.
+          WrongAnswer: it has another type, or is compressed.
         """
         check_type(self.headers, *types)
 
     def text(self, *types: str) -> str:
-        """The body as text; raises as `check_type`, or it is no UTF-8."""
+        """Returns the body as text; raises as `check_type`, and if it is no UTF-8."""
         self.check_type(*types)
         try:
             return self.body.decode()
@@ -58,22 +59,22 @@ class Answer:
             ) from None
 
     def read(self, kind: type[_T]) -> _T:
-        """The body as one of the classes below.
+        """Reads the body as one of the classes below.
 
         Raises:
-          WrongAnswer: it is none; names the first value that is wrong.
+          WrongAnswer: it does not fit the class; names the first value that is wrong.
         """
         self.check_type(*JSON)
         return read(self.body, kind)
 
     def json_object(self, needed: str) -> dict[str, Any]:
-        """The body as an object of JSON within the bounds of what is read.
+        """Reads the body as a JSON object, within the bounds of what is read.
 
         Args:
-          needed: a key that it has; what else it has is not looked at.
+          needed: a key that the object must have; other keys are not checked.
 
         Raises:
-          WrongAnswer: it is none.
+          WrongAnswer: it is no such object.
         """
         try:
             found = parse_json(self.text(*JSON))
@@ -87,7 +88,7 @@ class Answer:
 
 
 def check_type(headers: Mapping[str, str], *types: str) -> None:
-    """As `Answer.check_type`, of headers."""
+    """Checks headers as `Answer.check_type` does."""
     packed = headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
         said = f"the service has answered with what is packed as {_quoted(packed)}, unasked"
@@ -99,10 +100,10 @@ def check_type(headers: Mapping[str, str], *types: str) -> None:
 
 
 def read(data: bytes | str, kind: type[_T]) -> _T:
-    """JSON of a service as one of the classes below.
+    """Reads JSON of a service as one of the classes below.
 
     Raises:
-      WrongAnswer: it is none; names the first value that is wrong.
+      WrongAnswer: it does not fit the class; names the first value that is wrong.
     """
     try:
         return adapter_of(kind).validate_json(data, strict=True)
@@ -135,7 +136,7 @@ def _shown_as_it_is(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""A sentence of the service: one line, of bounded length, that can be shown."""
+"""A sentence from the service: one line of bounded length that is safe to show."""
 Number = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 State = Literal["queued", "running", "found", "nothing", "failed", "cancelled"]
 StudyName = Annotated[str, StringConstraints(min_length=1, max_length=_NAME_CHARS)]
@@ -153,7 +154,7 @@ Size = Annotated[int, Field(ge=0, le=limits.SEARCH_LOG_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionTaken:
-    """A submission, as an answer to who sends it or goes on with it."""
+    """A submission, in the answer to the request that makes or resumes it."""
 
     number: Number
     state: State
@@ -161,7 +162,7 @@ class SubmissionTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HowItIs:
-    """What has become of a submission."""
+    """The state of a submission."""
 
     state: State
     said: Line
@@ -177,7 +178,7 @@ class SubmissionNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """Of a study, what a client needs."""
+    """The summary of a study, as far as a client needs it."""
 
     state: Line
     target: Target
@@ -185,7 +186,7 @@ class StudySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyNow:
-    """A study with its rule, or why it has none."""
+    """A study with its rule, or the reason why it has none."""
 
     study: StudySummary
     rule: RuleText
@@ -201,28 +202,28 @@ class LogLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatHeard:
-    """What an agent hears when it says that it is there."""
+    """The answer to an agent's beat."""
 
     is_cancelled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogKept:
-    """How much of a log a service has."""
+    """How many bytes of a log the service has."""
 
     bytes: Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """What has become of a submission whose search has ended."""
+    """The state of a submission after its search has ended."""
 
     state: State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """Why a request is refused."""
+    """The reason why a request is refused."""
 
     detail: Line = ""
     hint: Line = ""

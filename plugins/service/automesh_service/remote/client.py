@@ -1,4 +1,5 @@
-"""HTTP to a service: with its token, within bounds, never in the clear over a network."""
+"""An HTTP client for a service: sends its token, bounds every wait and size, and uses TLS over a
+network."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from automesh_service.remote.connection import Pace, TooMuch, open_answer, troub
 from automesh_service.remote.credentials import token_for
 from automesh_service.remote.patience import Patience, RefusedRequest, Unreachable
 
-_EVENTS_WAIT_S = 45.0  # three times as long as a service is ever silent
+_EVENTS_WAIT_S = 45.0  # three times the longest silence of a service's stream
 _REFUSAL_BYTES = 2**16
 _PORTS = {"http": 80, "https": 443}
-_NUMBER = re.compile(r"[\x21-\x7e]{1,64}")  # of an event: it is sent back in a header
+# characters of an event's number, which is sent back in a header
+_NUMBER = re.compile(r"[\x21-\x7e]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,8 @@ class Server:
     """A service by its address.
 
     Attributes:
-      url: without a slash at its end.
-      patience: with it, and what is said while it is waited for.
+      url: its address, without a slash at the end.
+      patience: how long to wait for the service, and how to report that.
     """
 
     url: str
@@ -67,12 +69,12 @@ class Server:
         """Sends a request and reads its answer.
 
         Args:
-          most_bytes: that are read of it.
+          most_bytes: the most bytes that are read of the answer.
 
         Raises:
-          Unreachable: nobody answers, or too slowly.
+          Unreachable: nobody answers, or the answer comes too slowly.
           WrongAnswer: its answer is larger than `most_bytes`.
-          RefusedRequest: the service refuses it; says what the service says.
+          RefusedRequest: the service refuses the request; has the reason that the service gives.
           UsageError: its certificate is not trusted.
         """
         send_s = limits.REMOTE_WAIT_S + len(body or b"") / limits.REMOTE_LEAST_BYTES_PER_S
@@ -91,14 +93,14 @@ class Server:
             return Answer(status=reply.status, headers=_named(reply.headers), body=data)
 
     def events(self, path: str, last: str) -> Iterator[Event]:
-        """The events of a stream, until it ends.
+        """Yields the events of a stream, until it ends.
 
         Args:
-          last: number of the event that one has; empty for none.
+          last: number of the last event that the caller has; empty for none.
 
         Raises:
-          Unreachable, RefusedRequest: as `ask`.
-          WrongAnswer: it is no stream of events.
+          Unreachable, RefusedRequest: as for `ask`.
+          WrongAnswer: the answer is no stream of events.
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
         pace = Pace(head_s=_EVENTS_WAIT_S, most_bytes=limits.REMOTE_EVENT_BYTES, is_stream=True)
@@ -118,7 +120,7 @@ class Server:
         request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
         for name, value in headers.items():
             request.add_header(name, value)
-        # Not with a request that was sent elsewhere.
+        # A request that was redirected does not get the token.
         request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         try:
             found = open_answer(request, pace, is_local=self.is_local)
@@ -133,7 +135,8 @@ class Server:
 
     def _refusal(self, error: urllib.error.HTTPError) -> UsageError:
         said = Said()
-        # What explains a refusal may be anybody's page: the status is told all the same.
+        # The body that explains a refusal may come from any program; the status is reported in any
+        # case.
         with suppress(OSError, http.client.HTTPException, ValueError):
             said = read(error.read(_REFUSAL_BYTES), Said)
         text = said.detail or _words_of(error.code)
@@ -173,7 +176,7 @@ def _words_of(status: int) -> str:
 
 
 def read_events(lines: IO[bytes]) -> Iterator[Event]:
-    """The events in a stream.
+    """Yields the events in a stream.
 
     Raises:
       OSError: the stream broke, or an event is larger than any that a service sends.
@@ -194,20 +197,20 @@ def read_events(lines: IO[bytes]) -> Iterator[Event]:
             kind = value
         elif name == "data":
             data.append(value)
-        elif not name:  # A comment, by which a service says that it is still there.
+        elif not name:  # A comment: the service sends it to show that it still runs.
             size -= len(line)
         elif name == "id" and _NUMBER.fullmatch(value):
             number = value
 
 
 def open_server(url: str, say: Callable[[str], None] | None = None) -> tuple[Server, str]:
-    """The service that a URL leads to, with its token, and the path behind its address.
+    """Returns the service that a URL leads to, with its token, and the path behind its address.
 
     Args:
-      say: shows a line while it is waited for; None: warnings in the log.
+      say: shows a line while the service is waited for; None: the lines are warnings in the log.
 
     Raises:
-      UsageError: no URL, one without TLS over a network, or there is no token.
+      UsageError: the URL is none, or leads over a network without TLS; or there is no token.
     """
     parts = _split(check_text(url))
     is_local = _is_this_machine(parts.hostname or "")

@@ -1,8 +1,8 @@
-"""HTTP whose other side may be anything: every wait and every size has a bound.
+"""HTTP with bounds on every wait and every size, because the other side may be any program.
 
-`urllib` bounds how long a socket may be silent. Whoever sends a byte a second, endless interim
-answers, headers, chunks or trailers, is never silent, and would keep a command for ever. So what is
-read here is timed and counted below the parser of HTTP.
+`urllib` bounds how long a socket may be silent. A server that sends a byte a second, or endless
+interim answers, headers, chunks or trailers, is never silent, and a command would wait for ever. So
+this module times and counts the bytes below the parser of HTTP.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from automesh.texts.terminal import clean
 
 _SHOWN_CHARS = 200
 _NO_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-_OF_TLS = ("\x15\x03", "\x16\x03")  # a record's kind and version, in place of a status line
+# kind and version of a TLS record, received where a status line should be
+_OF_TLS = ("\x15\x03", "\x16\x03")
 _NO_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 class TooMuch(OSError):
-    """More was sent than what is asked for can have."""
+    """More bytes arrived than the answer can have."""
 
 
 class TooSlow(OSError):
-    """What is sent arrives so slowly that it would never end."""
+    """The bytes arrive so slowly that the answer would never end."""
 
 
 @dataclass(kw_only=True)
@@ -40,11 +41,11 @@ class Pace:
     """How much one answer may still take, in seconds and bytes.
 
     Attributes:
-      head_s: for the head of the answer, after the request was sent.
-      most_bytes: of the body.
-      send_s: for the request to be taken.
-      is_stream: a body without an end, of which each silence is bounded, and nothing else.
-      is_connected: somebody has taken the connection.
+      head_s: seconds for the head of the answer, after the request was sent.
+      most_bytes: the most bytes of the body.
+      send_s: seconds for the request to be taken.
+      is_stream: whether the body has no end; then only each silence in it is bounded.
+      is_connected: whether the other side has accepted the connection.
     """
 
     head_s: float
@@ -58,18 +59,18 @@ class Pace:
     _is_head: bool = True
 
     def sent(self) -> None:
-        """The request is on its way: the time for the head begins."""
+        """Starts the time for the head: the request is on its way."""
         self._since_s, self._received, self._is_head = self.clock(), 0, True
 
     def body(self) -> None:
-        """The head is there."""
+        """Starts the time for the body: the head is here."""
         self._since_s, self._received, self._is_head = self.clock(), 0, False
 
     def left_s(self) -> float:
-        """How long the next part may take.
+        """Returns how long the next part may take.
 
         Raises:
-          TooSlow: no longer.
+          TooSlow: no time is left.
         """
         if self.is_stream and not self._is_head:
             return self.head_s
@@ -82,22 +83,22 @@ class Pace:
         return left_s
 
     def received(self, count: int) -> None:
-        """Counts what has arrived.
+        """Counts bytes that have arrived.
 
         Raises:
-          TooMuch: it is more than there can be.
+          TooMuch: they are more than the answer can have.
         """
         self._received += count
         most = limits.REMOTE_HEAD_BYTES
         if not self._is_head:
-            # What surrounds the parts of a body counts as well.
+            # The bytes between the parts of a body count as well.
             most += self.most_bytes + self.most_bytes // 2
         if self._received > most and (self._is_head or not self.is_stream):
             raise TooMuch
 
 
 class _TimedReader(io.RawIOBase):
-    """What a socket receives, at a pace."""
+    """Reads from a socket within the bounds of a pace."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, pace: Pace) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Paced(http.client.HTTPConnection):
-    """A connection whose answer is read at a pace."""
+    """A connection whose answer is read within the bounds of a pace."""
 
     def __init__(self, *given: Any, pace: Pace, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -166,7 +167,7 @@ class _Tls(urllib.request.HTTPSHandler):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A service sends nobody elsewhere: who does is something else."""
+    """Refuses redirects: a service sends none, so this is another program."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -178,14 +179,16 @@ def open_answer(
     """Sends a request, and reads the head of its answer.
 
     Args:
-      is_local: it goes to this machine: a proxy of the environment is none for that.
+      is_local: whether the request goes to this machine; then a proxy of the environment is not
+        used.
 
     Raises:
-      urllib.error.HTTPError: the answer is no success; its body can be read.
-      OSError, http.client.HTTPException, ValueError: there is none; `trouble_of` says why.
+      urllib.error.HTTPError: the answer has a status that is no success; its body can be read.
+      OSError, http.client.HTTPException, ValueError: there is no answer; `trouble_of` says why.
     """
     opener = urllib.request.OpenerDirector()
-    # Nothing for `file:` and `ftp:`; and to trust certificates takes as long as a request does.
+    # Without handlers for `file:` and `ftp:`, and with certificates loaded only for `https:`, since
+    # loading them takes as long as a request.
     handlers = [
         _NoRedirects(),
         urllib.request.HTTPDefaultErrorHandler(),
@@ -204,11 +207,11 @@ def open_answer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why there is no answer, in words of ours: what came instead is never quoted as it is.
+    """Why there is no answer, in our own words: text that came instead is never quoted as it is.
 
     Attributes:
       hint: what to do about it; empty if the usual one fits.
-      is_lasting: a second try would end in the same way, unless somebody changes something.
+      is_lasting: whether a second try would fail in the same way, until somebody changes something.
     """
 
     said: str
@@ -217,7 +220,7 @@ class Trouble:
 
 
 def trouble_of(error: Exception, pace: Pace, *, is_tls: bool) -> Trouble:
-    """What kept an answer from being read."""
+    """Returns the reason why an answer could not be read."""
     reason = getattr(error, "reason", error)
     cause = reason if isinstance(reason, Exception) else error
     if isinstance(cause, http.client.RemoteDisconnected | ConnectionResetError):

@@ -1,7 +1,8 @@
-"""Which token a command or a script shows to a service: never an argument, which others can read.
+"""The token that a command or a script sends to a service. It is never an argument, which others
+could read.
 
-A service that listens on this machine alone writes its token to a private file of its account, so
-that whoever started it need not copy one.
+A service that listens on this machine alone writes a token to a private file of its account, so
+that the commands of this account need no copy of it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _HINT = f"set {TOKEN}, or let {TOKEN_FILE} name a file of mode 0600 with the tok
 
 
 def token_for(port: int, *, is_local: bool, environ: Mapping[str, str] = os.environ) -> str:
-    """The token for a service.
+    """Returns the token for a service.
 
     Args:
-      port: of its address.
-      is_local: its address is one of this machine's own.
+      port: the port in the service's address.
+      is_local: whether the address is one of this machine.
 
     Raises:
-      UsageError: there is none, or others may read its file.
+      UsageError: there is no token, or others may read its file.
     """
     if token := environ.get(TOKEN, "").strip():
         return token
@@ -66,7 +67,7 @@ def _word(port: int) -> Path:
 
 
 def leave_word(port: int, token: str) -> None:
-    """Lets commands of this account find the token of the service that this process is.
+    """Writes the token of this service to a file, where commands of this account find it.
 
     Raises:
       UsageError: the folder cannot be written, or others may enter it.
@@ -86,14 +87,14 @@ def leave_word(port: int, token: str) -> None:
 
 
 def forget_server(port: int) -> None:
-    """Takes back what `leave_word` has left."""
+    """Removes the file that `leave_word` has written."""
     with suppress(OSError):
         _word(port).unlink()
 
 
 def _word_of(port: int) -> str:
-    """The token that a service on this machine has left; empty if it does not live any more:
-    somebody else may listen there since then."""
+    """Reads the token that a service on this machine has left. Returns an empty text if that
+    service has ended: another program may listen at its port since then."""
     with suppress(UsageError, KeyError, TypeError, ValueError, psutil.Error):
         found: dict[str, Any] = parse_json(read_text(_word(port), limit_bytes=SMALL_RECORD_BYTES))
         created_s = psutil.Process(int(found["pid"])).create_time()

@@ -1,7 +1,8 @@
-"""How long a command waits for a service, and what it says meanwhile.
+"""How long a command waits for a service, and what it shows meanwhile.
 
-Within two seconds it says for whom it waits, why, and until when. An address at which nobody has
-ever answered is given up soon; a service that has answered before may be started again.
+Within two seconds it says which service it waits for, why, and until when. It gives up soon if
+nothing has ever answered at the address. It waits longer for a service that has answered before,
+because that one may be restarting.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _PAUSE_S = 1.0
 _LOG = logging.getLogger("automesh.remote")
 _T = TypeVar("_T")
 BUSY = (429, 503)
-"""What a service answers who is to ask again later."""
+"""Statuses by which a service asks the client to try again later."""
 
 
 class Unreachable(UsageError):
-    """Nobody answers, or the connection broke: it may be different in a moment.
+    """Nothing answers, or the connection broke; this may change in a moment.
 
     Attributes:
-      is_lasting: it will be the same in a moment, if nobody has answered so far: a wrong name.
+      is_lasting: whether it will not change in a moment if nothing has answered so far, as with a
+        wrong name.
     """
 
     def __init__(self, message: str, *, hint: str = "", is_lasting: bool = False) -> None:
@@ -38,10 +40,10 @@ class Unreachable(UsageError):
 
 
 class RefusedRequest(UsageError):
-    """The service answered that it will not.
+    """The service refused the request.
 
     Attributes:
-      status: of HTTP.
+      status: the HTTP status.
     """
 
     def __init__(self, message: str, *, hint: str = "", status: int) -> None:
@@ -55,11 +57,11 @@ def _to_log(line: str) -> None:
 
 @dataclass(kw_only=True)
 class Patience:
-    """What one client knows of how a service answers.
+    """How long one client waits, by how the service has answered so far.
 
     Attributes:
-      say: shows a line to who waits; by default a warning in the log.
-      has_answered: at least once.
+      say: shows a line to the user; by default a warning in the log.
+      has_answered: whether the service has answered at least once.
     """
 
     say: Callable[[str], None] = _to_log
@@ -68,12 +70,12 @@ class Patience:
 
     @contextmanager
     def news(self, what: str, most_s: float) -> Generator[None]:
-        """Says that one waits, if what is done inside takes its time; once for slow answers in a
-        row.
+        """Says that the command waits, if the body of the `with` takes long; once for several slow
+        answers in a row.
 
         Args:
-          what: that is waited for.
-          most_s: the longest that it can take.
+          what: the thing that the command waits for.
+          most_s: the most seconds that it can take.
         """
         line = f"waiting for {what}, for {most_s:.0f} s at most"
         timer = threading.Timer(limits.REMOTE_NEWS_S, self._say_slow, (line,))
@@ -93,10 +95,10 @@ class Patience:
             self.say(line)
 
     def until_answered(self, ask: Callable[[], _T]) -> _T:
-        """Asks again while nobody answers: for what may be asked twice.
+        """Repeats a request while nothing answers; only for requests that may be sent twice.
 
         Raises:
-          Unreachable: nobody has answered for too long.
+          Unreachable: nothing has answered for too long.
           RefusedRequest: the service refuses, or has been busy for too long.
         """
         began_s = time.monotonic()

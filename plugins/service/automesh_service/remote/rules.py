@@ -1,4 +1,4 @@
-"""Rules that a service hands out."""
+"""Rules that are loaded from a service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from automesh_service.remote.answers import Answer
 from automesh_service.remote.client import Server, open_server
 from automesh_service.remote.patience import BUSY, RefusedRequest
 
-_BACK_S, _PAUSE_S = 30.0, 1.0  # A service that was started again has read its studies by then.
+# within this time a service that was started again has read its studies
+_BACK_S, _PAUSE_S = 30.0, 1.0
 _TYPES = ("application/toml", "text/plain", "application/octet-stream")
 
 
@@ -21,8 +22,8 @@ def load_rules(url: str) -> Rules:
     """Reads the rule file at a URL of a service.
 
     Raises:
-      UsageError: nobody answers, the token is not taken, or it is no rule file; or the service is
-        busy for half a minute.
+      UsageError: nobody answers, the service refuses the token, or the answer is no rule file; or
+        the service is busy for half a minute.
     """
     server, path = open_server(url)
     text = _ask(server, path).text(*_TYPES)
@@ -31,7 +32,8 @@ def load_rules(url: str) -> Rules:
 
 
 def _ask(server: Server, path: str) -> Answer:
-    """Asks again while the service is busy: a training must not end since one was started again."""
+    """Asks again while the service is busy: a training must not fail because the service was
+    restarted."""
     end_s = time.monotonic() + _BACK_S
     while True:
         try:

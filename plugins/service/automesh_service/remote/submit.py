@@ -1,4 +1,4 @@
-"""Submitting a search to a service, following it, and taking its rules home."""
+"""Submits a search to a service, follows it, and downloads its rules."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from automesh_service.remote.patience import BUSY, RefusedRequest, Unreachable
 from automesh_service.submissions.bundle import pack
 from automesh_service.submissions.order import Order, checked
 
-_PAUSE_S = 1.0  # before a stream that has ended is opened again
+_PAUSE_S = 1.0  # seconds before a stream that has ended is opened again
 _FINAL = ("found", "nothing", "failed", "cancelled")
 _GO_ON = ("nothing", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What a service has taken.
+    """The submission that a service has taken.
 
     Attributes:
-      number: of the submission.
-      state: of it now.
-      is_known: it was submitted before, by the same command.
+      number: its number.
+      state: its state now.
+      is_known: whether the same command had submitted it before.
     """
 
     number: str
@@ -57,16 +57,16 @@ class Submitted:
 def order_for(
     script: str, order: Order, *, folder: str | Path = "", space: str = "", hardware: str = ""
 ) -> tuple[Order, Path]:
-    """An order for a script on this machine, and the folder that is its bundle.
+    """Returns the order for a script on this machine, and the folder that is its bundle.
 
     Args:
       script: `train.py` or `train.py:make_step`.
-      order: all else.
-      folder: what is sent; by default the script's own folder.
+      order: all other options.
+      folder: the folder that is sent; by default the script's own.
       space, hardware: as for `automesh search`; files must lie in the folder.
 
     Raises:
-      UsageError: there is no such file, or it is not in the folder.
+      UsageError: a file does not exist, or is not in the folder.
     """
     found = parse_entry(script)
     if found.start:
@@ -108,14 +108,14 @@ def order_for(
 def submit(
     server: Server, order: Order, folder: Path, *, rules: Path | None = None, is_new: bool = False
 ) -> Submitted:
-    """Sends a bundle, unless the service has it, and the order for it.
+    """Sends a bundle, unless the service already has it, and the order for it.
 
-    The same folder with the same order is the same submission, which goes on where it was if it has
-    ended without a rule.
+    The same folder with the same order is the same submission. If it has ended without a rule, it
+    is resumed.
 
     Args:
-      rules: a file that the rule will go to, which is not sent.
-      is_new: make another submission all the same.
+      rules: the file that the rule will be written to; it is not sent.
+      is_new: whether to make another submission in any case.
 
     Raises:
       UsageError: the folder is too large, nobody answers, or the service refuses.
@@ -141,9 +141,9 @@ class EndedSubmission:
     """A submission as it ended.
 
     Attributes:
-      state: how.
-      said: one sentence on that.
-      studies: names of those that it has left.
+      state: the state in which it ended.
+      said: one sentence about how it ended.
+      studies: names of its studies.
     """
 
     state: str
@@ -152,14 +152,14 @@ class EndedSubmission:
 
 
 def follow(server: Server, number: str, say: Callable[[str], None]) -> EndedSubmission:
-    """Waits for the end of a submission, and shows what its search says meanwhile.
+    """Waits for the end of a submission, and shows the log of its search meanwhile.
 
     Args:
       say: shows a line.
 
     Raises:
-      UsageError: nobody has answered for minutes, or the service refuses, or it does not answer as
-        one does.
+      UsageError: nothing has answered for minutes, the service refuses, or the answer is not one of
+        a service.
     """
     path, last = f"/v1/submissions/{number}", ""
     while True:
@@ -173,7 +173,7 @@ def follow(server: Server, number: str, say: Callable[[str], None]) -> EndedSubm
             if error.status not in BUSY:
                 raise
         except Unreachable:
-            # Whoever answers below says how it is; if nobody does, that is said there.
+            # The requests below show the state of the submission, or report that nothing answers.
             pass
         now = server.patience.until_answered(lambda: server.ask("GET", path)).read(SubmissionNow)
         if now.submission.state in _FINAL:
@@ -184,7 +184,7 @@ def follow(server: Server, number: str, say: Callable[[str], None]) -> EndedSubm
 
 
 def tables(server: Server, studies: Sequence[str], *, width: int, top: int) -> str:
-    """The tables of studies, as `automesh show` prints them."""
+    """Returns the tables of studies, as `automesh show` prints them."""
     parts: list[str] = []
     for name in studies:
         path = f"{_path_of(name)}/table.txt?width={width}&top={top}"
@@ -194,7 +194,7 @@ def tables(server: Server, studies: Sequence[str], *, width: int, top: int) -> s
 
 
 def result_json(server: Server, studies: Sequence[str]) -> list[Any]:
-    """The results of studies, as `automesh show --json` prints them."""
+    """Returns the results of studies, as `automesh show --json` prints them."""
     found: list[Any] = []
     for name in studies:
         path = f"{_path_of(name)}/result.json"
@@ -208,12 +208,13 @@ def _path_of(study: str) -> str:
 
 
 def _read_study(server: Server, name: str) -> StudyNow:
-    """What a service says of a study.
+    """Reads a study from a service.
 
     Raises:
-      Unreachable: it was not read yet, as after a restart: whether it has a rule is not known.
-      RefusedRequest: as `Server.ask`.
-      WrongAnswer: it says what none does.
+      Unreachable: the service has not read the study yet, as after a restart, so it is not known
+        whether there is a rule.
+      RefusedRequest: as for `Server.ask`.
+      WrongAnswer: the answer is not one of a service.
     """
     answer = server.ask("GET", _path_of(name), most_bytes=2 * limits.PEOPLE_FILE_BYTES)
     found = answer.read(StudyNow)
@@ -227,18 +228,19 @@ def _read_study(server: Server, name: str) -> StudyNow:
 def take_rules(
     server: Server, studies: Sequence[str], path: Path, *, targets: Sequence[str] = ("local",)
 ) -> list[str]:
-    """Merges the rules of studies into a file, as a search here would have done.
+    """Merges the rules of studies into a file, as a search on this machine would do.
 
     Args:
-      targets: that were asked for: rules of others in the file are left alone.
+      targets: the targets that the user asked for; rules in the file for other targets stay as they
+        are.
 
     Returns:
       The targets whose rules were merged.
 
     Raises:
       NoFeasibleMesh: none of the studies has a rule.
-      UsageError: the file is broken or cannot be written; or the service has sent what is no rule
-        for a target that was asked for.
+      UsageError: the file is broken or cannot be written; or the service has sent something that is
+        no rule for one of the targets.
     """
     merged: list[str] = []
     missing: list[str] = []
@@ -258,10 +260,10 @@ def take_rules(
 
 
 def _only_rule(text: str, target: str) -> MeshRule:
-    """The rule for a target in a rule file that has nothing else.
+    """Returns the rule for a target from a rule file that has no other rule.
 
     Raises:
-      WrongAnswer: it is none.
+      WrongAnswer: it is no such file.
     """
     try:
         rules = parse_rules(text, name="mesh_rules.toml")
@@ -274,12 +276,13 @@ def _only_rule(text: str, target: str) -> MeshRule:
 
 
 def _check_asked(target: str, asked: Sequence[str]) -> None:
-    """Refuses a rule for what nobody has asked for: it would take the place of another one.
+    """Checks that a rule is for a target that the user asked for: a rule for another target would
+    replace one in the file.
 
     Raises:
-      WrongAnswer: it is one.
+      WrongAnswer: it is for another target.
     """
-    if "local" in asked:  # Which target that is, the host knows.
+    if "local" in asked:  # The user named "local", and only the host knows which target that is.
         return
     selectors = [parse_target(name, {}).selector for name in asked]
     if target not in selectors:

@@ -1,7 +1,8 @@
 """Starts a command that ends when the process that started it does: `tied PARENT COMMAND...`.
 
-The search of an agent that is killed would else keep the devices until its budget is spent, while
-another agent runs the same submission. It is told to end as by Ctrl-C, and keeps what it has.
+If an agent is killed, its search would otherwise keep the devices until its budget is spent, while
+another agent runs the same submission. With this command the kernel sends SIGTERM to the search,
+which saves its results and ends as at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """The words that start a command which ends with this process."""
+    """Returns the command line that starts a command which ends with this process."""
     return [sys.executable, "-P", "-m", "automesh_service.remote.tied", str(os.getpid()), *words]
 
 
 def main(words: Sequence[str]) -> None:
-    """Becomes the command."""
+    """Replaces this process by the command."""
     parent, *command = words
     if sys.platform == "linux":
         # The kernel keeps this over `exec`.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # It died before the line above took effect.
+    if os.getppid() != int(parent):  # The parent died before the line above took effect.
         sys.exit(128 + signal.SIGTERM)
     os.execv(command[0], command)
 

@@ -1,1 +1,2 @@
-"""`automesh serve`: the studies of a storage over HTTP, shown, watched, submitted, handed out."""
+"""`automesh serve`: the studies of a storage over HTTP. Users list and watch studies, submit
+searches, and download rules."""

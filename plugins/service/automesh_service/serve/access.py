@@ -1,7 +1,7 @@
-"""Who asks, and whether they may: tokens in the `Authorization` header, and tickets for pages.
+"""Authentication and rights: tokens in the `Authorization` header, and tickets for pages.
 
-There are no cookies: a browser sends nothing by itself that another site could misuse, and what is
-kept for one port of a machine is not sent to another one.
+There are no cookies: so a browser sends nothing by itself that another site could misuse, and no
+secret of one port of a machine goes to another port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from automesh_service.serve.service import OpenService, ServiceHere
 from automesh_service.submissions.tokens import Holder, Refused, Scope
 
 TICKET_S = 60.0
-"""A browser asks for a page as soon as it has the ticket for it."""
+"""Seconds for which a ticket is valid: a browser requests the page as soon as it has the ticket."""
 _bearer = HTTPBearer(auto_error=False, description="A token of `automesh token`.")
 _SAID = {
     "unknown": "the token is not known here",
@@ -46,10 +46,10 @@ def _holder_for(scope: Scope) -> Callable[..., Holder]:
 def _found(
     request: Request, service: OpenService, given: HTTPAuthorizationCredentials | None
 ) -> Holder:
-    """Who has the token that is given.
+    """Returns the holder of the token in a request.
 
     Raises:
-      Problem: 401 without a valid one, 429 for who guesses too fast.
+      Problem: 401 without a valid token, 429 after too many wrong ones.
     """
     found = service.tokens.check(given.credentials) if given is not None else None
     if isinstance(found, Holder):
@@ -62,26 +62,26 @@ def _found(
 
 
 def check_known(request: Request, service: OpenService) -> None:
-    """Looks for a valid token before anything of a body is read.
+    """Checks that a request has a valid token, before anything of its body is read.
 
     Raises:
-      Problem: 401, 429: there is none.
+      Problem: 401, 429: it has none.
     """
     try:
         _found(request, service, _given(request.headers.get("authorization", "")))
-    except Problem as error:  # What it sends on is not waited for.
+    except Problem as error:  # The server does not wait for the rest of the request.
         error.headers = {**(error.headers or {}), "Connection": "close"}
         raise
     service.connections.know(request.scope.get("client"))
 
 
 def admitted(request: Request, service: OpenService, holder: Holder, scope: Scope) -> Holder:
-    """The holder of a valid token, who may do this now; others are refused.
+    """Returns the holder of a valid token, if this holder has the right `scope` now.
 
     Raises:
-      Problem: 403 without the right, 429 for who comes too fast.
+      Problem: 403 without the right, 429 after too many requests.
     """
-    # For the audit, also of what is refused.
+    # Stored for the audit, also if the request is refused.
     request.scope.setdefault("state", {})["who"] = holder.name
     service.connections.know(request.scope.get("client"))
     wait_s = service.limiter.take(holder.number)
@@ -102,12 +102,13 @@ def _too_fast(wait_s: float) -> Problem:
 
 
 def address_of(request: Request) -> str:
-    """Where a request comes from; behind a proxy on this machine that is the proxy."""
+    """Returns the address that sent a request; behind a proxy on this machine this is the
+    proxy's."""
     return request.client.host if request.client else ""
 
 
 def reader_of(request: Request, service: OpenService, authorization: str) -> Holder:
-    """Who may read, by the header of a request that a ticket might have stood for.
+    """Returns the holder of the token in a header, for a route that also accepts a ticket.
 
     Raises:
       Problem: as for every other route.
@@ -116,7 +117,7 @@ def reader_of(request: Request, service: OpenService, authorization: str) -> Hol
 
 
 def _given(authorization: str) -> HTTPAuthorizationCredentials | None:
-    """The token of a header; None if it has none."""
+    """Returns the token of a header; None if it has none."""
     scheme, _, token = authorization.partition(" ")
     given = HTTPAuthorizationCredentials(scheme=scheme, credentials=token.strip())
     return given if scheme.lower() == "bearer" else None
@@ -129,7 +130,7 @@ Admin = Annotated[Holder, Depends(_holder_for("admin"))]
 
 
 def owner_of(holder: Holder) -> str | None:
-    """Whose submissions somebody sees: None for those of all."""
+    """Returns the owner whose submissions a holder may see; None for all owners."""
     return None if holder.may("admin") else holder.name
 
 
@@ -137,16 +138,16 @@ def owner_of(holder: Holder) -> str | None:
 
 
 def ticket_for(service: OpenService, holder: Holder, name: str) -> str:
-    """What lets a browser have the page of one study, for a minute."""
+    """Makes a ticket, with which a browser may load the page of one study for a minute."""
     until = str(int(time.time() + TICKET_S))
     return f"{holder.number}.{until}.{_seal(service, holder.number, until, name)}"
 
 
 def holder_of_ticket(request: Request, service: OpenService, ticket: str, name: str) -> Holder:
-    """Who a ticket was made for.
+    """Returns the holder of the token with which a ticket was made.
 
     Raises:
-      Problem: 401: it is for something else, too old, or its token is not valid any more.
+      Problem: 401: the ticket is for another page, too old, or its token is not valid any more.
     """
     number, _, rest = ticket.partition(".")
     until, _, seal = rest.partition(".")

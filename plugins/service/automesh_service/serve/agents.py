@@ -1,4 +1,5 @@
-"""The routes of agents: work is taken, kept, and given back; all of it is data, nothing is run."""
+"""The routes of agents, which take, keep and give back submissions. They store data and run
+nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from automesh_service.serve.service import ServiceHere
 from automesh_service.submissions.leases import Beat, Lease, Offer
 
 _LEASE = re.compile(r"[0-9a-f]{32}")
-_LABEL = r"^[A-Za-z0-9*?][A-Za-z0-9._:@*?-]*$"  # as `automesh agent` checks them
+_LABEL = r"^[A-Za-z0-9*?][A-Za-z0-9._:@*?-]*$"  # the same characters as `automesh agent` allows
 
 
 def _is_routine(request: Request) -> None:
-    """What agents say every few seconds is not in the audit; what they are refused is, and leases
-    that begin and end are by themselves."""
+    """Marks a request that agents send every few seconds: it is not audited unless it is refused.
+    The beginning and the end of a lease are audited."""
     request.state.is_routine = True
 
 
@@ -44,7 +45,7 @@ Label = Annotated[str, Field(pattern=_LABEL, max_length=64)]
 
 
 class OfferBody(BaseModel):
-    """What an agent says of itself."""
+    """The description that an agent gives of itself."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -88,7 +89,7 @@ LeaseId = Annotated[str, Depends(_checked)]
     responses={200: {"model": Lease}, 204: {"description": "There is none now."}},
 )
 def take(body: OfferBody, service: ServiceHere, holder: AgentHolder) -> Any:
-    """The lease is kept by anything that is sent with it, at least every `LEASE_S` seconds."""
+    """Any request with the lease keeps it; the agent sends one at least every `LEASE_S` seconds."""
     if not service.settings.takes_submissions:
         raise Problem(403, "this service shows studies, and takes no submissions")
     offer = Offer(
@@ -122,8 +123,8 @@ async def add_log(
     holder: AgentHolder,
     offset: Annotated[int, Query(ge=0, le=2**60)],
 ) -> dict[str, int]:
-    """Takes bytes of the log that begin at `offset`; answers how many there are now, from where
-    the agent goes on."""
+    """Takes bytes of the log that begin at `offset`. The answer has the number of bytes that the
+    log has now; the agent continues from there."""
     data = await request.body()
     size = await to_thread.run_sync(service.leases.add_log, lease, holder.name, offset, data)
     return {"bytes": size}
@@ -138,9 +139,11 @@ async def put_state(
     sequence: Annotated[int, Query(ge=1, le=2**60)],
 ) -> Response:
     """Takes a tar with `results/STUDY/...` and `mesh_rules.toml`, plain or gzipped, with the bounds
-    of a bundle. `sequence` grows with each one of a lease: an older one changes nothing."""
+    of a bundle. `sequence` grows with each state of a lease: a state with a smaller one changes
+    nothing."""
     leases = service.leases
-    await to_thread.run_sync(leases.beat, lease, holder.name)  # Before anything of it is read.
+    # The lease is checked before anything of the body is read.
+    await to_thread.run_sync(leases.beat, lease, holder.name)
     descriptor, name = tempfile.mkstemp(suffix=".draft", dir=service.home.folder / "bundles")
     draft = Path(name)
     try:

@@ -1,4 +1,4 @@
-"""The application: routes, the guard around them, and the few pages that are its own."""
+"""The application: the routes, the guard around them, and the few pages of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from automesh_service.submissions.home import is_held
 
 _STATIC = files("automesh_service.serve") / "static"
 _OF_REPORT = files("automesh.report.html") / "static"
-# Of our own pages, which have no text of anybody in them: they load nothing from elsewhere, and
-# show the page of a study in a frame that is of no origin.
+# The policy of the service's own pages, which contain no text from users. They load nothing from
+# other origins, and show the page of a study in a frame that has no origin.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -43,17 +43,17 @@ _FILES = {
     "format.js": "text/javascript; charset=utf-8",
 }
 _SHARED = ("dom.js", "format.js")
-"""That the report has, too."""
+"""Files that the report uses, too."""
 
 
 def make_app(service: OpenService) -> FastAPI:
-    """The ASGI application of an open service."""
+    """Makes the ASGI application of an open service."""
     app = FastAPI(
         title="automesh",
         summary="Studies of device meshes: shown, watched, submitted, handed out as rules.",
         version=version("jax-automesh"),
         openapi_url="/v1/openapi.json",
-        # Their scripts come from elsewhere.
+        # Their pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
         middleware=[Middleware(Guard, service)],  # pyright: ignore[reportArgumentType]
@@ -67,8 +67,8 @@ def make_app(service: OpenService) -> FastAPI:
 
     @app.get("/v1/health", tags=["service"], summary="Whether it works")
     def health(service: ServiceHere) -> JSONResponse:
-        """200 while the studies can be listed and there is a runner, if there is to be one; else
-        503. Needs no token."""
+        """Answers 200 while the studies can be listed and, if there should be a runner, it runs;
+        else 503. Needs no token."""
         has_runner = service.settings.takes_submissions and service.settings.has_runner
         runs = not has_runner or is_held(service.home.lock("runner"))
         can_list = service.metrics.can_list and service.catalogue.is_fresh
@@ -91,7 +91,7 @@ def make_app(service: OpenService) -> FastAPI:
     @app.get("/studies/{name}", include_in_schema=False)
     @app.get("/submissions/{name}", include_in_schema=False)
     def show(name: str, request: Request) -> Response:
-        # The page reads from its own address what it shows.
+        # The page reads from its own address which study it shows.
         del name, request
         return _own("index.html")
 
@@ -112,7 +112,7 @@ def _metrics(service: OpenService) -> bytes:
 
 
 def _own(name: str) -> Response:
-    """A file of ours."""
+    """Returns one of the service's own files."""
     if name not in _FILES:
         raise Problem(404, "there is no such page")
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}

@@ -1,7 +1,7 @@
-"""All studies of a service: which there are, and what each of them says, as they were read last.
+"""All studies of a service, and the contents of each, as they were read last.
 
-They are read in a process of their own (`automesh_service.serve.reading`); here is only what it has
-said.
+Another process reads them (`automesh_service.serve.reading`); this module keeps what that process
+has sent.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from automesh_service.serve.reading.reader import Away, Reader
 from automesh_service.serve.reading.summary import KnownStudy
 
 STALE_S = 60.0
-"""Without a look at which studies there are: then nobody is told what was known before as if it
-were still so."""
+"""Seconds after which the list of studies counts as too old: then requests get no answer from
+it."""
 LATE_S = 5.0
-"""How long who asks then waits for a look."""
-_ATTEMPTS = 3  # at one look, each with a new process
-_MOST_WAITING = 8  # each of them keeps a thread of the server
+"""Seconds for which a request then waits until the studies are listed again."""
+_ATTEMPTS = 3  # in one look, each with a new process
+_MOST_WAITING = 8  # each waiting request keeps a thread of the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What is looked up in the studies of one moment.
+    """An index for the studies of one moment.
 
     Attributes:
-      known: the studies that it is of.
-      listed: the one that changed last first.
-      below: names by the folder that their folders lie in, in order.
+      known: the studies in the index.
+      listed: the studies, the one that changed last first.
+      below: names of studies by the parent folder of their folders, in order.
     """
 
     known: Mapping[str, KnownStudy]
@@ -46,15 +46,15 @@ class Index:
 class Catalogue:
     """The studies in several folders of results, and in a storage.
 
-    `refresh` is called by one thread, which has to live as long as the catalogue is open,
-    everything else by any.
+    One thread calls `refresh`; this thread must live as long as the catalogue is open. Any thread
+    may call the other methods.
 
     Args:
-      roots: gives the folders of results, which may become more.
-      storage: as `--storage` of the searches; empty for SQLite in each study's folder.
-      pause_s: before a study that has changed is read again: one that is searched changes all the
-        time, and who measures must not be disturbed.
-      on_listed: hears each time that it was looked which studies there are.
+      roots: returns the folders of results, whose number may grow.
+      storage: as for `--storage` of the searches; empty for SQLite in each study's folder.
+      pause_s: seconds before a changed study is read again: while a search runs its study changes
+        all the time, and reading must not disturb its measurements.
+      on_listed: is called each time that the studies were listed.
     """
 
     def __init__(
@@ -83,67 +83,68 @@ class Catalogue:
 
     @property
     def reader_pid(self) -> int | None:
-        """Of the process that reads; None while there is none."""
+        """The process id of the process that reads; None while there is none."""
         return self._reader.pid
 
     def known(self) -> Mapping[str, KnownStudy]:
-        """By name; what it returns never changes."""
+        """The studies by name; the returned mapping never changes."""
         return self._known
 
     def get(self, name: str) -> KnownStudy | None:
-        """A study by its exact name: nothing of the name becomes a path."""
+        """Returns a study by its exact name; no path is ever made from the name."""
         return self._known.get(name)
 
     def listed(self) -> tuple[KnownStudy, ...]:
-        """All studies for a list, the one that changed last first."""
+        """Returns all studies for a list, the one that changed last first."""
         return self._indexed().listed
 
     def below(self, folder: Path) -> tuple[str, ...]:
-        """Names of the studies whose folders lie in a folder, in order."""
+        """Returns the names of the studies whose folders lie in a folder, in order."""
         return self._indexed().below.get(folder, ())
 
     def _indexed(self) -> Index:
-        """The index of what is known now, made when somebody asks for it first."""
+        """Returns the index of the studies that are known now; it is made when it is first
+        needed."""
         with self._lock:
             if self._index.known is not self._known:
                 self._index = _index(self._known)
             return self._index
 
-    # Whether what is known is still so
+    # Whether the list is fresh
 
     def keep_fresh(self) -> None:
-        """Says that somebody calls `refresh` from now on, all the time."""
+        """Notes that from now on a thread calls `refresh` all the time."""
         self._is_kept_fresh = True
 
     @property
     def is_fresh(self) -> bool:
-        """Whether somebody has looked lately which studies there are."""
+        """Whether the studies were listed lately."""
         return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
 
     @property
     def has_looked(self) -> bool:
-        """Whether somebody has looked which studies there are, however long ago: before that it is
-        not known of any that there is none."""
+        """Whether the studies were ever listed: before this, it is not known of any study that it
+        does not exist."""
         return not self._is_kept_fresh or self._looked_s > -math.inf
 
     def wait_until_fresh(self) -> None:
-        """Waits a moment for a look if the last one is long ago.
+        """Waits a moment for a new list of studies if the last one is old.
 
         Raises:
-          Away: there was none.
+          Away: no list was made in time.
         """
         if self._wait_for(lambda: self.is_fresh):
             return
-        said = "what is known of the studies is too old to be told: they cannot be looked at now"
+        said = "the list of the studies is too old to be shown: they cannot be read now"
         if not self.has_looked:
             said = "it is not known yet which studies there are: nobody could look at them so far"
         raise Away(said, hint="ask again in a few seconds; the log of the service says why")
 
     def when_read(self, known: KnownStudy) -> KnownStudy:
-        """A study after it was read: waits a moment for that.
+        """Waits a moment until a study was read, and returns it.
 
         Raises:
-          Away: it was not.
+          Away: it was not read in time.
         """
         name = known.summary.name
 
@@ -155,7 +156,8 @@ class Catalogue:
         return latest()
 
     def _wait_for(self, is_so: Callable[[], bool]) -> bool:
-        """Waits a moment for something that a look changes; whether it is so then."""
+        """Waits a moment until a look changes something; returns whether the condition then
+        holds."""
         if not is_so() and self._waiting.acquire(blocking=False):
             try:
                 with self._looked:
@@ -164,26 +166,27 @@ class Catalogue:
                 self._waiting.release()
         return is_so()
 
-    # What is asked of one study, as it is now
+    # Questions about one study, answered from its present contents
 
     def result(self, known: KnownStudy) -> str:
-        """All figures as JSON.
+        """Returns all figures of a study as JSON.
 
         Raises:
-          UsageError: the study cannot be read, or is not there any more.
-          Away: nothing can be read now; or not this study, which ends the process that reads it.
+          UsageError: the study cannot be read, or does not exist any more.
+          Away: nothing can be read now; or this study cannot, because it ends the process that
+            reads it.
         """
         return self._ask("result", known)
 
     def table(self, known: KnownStudy, *, width: int, top: int) -> str:
-        """The table; raises as `result`."""
+        """Returns the table of a study; raises as `result`."""
         return self._ask("table", known, width=width, top=top)
 
     def diff(self, known: KnownStudy, mine: str) -> str:
-        """What its rule changes in a rules file.
+        """Returns what the rule of a study changes in a rules file.
 
         Raises:
-          AutomeshError: as `result`; or there is no rule, or the file is broken.
+          AutomeshError: as for `result`; or there is no rule, or the file is broken.
         """
         return self._ask("diff", known, mine=mine)
 
@@ -195,15 +198,15 @@ class Catalogue:
     # Looks
 
     def refresh(self, most: int = 20) -> bool:
-        """Looks which studies there are, and has up to `most` of those read that have changed: who
-        changed last comes first.
+        """Lists the studies, and has up to `most` of the changed ones read, beginning with the one
+        that changed last.
 
         Returns:
-          Whether some are left to be read.
+          Whether some changed studies are still unread.
 
         Raises:
           UsageError: the storage cannot be used, or the process that reads ends again and again.
-          ReadingFailed, OSError: as `Reader.look`.
+          ReadingFailed, OSError: as for `Reader.look`.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -221,11 +224,11 @@ class Catalogue:
             self._hear(message)
             last.update(message)
 
-        self._reader.look(asked, self._told, hear)
+        self._reader.look(asked, self._known_stamps, hear)
         return bool(last["is_behind"])
 
-    def _told(self) -> dict[str, Any]:
-        """What a new process is told of each study."""
+    def _known_stamps(self) -> dict[str, Any]:
+        """Returns what is known of each study, as it is sent to a new process."""
         return {
             name: {
                 "stamp": one.stamp,
@@ -238,13 +241,13 @@ class Catalogue:
     def _hear(self, message: Message) -> None:
         match message:
             case {"new": list(new), "gone": list(gone)}:
-                if new or gone:  # Else the index stays as it is.
+                if new or gone:  # Otherwise the index stays as it is.
                     self._replace(new, set(gone))
                 with self._looked:
                     self._looked_s = time.monotonic()
                     self._looked.notify_all()
                 self._on_listed()
-            case {"new": list(new)}:  # More will come: they are not all yet.
+            case {"new": list(new)}:  # Further messages with new studies will follow.
                 self._replace(new, set())
             case {"study": dict(said)}:
                 one = from_message(said, self._storage)
@@ -270,8 +273,9 @@ class Catalogue:
 
 
 def _with_rule_of(former: KnownStudy | None, one: KnownStudy) -> KnownStudy:
-    """A study as it was read now; one that cannot be read with the rule that it had when it could,
-    and what that is for: who trains must not miss it because a storage is away for a moment."""
+    """Returns a study as it was read now. If it could not be read, it keeps its former rule and the
+    description of what the rule is for: a training must not miss its rule because a storage is down
+    for a moment."""
     if one.summary.state != "unreadable" or former is None or not former.rule:
         return one
     was = former.summary
@@ -289,7 +293,7 @@ def _with_rule_of(former: KnownStudy | None, one: KnownStudy) -> KnownStudy:
 
 
 def _index(known: Mapping[str, KnownStudy]) -> Index:
-    """The index of some studies."""
+    """Makes the index of some studies."""
     below: dict[Path, list[str]] = {}
     for name, one in known.items():
         below.setdefault(one.folder.parent, []).append(name)

@@ -1,8 +1,8 @@
 """Live progress as server-sent events, resumable by `Last-Event-ID`.
 
-An event's id says what its reader has: how many bytes of the log, and a hash of the last state that
-was sent. So a stream goes on where it was after a broken connection, and after a server that was
-killed, and nothing of its readers is kept.
+The id of an event contains what its reader has: the number of bytes of the log, and a hash of the
+last state that was sent. So a stream continues where it was after a broken connection or a killed
+server, and the server stores nothing about its readers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from automesh_service.submissions.store import ENDED, Missing, Submission
 from automesh_service.submissions.tokens import Holder
 
 EVENTS = {200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}}
-"""What a stream is, for OpenAPI."""
+"""The description of a stream for OpenAPI."""
 POLL_S = 0.5
 _KEEPALIVE_S = 15.0
-_QUIET_S = PAUSE_S + 2 * REFRESH_S  # of an ended search, so that what it wrote last has been read
+# seconds without a change after the end of a search, within which its last output is read
+_QUIET_S = PAUSE_S + 2 * REFRESH_S
 _CHUNK_BYTES = 2**14
 _TAIL_BYTES = 2**16
 _ID = re.compile(r"(?P<offset>\d{1,15})-(?P<state>[0-9a-f]{12})")
@@ -42,11 +43,11 @@ _ID = re.compile(r"(?P<offset>\d{1,15})-(?P<state>[0-9a-f]{12})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What one reader watches, as it is now.
+    """The present state of what one reader watches.
 
     Attributes:
-      submission: None for a study that nobody has submitted.
-      studies: those of the submission, or the one study.
+      submission: None for a study without a submission.
+      studies: the studies of the submission, or the one study.
     """
 
     submission: Submission | None
@@ -54,7 +55,7 @@ class Watched:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will come any more unless somebody goes on with it."""
+        """Whether nothing will change any more unless somebody resumes the search."""
         if any(one.summary.state in ("running", "unread") for one in self.studies):
             return False
         return self.submission is None or self.submission.state in ENDED
@@ -67,20 +68,20 @@ class Watched:
 
 
 def submission_json(one: Submission) -> dict[str, Any]:
-    """A submission as its owner sees it."""
+    """Returns a submission as JSON, as its owner sees it."""
     return to_json(one, Submission)
 
 
 async def stream(
     service: OpenService, view: View, log: Path | None, last_id: str
 ) -> AsyncIterator[bytes]:
-    """The events `state`, `log` and `end`; breaks off when the token of its reader ends, or what
-    is watched is removed.
+    """Yields the events `state`, `log` and `end`. The stream breaks off when the token of its
+    reader ends, or when the submission or study is removed.
 
     Args:
-      view: what is watched, looked at again and again.
+      view: the submission or study, which is looked at again and again.
       log: the file whose lines are sent; None for a reader who may not see them.
-      last_id: what the reader has; empty for nothing.
+      last_id: the id of the last event that the reader has; empty for none.
     """
     found = _ID.fullmatch(last_id)
     offset = int(found["offset"]) if found else _beginning(log)
@@ -114,17 +115,18 @@ async def stream(
 def view_of(
     service: OpenService, holder: Holder, subject: str, look: Callable[[], Watched]
 ) -> View:
-    """A view that all readers share who have the same token and watch the same thing.
+    """Returns a view for readers that have the same token and watch the same thing: they share it.
 
     Args:
-      subject: what is watched, the same for all of them.
+      subject: a key for what is watched, the same for all of them.
       look: reads it, in a thread.
     """
     return service.looks.view((holder.number, subject), partial(_seen, service, holder, look))
 
 
 def _seen(service: OpenService, holder: Holder, look: Callable[[], Watched]) -> LookResult | None:
-    """What is watched; None if this reader may not see it any more, or it is gone."""
+    """Returns the state of what is watched; None if this reader may not see it any more, or if it
+    is gone."""
     if service.tokens.holder(holder.number) is None:
         return None
     try:
@@ -133,13 +135,13 @@ def _seen(service: OpenService, holder: Holder, look: Callable[[], Watched]) -> 
         return None
     text = dumps(watched.to_json())
     sign = hashlib.sha256(text.encode()).hexdigest()[:12]
-    # Of what nobody looks at it is not known that it is over.
+    # If the list of studies is old, it is not known that the search is over.
     is_over = watched.is_over and service.catalogue.is_fresh
     return LookResult(text=text, sign=sign, is_over=is_over)
 
 
 def _beginning(log: Path | None) -> int:
-    """Where a reader begins who has nothing: of a long log with its end."""
+    """Returns the offset at which a new reader begins: near the end of a long log."""
     return max(0, _size(log) - _TAIL_BYTES)
 
 
@@ -151,26 +153,26 @@ def _size(log: Path | None) -> int:
 
 
 def _lines_after(log: Path | None, offset: int) -> bytes:
-    """Whole lines of a log from `offset` on, as many as are sent at once."""
+    """Returns whole lines of a log from `offset` on, as many as are sent at once."""
     if log is None or _size(log) <= offset:
         return b""
     try:
-        # The code of the search could have put something else in its place.
+        # The submitted code could have replaced the log by a link or a device.
         with open_regular(log, follow=False) as file:
             file.seek(offset)
             data = file.read(_CHUNK_BYTES)
     except (OSError, Unreadable):
         return b""
     end = data.rfind(b"\n") + 1
-    # A line that is longer than all that is sent at once goes in parts.
+    # A line that is longer than one chunk is sent in parts.
     return data[:end] if end or len(data) < _CHUNK_BYTES else data
 
 
 class Watching(StreamingResponse):
-    """A stream that says when it has ended, also if it never began."""
+    """A stream that calls back when it has ended, even if it never began."""
 
     def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
-        # A proxy that collects what it passes on would hold events back.
+        # A proxy must not buffer the events.
         headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._leave = leave
@@ -183,10 +185,10 @@ class Watching(StreamingResponse):
 
 
 def watching(service: OpenService, holder: Holder, events: AsyncIterator[bytes]) -> Watching:
-    """A stream of events, counted while it is open.
+    """Returns a response with a stream of events, which is counted while it is open.
 
     Raises:
-      TooManyWatchers: there are too many.
+      TooManyWatchers: too many streams are open.
     """
     service.watchers.enter(holder.number)
 

@@ -1,8 +1,8 @@
-"""What every request passes first, and every answer last: the wall around the routes.
+"""The guard around the routes: every request and every answer passes through it.
 
-Requests for another host or from another origin are refused before anything of them is read, bodies
-are counted and timed while they arrive, answers get the headers that keep browsers from doing more
-with them than is meant, and what was changed or refused is audited.
+It refuses requests for another host or from another origin before it reads anything of them. It
+counts and times bodies while they arrive. It adds headers to answers that forbid browsers to run or
+embed them. It records changes and refusals in the audit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _LOG = logging.getLogger("automesh.serve")
 _ONCE = ("host", "authorization", "origin", "content-length", "transfer-encoding")
-"""Headers of which a proxy and we might each take another one for the right one."""
+"""Headers that must not occur twice: a proxy and this server might each use a different one."""
 _READING = ("GET", "HEAD", "OPTIONS")
 _AUDITED = (400, 401, 403, 405, 408, 413, 421, 422, 429)
 _HEADERS = {
@@ -41,13 +41,14 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
-    # Of an answer that is no page: nothing in it is run, whatever a browser takes it for.
+    # The policy of an answer that is no page: a browser runs nothing in it, whatever type it
+    # guesses.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
 }
 
 
 def body_limit(method: str, path: str) -> int:
-    """Bytes that the body of a request may have."""
+    """Returns how many bytes the body of a request may have."""
     if method == "PUT" and path.startswith(("/v1/bundles/", "/v1/agent/leases/")):
         return limits.BUNDLE_BYTES
     return limits.PEOPLE_FILE_BYTES if path.endswith("/diff") else limits.REQUEST_BYTES
@@ -79,7 +80,7 @@ class Guard:
                 return
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                # Before the answer is sent: nobody is told of a change that is not in the audit.
+                # The audit comes first: no answer confirms a change that the audit does not have.
                 try:
                     await self._audit(request, status)
                 except Unwritable as error:
@@ -98,7 +99,7 @@ class Guard:
                 await self._app(scope, self._careful(request, receive), sending)
         except Exception:
             if status == 500:
-                # What happened is in the server's log; a stranger learns nothing of it.
+                # The error is in the server's log; the client gets no details.
                 said = "the server could not do this"
                 response: Response = answer(request, 500, said)
                 await response(scope, receive, sending)
@@ -107,7 +108,7 @@ class Guard:
             self._count(scope, request.method, status, time.monotonic() - began_s)
 
     def _refused(self, request: Request) -> Problem | None:
-        """Why nothing of a request is looked at; None if it may go on."""
+        """Returns why a request is refused before its body is read; None if it may go on."""
         names = self._service.settings.names
         headers = request.headers
         if headers.get("host", "").lower() not in names:
@@ -128,7 +129,7 @@ class Guard:
         if "transfer-encoding" in headers and (
             "content-length" in headers or request.scope.get("http_version") == "1.0"
         ):
-            # A proxy that goes by the other one of the two takes a part of the body for a request.
+            # A proxy that uses the other header would take a part of the body for a second request.
             return Problem(400, "a body has a `Content-Length` or a `Transfer-Encoding`, not both")
         length = headers.get("content-length", "0")
         if length.isdecimal() and len(length) < 20:
@@ -139,7 +140,7 @@ class Guard:
         return Problem(400, "the length of the body is no number")
 
     def _careful(self, request: Request, receive: Receive) -> Receive:
-        """Receives the body of who has a token, but not more than is taken, nor slower."""
+        """Receives the body of a request with a valid token, within the bounds of size and time."""
         most = body_limit(request.method, request.url.path)
         began_s, got, is_whole = time.monotonic(), 0, False
         is_known = request.method in _READING
@@ -149,7 +150,8 @@ class Guard:
             if is_whole:
                 return await receive()
             if not is_known:
-                # The body of an order is read before the route asks who sends it.
+                # The body of an order is read before the route checks the token, so the token is
+                # checked here.
                 await to_thread.run_sync(access.check_known, request, self._service)
                 is_known = True
             try:
@@ -177,7 +179,7 @@ class Guard:
             headers.setdefault("Strict-Transport-Security", "max-age=31536000")
 
     async def _audit(self, request: Request, status: int) -> None:
-        """Notes what was changed, and what was refused."""
+        """Records changes and refusals in the audit."""
         state = request.scope.get("state", {})
         asks_for_change = request.method not in _READING
         is_change = asks_for_change and status < 400
@@ -186,7 +188,8 @@ class Guard:
             return
         service = self._service
         address = request.client.host if request.client else ""
-        # Who floods it hides nothing of others: behind a proxy all have one address.
+        # Refusals are limited for each address. Changes are always recorded, because behind a proxy
+        # all clients have one address.
         if not is_change and not service.limiter.take_note(state.get("who") or address):
             return
         note = partial(
@@ -203,13 +206,14 @@ class Guard:
         except Unwritable:
             if is_change:
                 raise
-            # Who was refused is told so all the same.
+            # The client still gets the refusal.
             _LOG.warning("a refusal could not be noted in the audit")
 
     def _count(
         self, scope: MutableMapping[str, Any], method: str, status: int, seconds: float
     ) -> None:
-        # The route and not the path: names of studies would make a series each.
+        # The label is the route and not the path: each name of a study would make a new time
+        # series.
         route = str(getattr(scope.get("route"), "path", "other"))
         known = method if method in (*_READING, "POST", "PUT", "DELETE") else "other"
         self._service.metrics.requests.labels(route, known, str(status)).inc()

@@ -1,4 +1,4 @@
-"""How often somebody may ask, and how many may watch at once."""
+"""Limits for the number of requests of one client, and for the number of open streams."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from automesh import limits
 
 _MOST_KNOWN = 10_000
-"""Who asks: of those who have not asked for the longest time nothing is remembered."""
+"""The most buckets that are kept: those that were not used for the longest time are dropped."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """A token bucket: what is left of the requests that may be made at once, and since when."""
+    """A token bucket: how many requests may be made at once, and since when."""
 
     left: float
     since_s: float
 
 
 class Limiter:
-    """Token buckets, one for each who asks."""
+    """Token buckets, one for each client."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,23 +33,24 @@ class Limiter:
 
     @property
     def known(self) -> int:
-        """Of how many who asked something is remembered."""
+        """The number of buckets that are kept."""
         return len(self._buckets)
 
     def take(self, who: str) -> float:
         """Counts a request of the holder of a token.
 
         Returns:
-          Seconds after which to come again; 0 if it may be made now.
+          Seconds after which the client may try again; 0 if the request may be made now.
         """
         return self._take(who, limits.REQUESTS_PER_S, limits.REQUESTS_AT_ONCE)
 
     def take_refusal(self, address: str) -> float:
-        """Counts a request without a valid token, by where it came from; as `take`."""
+        """Counts a request without a valid token, for the address that sent it; returns as
+        `take`."""
         return self._take(f"@{address}", limits.REFUSALS_PER_S, limits.REFUSALS_AT_ONCE)
 
     def take_note(self, who: str) -> bool:
-        """Whether a refusal is to be audited, by who was refused, or the address of a stranger: of
+        """Whether a refusal is to be audited, for the holder or the address that was refused: of
         thousands a second the first few are enough."""
         return not self._take(f"#{who}", limits.REFUSALS_PER_S, limits.REFUSALS_AT_ONCE)
 
@@ -69,14 +70,14 @@ class Limiter:
 
 
 class TooManyWatchers(Exception):
-    """All streams of events that may be open at once are."""
+    """The allowed number of streams of events is open already."""
 
 
 class Watchers:
-    """Streams of events that are open.
+    """The open streams of events.
 
     Args:
-      most: how many there may be, if that is less than `limits.WATCHERS`.
+      most: how many may be open, if that is less than `limits.WATCHERS`.
     """
 
     def __init__(self, most: int = limits.WATCHERS) -> None:
@@ -90,10 +91,10 @@ class Watchers:
             return self._open.total()
 
     def enter(self, who: str) -> None:
-        """Counts a stream in.
+        """Counts a stream that opens.
 
         Raises:
-          TooManyWatchers: there are too many, of this one or of all.
+          TooManyWatchers: this client has too many, or all clients together have.
         """
         with self._lock:
             is_full = self._open.total() >= min(self._most, limits.WATCHERS)
@@ -109,7 +110,7 @@ class Watchers:
 
     @contextmanager
     def one(self, who: str) -> Generator[None]:
-        """Counts a stream while inside; as `enter`."""
+        """Counts a stream while the body of the `with` runs; raises as `enter`."""
         self.enter(who)
         try:
             yield

@@ -1,4 +1,4 @@
-"""One look for all who watch the same: two hundred readers of a search cost as much as one."""
+"""Shared looks: two hundred readers of one search cost as much as one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from anyio import to_thread
 
 _FRESH = 0.8
-"""Of the time between two looks of one reader, in which the others take over what was seen."""
+"""Share of the time between two looks of one reader, within which other readers reuse the
+result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookResult:
-    """What was seen.
+    """The result of a look.
 
     Attributes:
-      text: JSON.
+      text: the state as JSON.
       sign: a hash of the text.
-      is_over: nothing will come any more unless somebody goes on with it.
+      is_over: whether nothing will change any more unless somebody resumes the search.
     """
 
     text: str
@@ -30,7 +31,7 @@ class LookResult:
 
 @dataclass(slots=True, kw_only=True)
 class _Look:
-    """A look that has begun, with the clock then, and how many watch."""
+    """A look that has begun, the time when it began, and the number of its readers."""
 
     readers: int = 0
     began_s: float = float("-inf")
@@ -38,27 +39,27 @@ class _Look:
 
 
 class Looks:
-    """The looks at everything that is watched. Used by the thread of the event loop alone."""
+    """The looks at everything that is watched. Only the thread of the event loop uses them."""
 
     def __init__(self) -> None:
         self._looks: dict[Hashable, _Look] = {}
 
     def __len__(self) -> int:
-        """How many things are watched."""
+        """Returns how many things are watched."""
         return len(self._looks)
 
     def view(self, key: Hashable, read: Callable[[], LookResult | None]) -> View:
-        """What one reader watches.
+        """Returns the view of one reader.
 
         Args:
-          key: the same for readers who may see the same, and see it.
-          read: takes a look, in a thread; None if there is nothing to be seen any more.
+          key: the same for readers that may see the same thing and watch it.
+          read: reads the state, in a thread; returns None if the thing is gone.
         """
         return View(self._looks, key, read)
 
 
 class View:
-    """A look that one reader shares with all who have the same key."""
+    """A look that all readers with the same key share."""
 
     def __init__(
         self, looks: dict[Hashable, _Look], key: Hashable, read: Callable[[], LookResult | None]
@@ -66,10 +67,10 @@ class View:
         self._looks, self._key, self._read = looks, key, read
 
     async def look(self, every_s: float) -> LookResult | None:
-        """What is seen now, or was a moment ago by another reader.
+        """Returns the state now, or the one that another reader got a moment ago.
 
         Args:
-          every_s: between two looks of one reader.
+          every_s: seconds between two looks of one reader.
         """
         look = self._looks.setdefault(self._key, _Look())
         look.readers += 1
@@ -78,7 +79,7 @@ class View:
             if look.task is None or now_s - look.began_s >= _FRESH * every_s:
                 look.began_s = now_s
                 look.task = asyncio.create_task(to_thread.run_sync(self._read))
-            # A reader who leaves does not take the look away from the others.
+            # If this reader leaves, the look goes on for the others.
             return await asyncio.shield(look.task)
         finally:
             look.readers -= 1
@@ -87,6 +88,6 @@ class View:
                 loop.call_later(2 * every_s, self._forget, look, look.began_s)
 
     def _forget(self, look: _Look, began_s: float) -> None:
-        """Drops a look after which nobody has taken one."""
+        """Drops the look, unless a reader has used it since `began_s`."""
         if look.began_s == began_s and look.readers == 0 and self._looks.get(self._key) is look:
             del self._looks[self._key]

@@ -15,10 +15,10 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
 
 
 class Metrics:
-    """The metrics of one service; names as Prometheus wants them."""
+    """The metrics of one service, with names in the style of Prometheus."""
 
     def __init__(self) -> None:
-        # One of its own: a test process may have several services.
+        # A registry of its own: a test process may have several services.
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
@@ -49,10 +49,10 @@ class Metrics:
         )
 
     def note_storage(self, *, is_up: bool) -> None:
-        """Whether the studies could be listed just now."""
+        """Records whether the studies could be listed just now."""
         self.can_list = is_up
         self._is_storage_up.set(is_up)
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,10 +1,10 @@
-"""Reports of studies, made by `automesh report` in a process of its own, and kept until a study
-changes.
+"""Reports of studies. Another process makes them with `automesh report`; each is kept until its
+study changes.
 
-Whoever writes a study writes what is in its page. So the page is never part of what the API's own
-pages are: the browser is told to treat it as a document from nowhere (`sandbox` without
-`allow-same-origin`), which cannot ask the API anything, and to run nothing in it but the code whose
-hashes stand in the page's own policy.
+A user who can write a study can put anything into its page. So the page must not share the origin
+of the API's own pages: its headers make the browser treat it as a document without an origin
+(`sandbox` without `allow-same-origin`), which cannot call the API, and run only the code whose
+hashes are in the page's own policy.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from automesh_service.serve.reading.summary import KnownStudy
 
 MAKING_S = 120.0
 _MOST_KEPT = 50
-_MOST_WAITING = 8  # each of them keeps a thread of the server
+_MOST_WAITING = 8  # each waiting request keeps a thread of the server
 _PAGE_BYTES = 16 * 2**20
 _META = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 _SANDBOX = "sandbox allow-scripts allow-downloads; frame-ancestors 'self'"
 
 
 class Busy(UsageError):
-    """Too many reports are asked for at once."""
+    """Too many reports are requested at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePage:
-    """A page, and the policy that it is to be sent with."""
+    """A page, and the policy that is sent with it."""
 
     html: bytes
     policy: str
@@ -48,25 +48,25 @@ class MadePage:
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """The reports that were made, those that were asked for last.
+    """The reports that were requested last.
 
     Attributes:
-      folder: where they are written.
+      folder: the folder into which they are written.
     """
 
     folder: Path
     _made: OrderedDict[tuple[object, ...], MadePage] = field(
         default_factory=OrderedDict[tuple[object, ...], MadePage]
     )
-    # One at a time: a report takes seconds of a processor, and a search may be at work.
+    # One at a time: a report takes seconds of a core, and a search may be measuring.
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: queue.Queue[str] = field(default_factory=queue.Queue[str])
 
     def page_of(self, known: KnownStudy) -> MadePage:
-        """The report of a study as it was read last.
+        """Returns the report of a study as it was read last.
 
         Raises:
-          UsageError: it cannot be made.
+          UsageError: the report cannot be made.
         """
         name = known.summary.name
         stamp = (name, str(known.folder), known.stamp)
@@ -81,7 +81,8 @@ class Pages:
     def _kept_or_made(self, stamp: tuple[object, ...], known: KnownStudy) -> MadePage:
         with self._lock:
             if not known.stamp:
-                # It was not read since it changed: by nothing is told what its page would be of.
+                # The study has changed and was not read since, so nothing identifies the contents
+                # of its page.
                 return self._make(known)
             made = self._made.get(stamp)
             if made is None:
@@ -108,10 +109,11 @@ class Pages:
 
 
 def policy_of(html: bytes) -> str:
-    """What a report is sent with: its own policy, and that it is of no origin.
+    """Returns the policy that is sent with a report: its own policy, plus one that takes its origin
+    away.
 
     Raises:
-      UsageError: it has none.
+      UsageError: the report has no policy.
     """
     found = _META.search(html[: 2**16].decode(errors="replace"))
     if found is None:
@@ -123,7 +125,7 @@ def _run(words: Sequence[str], folder: Path) -> None:
     """Runs a command of automesh to its end; a process that takes too long is killed.
 
     Raises:
-      UsageError: what it complained of.
+      UsageError: the command failed; has its message.
     """
     try:
         done = subprocess.run(

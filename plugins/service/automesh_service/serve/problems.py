@@ -1,4 +1,4 @@
-"""What a request is refused with: a status, a sentence, a hint, as RFC 9457 has it."""
+"""The answers to refused requests: a status, a sentence and a hint, in the format of RFC 9457."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
 
 
 class Problem(HTTPException):
-    """A request that is refused.
+    """The refusal of a request.
 
     Args:
       detail: one sentence: what was wrong.
@@ -61,7 +61,7 @@ def answer(
     hint: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer to a request that is refused; its sentence is kept for the audit."""
+    """Returns the answer to a refused request; its sentence is kept for the audit."""
     said = shortened(clean(masked(detail)), _CHARS)
     request.scope.setdefault("state", {})["said"] = said
     content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
@@ -75,14 +75,15 @@ def answer(
 
 
 def not_written(request: Request, error: Unwritable) -> Response:
-    """The answer to a request for which the disk has no room; whoever runs the service is told."""
+    """Returns the answer to a request for which the disk has no room, and logs a warning for the
+    operator of the service."""
     _LOG.warning("%s", error.message)
     after = {"Retry-After": str(_LATER_S)}
     return answer(request, 503, error.message, error.hint, after)
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Lets everything that can be raised become an answer without a traceback."""
+    """Makes the application turn every exception into an answer without a traceback."""
 
     def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -104,7 +105,7 @@ def handle_problems(app: FastAPI) -> None:
         assert isinstance(error, OSError)
         if error.errno not in _OF_DISK:
             raise error
-        # Not its path: whose file it is, is nothing to who asks.
+        # Without the path of the file, which is no business of the client.
         return not_written(request, Unwritable((error.strerror or "").lower()))
 
     def on_invalid(request: Request, error: Exception) -> Response:
@@ -142,4 +143,4 @@ RESPONSES = {
         (503, "It cannot be done or told just now; `Retry-After` says when to come again."),
     )
 }
-"""What every route may answer, for OpenAPI."""
+"""The answers that every route may give, for OpenAPI."""

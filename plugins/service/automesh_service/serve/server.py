@@ -1,4 +1,5 @@
-"""Starts the service: checks what it may listen at, opens it, and keeps its runner alive."""
+"""Starts the service: checks the address to listen at, opens the service, and keeps its runner
+alive."""
 
 from __future__ import annotations
 
@@ -52,18 +53,18 @@ _LOG = logging.getLogger("automesh.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `automesh serve` is told.
+    """The options of `automesh serve`.
 
     Attributes:
       home: folder of the service.
       results: folder with the studies of searches on this machine.
-      listen: address, with or without a port.
-      names: further names under which it is reached, as behind a proxy.
+      listen: the address to listen at, with or without a port.
+      names: further host names of the service, as behind a proxy.
       certificate, key: PEM files; both or none.
-      searches: how many run at once; 0: it takes no submissions.
-      keep_s: age from which on submissions that have ended are removed; None to keep all.
-      has_runner: searches are run on this host, too; False: by agents alone.
-      proxies: addresses of proxies, whose connections are those of many people.
+      searches: how many run at once; 0: the service takes no submissions.
+      keep_s: age from which on ended submissions are removed; None to keep all.
+      has_runner: whether searches run on this host, too; False: only agents run them.
+      proxies: addresses of proxies; many users share their connections.
     """
 
     home: Path
@@ -83,11 +84,11 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serves until Ctrl-C or SIGTERM.
 
     Args:
-      say: shows a line to who started it.
+      say: shows a line to the user who started the service.
 
     Raises:
-      UsageError: an option is wrong, another service uses the folder, or it would be reachable
-        from elsewhere without TLS or without a token.
+      UsageError: an option is wrong, another service uses the folder, or the service would be
+        reachable from other hosts without TLS or without a token.
     """
     host, port = read_address(options.listen)
     context = tls_context(options.certificate, options.key)
@@ -139,8 +140,8 @@ def _serve(
 ) -> None:
     host, port = read_address(options.listen)
     scheme = "https" if context is not None else "http"
-    # Answers are made in threads. Each takes the interpreter's lock a dozen times, and would wait
-    # for it 5 ms each time that another one computes.
+    # Threads make the answers. Each thread takes the interpreter's lock a dozen times, and each
+    # time waits 5 ms for it if another thread is computing.
     sys.setswitchinterval(_SWITCH_S)
     threads = [
         threading.Thread(target=service.keep_up, name="studies", daemon=True),
@@ -156,7 +157,8 @@ def _serve(
     has_left_word = False
     try:
         token = _first_token(service, host)
-        # Before anything else: who has the address already has left its own word.
+        # The address is bound before the token is written: another service at this address has
+        # written its own token.
         sockets = bound(host, port)
         port = sockets[0].getsockname()[1]
         names = names_of(host, port, scheme, options.names)
@@ -187,13 +189,14 @@ def _serve(
 
 @dataclass
 class RunnerOfService:
-    """Keeps a runner alive: one of a server that was killed is left at its work."""
+    """Keeps a runner alive. After a server was killed, its runner goes on and is used again."""
 
     service: OpenService
     process: subprocess.Popen[bytes] | None = None
 
     def keep_alive(self) -> None:
-        """Until the service closes; a thread of its own does it."""
+        """Starts the runner whenever there is none, until the service closes; runs in a thread of
+        its own."""
         service = self.service
         while not service.closing.is_set():
             if self.process is None or self.process.poll() is not None:
@@ -208,12 +211,12 @@ class RunnerOfService:
             service.closing.wait(_SUPERVISE_S)
 
     def stop(self, say: Callable[[str], None]) -> None:
-        """Ends the runner with its searches, which are queued for the next service."""
+        """Ends the runner and its searches, which are queued for the next service."""
         service, mine = self.service, self.process
-        with suppress(Unwritable):  # Then the signal alone tells it.
+        with suppress(Unwritable):  # Then only the signal below ends it.
             tell_to_stop(service.database)
         if mine is not None and mine.poll() is None:
-            mine.terminate()  # It may not have begun to listen to the database.
+            mine.terminate()  # It may not read the database yet.
         lock, end_s = service.home.lock("runner"), time.monotonic() + _STOP_S
         said = False
         while time.monotonic() < end_s:
@@ -227,13 +230,14 @@ class RunnerOfService:
 
 
 def _first_token(service: OpenService, host: str) -> str:
-    """A token for who starts a service on this machine's own address; empty elsewhere.
+    """Makes a token for the user who starts a service on this machine's own address. Returns an
+    empty text at other addresses.
 
     Raises:
-      UsageError: it is reachable from elsewhere, and nobody could use it.
+      UsageError: the service is reachable from other hosts, but there is no token to use it with.
     """
     if is_loopback(host):
-        # The same one after a restart: who watches goes on watching.
+        # The token is the same after a restart, so open pages continue.
         path = service.home.folder / "local.token"
         kept = (
             read_text(path, limit_bytes=limits.SMALL_RECORD_BYTES).strip() if path.exists() else ""
@@ -241,7 +245,7 @@ def _first_token(service: OpenService, host: str) -> str:
         if isinstance(service.tokens.check(kept), Holder):
             return kept
         token = service.tokens.make(_LOCAL, "admin", None)
-        write_whole(path, token)  # In a folder that nobody else may enter.
+        write_whole(path, token)  # In a folder that no other user can enter.
         path.chmod(0o600)
         return token
     if not any(one.state == "valid" for one in service.tokens.listed()):
@@ -252,11 +256,11 @@ def _first_token(service: OpenService, host: str) -> str:
     return ""
 
 
-# Options
+# Checks of the options
 
 
 def _check_results(results: Path) -> None:
-    """Raises UsageError for what is there and no folder of studies."""
+    """Raises UsageError if the path exists and is no folder of studies."""
     if results.exists() and not results.is_dir():
         raise UsageError(
             f"--results: `{results}` is no folder", hint="name the folder in which the studies are"
@@ -277,6 +281,6 @@ def _check_searches(searches: int) -> None:
 
 
 def to_stderr(line: str) -> None:
-    """Shows a line to who started the service; stdout has nothing."""
+    """Shows a line to the user who started the service; stdout stays empty."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What all routes share: the open service, and how its answers are made."""
+"""The open service that all routes share, and how its answers are made."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ from automesh_service.submissions.store import Store
 from automesh_service.submissions.tokens import Tokens
 
 REFRESH_S = 1.0
-"""Between two looks at which studies have changed."""
+"""Seconds between two looks for changed studies."""
 TROUBLE_S = 10.0
-"""Between two looks at the most, while none succeeds."""
+"""The most seconds between two looks while they fail."""
 LEASES_S = 2.0
-"""Between two looks at which agents are lost."""
+"""Seconds between two checks for lost agents."""
 PAUSE_S = 3.0
-"""Before a study that changes all the time is read again: that takes a tenth of a second."""
+"""Seconds before a study that changes all the time is read again; reading takes a tenth of a
+second."""
 _LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """What a service was started with.
+    """The settings with which a service was started.
 
     Attributes:
       results: folder with the studies of searches on this machine.
-      storage: as `--storage`; without a password.
-      names: under which it is reached, each with its port unless that is the usual one of the
-        scheme, as in a `Host` header.
+      storage: as for `--storage`, without a password.
+      names: the names in the `Host` header under which it is reached, each with its port unless
+        that is the default of the scheme.
       searches: how many run at once.
-      takes_submissions: False: it only shows.
-      has_runner: searches are run on this host, too; False: by agents alone.
-      keep_s: age from which on submissions that have ended are removed; None to keep all.
-      connections: how many may be open at once.
-      proxies: addresses whose connections are those of many people.
+      takes_submissions: whether it takes submissions; False: it only shows studies.
+      has_runner: whether searches run on this host, too; False: only agents run them.
+      keep_s: age from which on ended submissions are removed; None to keep all.
+      connections: how many connections may be open at once.
+      proxies: addresses of proxies; many users share their connections.
     """
 
     results: Path
@@ -72,7 +73,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenService:
-    """The open service. Everything in it may be used by several threads at once."""
+    """The open service. Several threads may use all of it at once."""
 
     home: Home
     settings: ServiceSettings
@@ -93,7 +94,8 @@ class OpenService:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def keep_up(self) -> None:
-        """Has read what has changed until the service closes; a thread of its own does it."""
+        """Reads the studies that have changed, again and again, until the service closes; runs in a
+        thread of its own."""
         self.catalogue.keep_fresh()
         trouble_s, trouble = REFRESH_S, ""
         while not self.closing.is_set():
@@ -101,19 +103,19 @@ class OpenService:
             try:
                 is_behind = self.catalogue.refresh()
                 trouble_s, trouble = REFRESH_S, ""
-            except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
+            except Exception as error:  # noqa: BLE001  A storage that is down may be up again soon.
                 self.metrics.note_storage(is_up=False)
                 before, trouble = trouble, reason_of(error)
-                if trouble != before:  # Not each few seconds for hours.
+                if trouble != before:  # The same error is not logged every few seconds for hours.
                     _LOG.warning("the studies cannot be looked at: %s", trouble)
-                # The process that reads may be one that cannot live: to start it takes a second.
+                # If the process that reads cannot live, each attempt to start it costs a second.
                 self.closing.wait(trouble_s)
                 trouble_s = min(2 * trouble_s, TROUBLE_S)
                 continue
             self.closing.wait(_rest_s(time.monotonic() - began_s, is_behind=is_behind))
 
     def keep_house(self) -> None:
-        """Removes what is old until the service closes; a thread of its own does it."""
+        """Removes old files until the service closes; runs in a thread of its own."""
         while not self.closing.is_set():
             try:
                 self.retention.remove_old()
@@ -124,7 +126,7 @@ class OpenService:
             self.closing.wait(limits.HOUSEKEEPING_S)
 
     def keep_leases(self) -> None:
-        """Ends the leases of agents that are lost; a thread of its own does it."""
+        """Ends the leases of lost agents until the service closes; runs in a thread of its own."""
         while not self.closing.wait(LEASES_S):
             try:
                 self.leases.end_lost()
@@ -138,9 +140,9 @@ class OpenService:
 
 
 def _rest_s(took_s: float, *, is_behind: bool) -> float:
-    """How long to rest after a look: half of a core at most, also while a thousand studies are read
-    for the first time. But after one that has waited for the lock of a study, it is looked again at
-    once: which studies there are was not seen since it began."""
+    """Returns how long to rest after a look. Reading then uses half of a core at most, even while a
+    thousand studies are read for the first time. There is no rest after a look that has waited for
+    the lock of a study: the list of studies is old by then."""
     rest_s = min(took_s, STALE_S / 2 - took_s) if is_behind else REFRESH_S
     return max(rest_s if took_s < STALE_S / 2 else 0.0, 0.05)
 
@@ -149,7 +151,7 @@ def open_service(home: Home, settings: ServiceSettings) -> OpenService:
     """Opens everything that a service needs.
 
     Raises:
-      UsageError: its database or the storage of the studies cannot be used.
+      UsageError: the database of the service or the storage of the studies cannot be used.
     """
     database = Database(home.database)
     audit = Audit(database)
@@ -163,7 +165,8 @@ def open_service(home: Home, settings: ServiceSettings) -> OpenService:
     store = Store(home, database)
     metrics = Metrics()
 
-    def on_listed() -> None:  # What is read after that may take as long as it likes.
+    # The list exists by now; reading the studies may take as long as it likes.
+    def on_listed() -> None:
         metrics.note_storage(is_up=True)
 
     catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S, on_listed=on_listed)
@@ -171,7 +174,7 @@ def open_service(home: Home, settings: ServiceSettings) -> OpenService:
     def is_foreign(study: str, job: Path) -> bool:
         known = catalogue.get(study)
         if known is None or known.folder.parent.parent != job:
-            # It may be somebody else's all the same, whom nobody has looked for yet.
+            # Another folder may have a study of this name that was not listed yet.
             catalogue.wait_until_fresh()
             known = catalogue.get(study)
         return known is not None and known.folder.parent.parent != job
@@ -197,14 +200,14 @@ def open_service(home: Home, settings: ServiceSettings) -> OpenService:
         pages=Pages(folder=home.pages),
         metrics=metrics,
         limiter=Limiter(),
-        # Others must be answered as well while all streams are open.
+        # Half of the connections: other requests must be answered while all streams are open.
         watchers=Watchers(settings.connections // 2),
         connections=Connections(most=settings.connections, proxies=settings.proxies),
     )
 
 
 def service_of(request: Request) -> OpenService:
-    """The service that a request is for."""
+    """Returns the service that a request is for."""
     return cast(OpenService, request.app.state.service)
 
 

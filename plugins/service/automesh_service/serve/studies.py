@@ -35,7 +35,7 @@ class StudyPage:
     """One page of a list of studies.
 
     Attributes:
-      total: of all pages.
+      total: the number of studies on all pages.
       next: number of the next page; None on the last one.
     """
 
@@ -50,9 +50,10 @@ class StudyAnswer:
     """One study.
 
     Attributes:
-      rule: the text of its rule file; empty without one.
+      rule: the text of its rule file; empty without a rule.
       missing: why there is no rule.
-      submission: number of the submission that it belongs to, if one may see that; else empty.
+      submission: number of the submission that it belongs to, if the holder may see that; else
+        empty.
     """
 
     study: StudySummary
@@ -70,16 +71,16 @@ class LogFile:
 
 
 def known_study(service: OpenService, name: str) -> KnownStudy:
-    """The study of exactly this name.
+    """Returns the study of exactly this name.
 
     Raises:
-      Problem: 404.
-      Away: it is not known, and nobody could look lately whether it is there.
+      Problem: 404: there is no such study.
+      Away: the study is not known, and the studies could not be listed lately.
     """
     found = service.catalogue.get(name)
     if found is None:
-        # After a restart nothing is known for a second or two: that is no reason to say that there
-        # is nothing, which nobody would ask again.
+        # For a second or two after a restart no study is known. An answer 404 would be wrong then,
+        # and clients do not repeat such a request.
         service.catalogue.wait_until_fresh()
         found = service.catalogue.get(name)
     if found is None:
@@ -88,7 +89,8 @@ def known_study(service: OpenService, name: str) -> KnownStudy:
 
 
 def submission_of(service: OpenService, known: KnownStudy, holder: Holder) -> Submission | None:
-    """The submission that a study belongs to, if there is one and this holder may see it."""
+    """Returns the submission that a study belongs to, if there is one and this holder may see
+    it."""
     number = number_in(service, known)
     if not number:
         return None
@@ -99,14 +101,15 @@ def submission_of(service: OpenService, known: KnownStudy, holder: Holder) -> Su
 
 
 def number_in(service: OpenService, known: KnownStudy) -> str:
-    """The number of the submission whose folder a study lies in; empty for none."""
+    """Returns the number of the submission whose folder contains a study; empty for none."""
     folder = known.folder
     is_job = folder.is_relative_to(service.home.jobs)
     return folder.relative_to(service.home.jobs).parts[0] if is_job else ""
 
 
 def may_see_logs(service: OpenService, known: KnownStudy, holder: Holder) -> bool:
-    """Logs have what a script prints: those of a submission are its owner's."""
+    """Whether a holder may see the logs of a study: they have the output of a script, so only the
+    owner of a submission may see them."""
     if holder.may("admin") or submission_of(service, known, holder) is not None:
         return True
     return not number_in(service, known)
@@ -122,7 +125,7 @@ def list_studies(
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 50,
 ) -> Response:
-    """Studies, the one that changed last first; 503 while it cannot be told which there are."""
+    """Lists studies, the one that changed last first; 503 while the list is too old."""
     del holder
     service.catalogue.wait_until_fresh()
     words = query.lower().split()
@@ -135,7 +138,8 @@ def list_studies(
     ]
     begin = (page - 1) * size
     following = "null" if begin + size >= len(found) else page + 1
-    # As `StudyPage`, of texts that were made when the studies were read: many ask often.
+    # The answer has the form of `StudyPage`. It is joined from texts that were made when the
+    # studies were read, because clients request it often.
     texts = ", ".join(found[begin : begin + size])
     return Response(
         f'{{"studies": [{texts}], "total": {len(found)}, "page": {page}, "next": {following}}}',
@@ -186,7 +190,7 @@ def get_rules(
     holder: Reader,
     if_none_match: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
-    """The rule as a file for `automesh.load(URL)`; 404 while there is none."""
+    """Returns the rule as a file for `automesh.load(URL)`; 404 while there is none."""
     del holder
     known = known_study(service, name)
     if not known.rule and known.summary.state == "unread":
@@ -197,7 +201,7 @@ def get_rules(
 
 
 def tagged(text: str, if_none_match: str) -> Response:
-    """A rule file with its ETag; 304 without a body for who has it already."""
+    """Returns a rule file with its ETag; 304 without a body for a client that already has it."""
     tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     has = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
@@ -217,8 +221,8 @@ def diff_rules(
     holder: Reader,
     mine: Annotated[str, Body(media_type="application/toml", max_length=limits.PEOPLE_FILE_BYTES)],
 ) -> PlainTextResponse:
-    """Takes a rule file and answers with a unified diff to what it would be with the rule merged
-    into it; empty if it has the rule already. Nothing is changed."""
+    """Takes a rule file and answers with a unified diff: how the file changes if the rule is merged
+    into it. The diff is empty if the file already has the rule. Nothing is stored."""
     del holder
     text = service.catalogue.diff(known_study(service, name), mine)
     return PlainTextResponse(text, media_type="text/x-diff")
@@ -241,8 +245,8 @@ def get_log(
     holder: Reader,
     offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
 ) -> PlainTextResponse:
-    """What stands in a log from byte `offset` on, without what a terminal would obey;
-    `X-Next-Offset` is where to go on."""
+    """Returns a part of a log from byte `offset` on, without control characters of terminals;
+    `X-Next-Offset` is the offset of the next part."""
     known = _with_logs(service, name, holder)
     path = next((one for one in _logs(known) if one.name == file), None)
     if path is None:
@@ -251,10 +255,10 @@ def get_log(
 
 
 def log_part(path: Path, offset: int) -> PlainTextResponse:
-    """A part of a log as text.
+    """Returns a part of a log as text.
 
     Raises:
-      Problem: 404: it cannot be read.
+      Problem: 404: the log cannot be read.
     """
     try:
         with open_regular(path, follow=False) as log:
@@ -274,7 +278,7 @@ def _with_logs(service: OpenService, name: str, holder: Holder) -> KnownStudy:
 
 
 def _logs(known: KnownStudy) -> list[Path]:
-    """Regular files in the study's folder of logs; links are not followed."""
+    """Returns the regular files in the study's folder of logs; links are not followed."""
     folder = known.folder / "logs"
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -298,7 +302,7 @@ def get_page(
     ticket: Annotated[str, Query(max_length=200)] = "",
     authorization: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
-    """HTML with a policy of its own: it is not of this origin, and may ask nothing of the API."""
+    """HTML with a policy of its own: it has no origin, and cannot call the API."""
     if ticket:
         access.holder_of_ticket(request, service, ticket, name)
     else:
@@ -318,9 +322,10 @@ async def watch_study(
     holder: Reader,
     last_event_id: Annotated[str, Header(max_length=64)] = "",
 ) -> Watching:
-    """Server-sent events: `state` (the summary), `log` (lines of the search, for who may see
-    them), `end`. `Last-Event-ID` goes on where a stream was."""
-    known = await to_thread.run_sync(known_study, service, name)  # It may wait for a look.
+    """Server-sent events: `state` (the summary), `log` (lines of the search, if the holder may see
+    them), `end`. `Last-Event-ID` continues a stream where it was."""
+    # This may wait for a new list of studies.
+    known = await to_thread.run_sync(known_study, service, name)
     number = number_in(service, known)
     log = None
     if number and may_see_logs(service, known, holder):

@@ -37,7 +37,7 @@ from automesh_service.submissions.tokens import Scope
 router = APIRouter(prefix="/v1", responses={**RESPONSES})
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[\x21-\x7e]{8,200}")
-_SEEN_S = 15.0  # a runner says every two seconds that it is there
+_SEEN_S = 15.0  # a runner reports every two seconds that it lives
 
 Key = Annotated[
     str,
@@ -55,7 +55,7 @@ Number = Annotated[str, Path(max_length=limits.NAME_CHARS)]
 
 
 class OrderBody(BaseModel):
-    """What is to be searched; the words are those of `automesh search`."""
+    """A search to run; the fields are options of `automesh search`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -75,17 +75,17 @@ class OrderBody(BaseModel):
     needs: Words = Field([], description="What the agent that runs it must have.")
 
     def order(self) -> Order:
-        """The same, checked.
+        """Returns the order, checked.
 
         Raises:
-          UsageError: it cannot be run.
+          UsageError: the order cannot be run.
         """
         order: Order = from_json(self.model_dump(), Order)
         return checked(order)
 
 
 class SubmitBody(BaseModel):
-    """A bundle that was sent before, and what is to be searched in it."""
+    """The hash of a bundle that was sent before, and the search to run in it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -113,7 +113,7 @@ class SubmissionAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionPage:
-    """One page of a list of submissions; as `StudyPage`."""
+    """One page of a list of submissions; has the form of `StudyPage`."""
 
     submissions: list[Submission]
     total: int
@@ -126,10 +126,10 @@ class Host:
     """A host that runs searches.
 
     Attributes:
-      kind: the runner of the service, or an agent.
-      state: `lost` if it has said nothing for a while.
+      kind: whether it is the runner of the service or an agent.
+      state: `lost` if it has sent nothing for a while.
       running: numbers of submissions.
-      takes, has: of an agent: patterns of targets, and what submissions may need.
+      takes, has: patterns of the targets, and the labels, of an agent.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """Who the token belongs to."""
+    """The holder of the token."""
 
     name: str
     scope: Scope
@@ -165,8 +165,8 @@ def get_me(holder: Reader) -> Me:
 async def put_bundle(
     digest: Number, request: Request, service: ServiceHere, holder: Submitter
 ) -> Bundle:
-    """Takes a tar, plain or gzipped, whose SHA-256 is `digest`. It is looked through and refused
-    with status 422 if it has links, paths that lead out, or more than a bundle may have."""
+    """Takes a tar, plain or gzipped, whose SHA-256 is `digest`. The tar is checked, and refused
+    with status 422 if it has links, paths that lead out of it, or more than a bundle may have."""
     _check_taking(service)
     request.state.subject = digest
     if not _DIGEST.fullmatch(digest):
@@ -218,7 +218,7 @@ def submit(
     holder: Submitter,
     key: Key,
 ) -> Submission:
-    """Takes an order for a bundle that was sent before. It is run once for each
+    """Takes an order for a bundle that was sent before. The order runs once for each
     `Idempotency-Key`, however often it is sent, and whether or not an answer arrived."""
     _check_taking(service)
     found, is_new = service.store.submit(
@@ -249,7 +249,7 @@ def list_submissions(
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 50,
 ) -> SubmissionPage:
-    """The latest first; an admin sees those of all."""
+    """Lists submissions, the latest first; an admin sees those of all users."""
     begin = (page - 1) * size
     states = () if state is None else (state,)
     found, total = service.store.listed(
@@ -263,19 +263,20 @@ def list_submissions(
 def get_submission(number: Number, service: ServiceHere, holder: Submitter) -> SubmissionAnswer:
     found = service.store.get(number, access.owner_of(holder))
     if found.state in ENDED or not service.catalogue.has_looked:
-        # Who is told that a search has ended, and left this, does not ask again.
+        # A client that reads the end of a search here does not ask again, so the list of its
+        # studies must be fresh.
         service.catalogue.wait_until_fresh()
     return SubmissionAnswer(submission=found, studies=_studies_of(service, found))
 
 
 def _studies_of(service: OpenService, submission: Submission) -> list[str]:
-    """Names of the studies of a submission that are known."""
+    """Returns the names of the known studies of a submission."""
     return list(service.catalogue.below(service.home.job(submission.number) / "results"))
 
 
 @router.post("/submissions/{number}/cancel", tags=["submissions"], summary="End a submission")
 def cancel(number: Number, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
-    """As Ctrl-C: what is finished is kept, and `resume` goes on."""
+    """Ends the search as Ctrl-C does: finished trials are kept, and `resume` continues."""
     request.state.subject = number
     return service.store.cancel(number, access.owner_of(holder))
 
@@ -296,7 +297,7 @@ def extend(
     holder: Submitter,
     key: Key,
 ) -> Submission:
-    """Runs the same search again, where it was, with this budget; once for each key."""
+    """Continues the same search with this budget; once for each key."""
     request.state.subject = number
     _check_taking(service)
     return service.store.extend(
@@ -356,7 +357,7 @@ async def watch_submission(
     holder: Submitter,
     last_event_id: Annotated[str, Header(max_length=64)] = "",
 ) -> Watching:
-    """As the events of a study, from before there is one."""
+    """The same events as those of a study, from before the study exists."""
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
     if not service.catalogue.has_looked:
@@ -434,6 +435,7 @@ def list_audit(
     before: Annotated[int | None, Query(ge=1, le=limits.LARGEST_INTEGER)] = None,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 100,
 ) -> list[AuditEntry]:
-    """The latest entries first; `before` is the number of the last one that one has."""
+    """Lists the latest entries first; `before` is the number of the last entry that the client
+    has."""
     del holder
     return service.audit.entries(before=before, count=size)

@@ -1,1 +1,1 @@
-"""Searches that others submit: bundles, orders, who may do what, and the process that runs them."""
+"""Searches that users submit: bundles, orders, rights, and the process that runs the searches."""

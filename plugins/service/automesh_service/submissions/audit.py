@@ -1,7 +1,7 @@
-"""The audit: who did what, and what was refused to whom; only ever added to.
+"""The audit: who did what, and what was refused to them. Entries are only ever added.
 
-The database refuses to change or remove a row of it, so neither a mistake of ours nor a request
-can. Whoever can write the file itself, its owner, can.
+The database refuses to change or remove a row of it, so neither a bug nor a request can do that.
+Only the owner of the file can, by writing to the file itself.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from automesh.texts.terminal import clean, shortened
 from automesh_service.submissions.database import AUDIT, Database
 from automesh_service.submissions.store import Note, Submission
 
-_CHARS = 300  # of each word: what is refused may be anything
+_CHARS = 300  # of each word: the texts of refused requests may be anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One thing that somebody did, or was refused.
+    """One action that was done or refused.
 
     Attributes:
       number: from 1, in the order of time.
@@ -30,8 +30,8 @@ class AuditEntry:
       who: name of the holder of the token; empty if there was no valid one.
       address: where the request came from.
       action: such as `POST /v1/studies`, or what the runner did.
-      subject: what it was done to.
-      status: of the answer; 0 where there was none.
+      subject: the thing that was changed.
+      status: the HTTP status of the answer; 0 where there was none.
       said: why it was refused; empty if it was not.
     """
 
@@ -66,8 +66,8 @@ class Audit:
         """Adds an entry.
 
         Args:
-          within: the change that it tells of: the entry is there if and only if that was done,
-            whenever the process is killed. None for a change of its own.
+          within: the transaction of the change that is recorded: the entry exists if and only if
+            the change was made, whenever the process is killed. None for a transaction of its own.
         """
         texts = {"who": who, "address": address, "action": action, "subject": subject, "said": said}
         row: dict[str, Any] = {name: shortened(clean(text), _CHARS) for name, text in texts.items()}
@@ -79,10 +79,11 @@ class Audit:
             connection.execute(entry)
 
     def noting(self, action: str, said: Callable[[str], str]) -> Note:
-        """What notes a change of a submission, in the step that does it.
+        """Returns a function that records a change of a submission, in the transaction that makes
+        it.
 
         Args:
-          said: gets what the submission is then.
+          said: takes the new state of the submission and returns the text of the entry.
         """
 
         def note(connection: sa.Connection, found: Submission) -> None:
@@ -97,10 +98,11 @@ class Audit:
         return note
 
     def entries(self, *, before: int | None = None, count: int = 100) -> list[AuditEntry]:
-        """The latest entries first.
+        """Returns entries, the latest first.
 
         Args:
-          before: number of the entry behind which to begin; None for the last one.
+          before: number of an entry; only older entries are returned. None to begin with the
+            latest.
         """
         query = sa.select(AUDIT).order_by(AUDIT.c.number.desc()).limit(count)
         if before is not None:

@@ -1,10 +1,10 @@
 """A bundle: the folder of a script as one tar, named by the hash of its bytes.
 
-Who packs and who unpacks need not trust each other. A tar may name files outside of the folder,
-hold links that lead there, claim sizes that nothing has, or unpack to more than the disk. So only
-plain files and folders with relative paths are taken, their number, depth and sizes are bounded
-while they are read, and nothing of `tarfile`'s own extraction is used: each file is made anew, in
-a folder that nobody else can enter.
+The side that unpacks does not trust the side that packs. A tar may name files outside of the
+folder, contain links that lead there, claim wrong sizes, or unpack to more than the disk holds. So
+only plain files and folders with relative paths are accepted, and their number, depth and sizes are
+bounded while they are read. The extraction of `tarfile` is not used: this module creates each file
+itself, in a folder that no other user can enter.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from automesh.texts.terminal import is_unicode
 from automesh.units import format_bytes
 
 LEFT_OUT = ("__pycache__", "node_modules", "results", "automesh-service")
-"""Folders that are not packed, beside those whose names begin with a dot."""
+"""Folders that are not packed, in addition to those whose names begin with a dot."""
 RULES = "mesh_rules.toml"
-"""The file that is not packed: a search writes it, and must not become another one by that."""
+"""The rule file is not packed: a search writes it, which would otherwise change the hash of the
+bundle."""
 _SHOWN_CHARS = 200
 _GZIP = b"\x1f\x8b"
 _FOLDER_MODE, _FILE_MODE, _PROGRAM_MODE = 0o700, 0o600, 0o700
 
 
 class BadBundle(UsageError):
-    """A tar that is none, or holds what no bundle may."""
+    """The file is no tar, or contains something that a bundle may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What is known of a bundle.
+    """The description of a bundle.
 
     Attributes:
-      digest: SHA-256 of its bytes, in hexadecimal digits: its name.
-      packed_bytes: as it is sent.
+      digest: the name of the bundle: SHA-256 of its bytes, in hexadecimal digits.
+      packed_bytes: its size as it is sent.
       files: relative paths of its files, sorted.
     """
 
@@ -58,7 +59,7 @@ class Bundle:
 
 
 def pack(folder: Path, *, without: Path | None = None) -> tuple[bytes, Bundle]:
-    """Packs a folder: the same files give the same bytes, whoever packs them and when.
+    """Packs a folder: the same files give the same bytes, independent of the user and the time.
 
     Links and everything that is neither a file nor a folder are left out, and so are folders whose
     names begin with a dot or are in `LEFT_OUT`, and rules.
@@ -117,16 +118,16 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check(path: Path) -> Bundle:
-    """Looks through a bundle that somebody sent, without unpacking it.
+    """Checks a bundle that a user sent, without unpacking it.
 
     Raises:
-      BadBundle: it is no tar, or holds what no bundle may; names the member.
+      BadBundle: it is no tar, or contains something that a bundle may not; names the member.
     """
     with _opened(path) as tar:
         files = tuple(sorted(member.name for member in _members(tar) if member.isreg()))
@@ -134,7 +135,8 @@ def check(path: Path) -> Bundle:
 
 
 def members_of(path: Path) -> tuple[tuple[str, bool], ...]:
-    """The names of the members, and whether each is a file and not a folder; raises as `check`."""
+    """Returns the names of the members, and whether each is a file and not a folder; raises as
+    `check`."""
     with _opened(path) as tar:
         return tuple((member.name, member.isreg()) for member in _members(tar))
 
@@ -143,7 +145,7 @@ def unpack(path: Path, folder: Path) -> None:
     """Unpacks a bundle into a folder, which is made and must not exist.
 
     Raises:
-      BadBundle: as `check`; nothing is left behind.
+      BadBundle: as for `check`; nothing is left behind.
       OSError: the disk or the permissions do not allow it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +161,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
-    """Makes one folder or file; whatever is there already makes it fail."""
+    """Makes one folder or file; fails if the path already exists."""
     if member.isdir():
         place.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         return
@@ -178,9 +180,9 @@ def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Generator[tarfile.TarFile]:
-    """Opens a plain or a gzipped tar; whatever is wrong with it is a `BadBundle`."""
+    """Opens a plain or a gzipped tar; raises `BadBundle` for any error in it."""
     with open_regular(path) as file, _plain(file) as plain:
-        # `tarfile` asks for nothing else than these of what it reads from.
+        # `tarfile` calls no other methods of the file that it reads from.
         careful: Any = _Careful(plain)
         try:
             with tarfile.open(fileobj=careful, mode="r:") as tar:
@@ -193,7 +195,8 @@ def _opened(path: Path) -> Generator[tarfile.TarFile]:
 
 @contextmanager
 def _plain(file: BinaryIO) -> Generator[IO[bytes]]:
-    """The tar itself: a gzipped one is unpacked into a file without a name, up to the bound."""
+    """Opens the plain tar: a gzipped one is first unpacked into a file without a name, up to the
+    bound."""
     if file.read(2) != _GZIP:
         file.seek(0)
         yield file
@@ -219,7 +222,7 @@ def _too_large() -> str:
 
 
 class _Careful:
-    """A file of which no more is read at once than a header may have."""
+    """A file that allows only small reads, since `tarfile` would read a header of any size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -233,7 +236,7 @@ class _Careful:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members, each checked before the next one is read.
+    """Yields the members; each is checked before the next one is read.
 
     Raises:
       BadBundle: names the member.
@@ -273,16 +276,16 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def shown(name: str) -> str:
-    """A name for a sentence: on one line, whatever is in it, and not longer than the rest."""
+    """Returns a name as it is shown in a sentence: on one line, and cut if it is long."""
     found = name if name.isprintable() else ascii(name)[1:-1]
     return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}..."
 
 
 def check_name(name: str) -> str:
-    """The name of a member without needless parts.
+    """Returns the name of a member without needless parts.
 
     Raises:
-      BadBundle: it could lead out of the folder, or no file can be called so.
+      BadBundle: the name could lead out of the folder, or no file can have it.
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:

@@ -1,7 +1,8 @@
 """The tables of a service: tokens, bundles, submissions, leases, repeated answers, the audit.
 
-SQLite in the folder of the service. What a transaction has answered is on the disk: a server that
-is killed at any moment has either done a change and remembers its answer, or has not.
+The database is SQLite in the folder of the service. When a transaction returns, its changes are on
+the disk: a server that is killed at any moment has either made a change and stored its answer, or
+neither.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _METADATA = sa.MetaData()
 
 
 def _columns(kind: Any, *names: str, **settings: Any) -> list[sa.Column[Any]]:
-    """Columns of one kind, each of which always has a value unless `settings` say otherwise."""
+    """Makes columns of one kind. Each always has a value unless `settings` allow null."""
     settings = {"nullable": False, **settings}
     return [sa.Column(name, kind, **settings) for name in names]
 
@@ -62,7 +63,7 @@ CUTS = sa.Table(  # how often runs of a submission were cut short since somebody
     sa.Column("number", sa.String, primary_key=True),
     *_columns(sa.Integer, "count"),
 )
-LEASES = sa.Table(  # which agent works on what
+LEASES = sa.Table(  # which agent works on which submission
     "leases",
     _METADATA,
     sa.Column("number", sa.String, primary_key=True),
@@ -70,7 +71,7 @@ LEASES = sa.Table(  # which agent works on what
     *_columns(sa.Integer, "run"),
     *_columns(sa.String, "holder", "agent", "place"),
 )
-STATES = sa.Table(  # the last state that an agent has sent of a submission
+STATES = sa.Table(  # the last state that an agent has sent for a submission
     "states",
     _METADATA,
     sa.Column("number", sa.String, primary_key=True),
@@ -109,7 +110,7 @@ ELAPSED = sa.Table(  # one row: how long the service has existed, see `submissio
     *_columns(sa.String, "boot"),
     *_columns(sa.Double, "steady_s", "day_s", "elapsed_s"),
 )
-SEEN = sa.Table(  # since when things that are removed one day have been as they are
+SEEN = sa.Table(  # since when things that may be removed one day have not changed
     "seen",
     _METADATA,
     *_columns(sa.String, "kind", "name", primary_key=True),
@@ -129,7 +130,8 @@ _NOT_WRITTEN = (
 
 
 class Unwritable(AutomeshError):
-    """The disk of the service takes nothing now: it is full, read-only, or locked by others."""
+    """The database cannot be written now: the disk is full or read-only, or another process holds
+    the lock."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(
@@ -142,19 +144,19 @@ class Database:
     """The open database of a service; may be used by several threads and processes at once."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if the file is none, or cannot be written."""
+        """Raises UsageError if the file is no database, or cannot be written."""
         check_ours(path)
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
             harden(connection)
-            # FULL: what was answered is on the disk. These are a few changes a minute.
+            # FULL: a committed change is on the disk. There are only a few changes a minute.
             connection.execute("PRAGMA synchronous=FULL")
             return connection
 
         self._engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool)
         # Python's driver begins a transaction only before a change: two processes could both read
-        # and then both write. Ours take the lock before they read.
+        # and then both write. These transactions take the lock before they read.
         writing = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writing = writing
         try:
@@ -168,7 +170,7 @@ class Database:
 
     @contextmanager
     def change(self) -> Generator[sa.Connection]:
-        """A transaction that nobody else's comes in between of; all of it is done, or nothing.
+        """Runs a transaction that no other process can interrupt: all of it is done, or nothing.
 
         Raises:
           Unwritable: the disk is full.
@@ -180,7 +182,7 @@ class Database:
                     yield connection
                     connection.execute(sa.text("COMMIT"))
                 except BaseException:
-                    # SQLite may have done so itself, as it does where the disk is full.
+                    # SQLite may have rolled back itself, as it does when the disk is full.
                     with suppress(sa_errors.OperationalError):
                         connection.execute(sa.text("ROLLBACK"))
                     raise
@@ -191,7 +193,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
-        """A connection for single statements that change nothing."""
+        """Opens a connection for single statements that change nothing."""
         with self._writing.connect() as connection:
             yield connection
 
@@ -200,16 +202,16 @@ class Database:
 
 
 def check_ours(path: Path) -> None:
-    """Looks, without changing anything, whether a file is a database that this version can use.
+    """Checks, without changing anything, that a file is a database that this version can use.
 
-    Nothing of its schema is run: SQLite plays back no journal of others, and its tables are those
-    of this module or of a former version, which had fewer.
+    Nothing in the file is executed: SQLite applies no journal that others wrote, and the tables
+    must be those of this module or of a former version, which had fewer.
 
     Raises:
-      UsageError: it is something else, or belongs to somebody else.
+      UsageError: the file is something else, or belongs to another user.
     """
     try:
-        # Its folder is the account's alone: who else may write into the file does not matter.
+        # Other users cannot enter the folder, so the mode of the file does not matter.
         reason = next((one for one in map(why_of_others, files_of(path)) if one), "")
     except OSError as error:
         raise _unusable(path, error.strerror) from None
@@ -231,12 +233,12 @@ def check_ours(path: Path) -> None:
 
 
 def _schema_of(connection: sqlite3.Connection) -> dict[str, str]:
-    """How everything in a database was made, by its name.
+    """Returns the statement that made each object in a database, by the object's name.
 
     Raises:
       sqlite3.Error: it cannot be read.
     """
-    # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
+    # SQLAlchemy's versions differ in whether they quote the name of a column `order`.
     made = {one.name: _normal(one.sql) for one in schema_of(connection) if one.sql is not None}
     made.pop("sqlite_sequence", None)
     return made
@@ -244,7 +246,7 @@ def _schema_of(connection: sqlite3.Connection) -> dict[str, str]:
 
 @cache
 def _our_schema() -> dict[str, str]:
-    """As `_schema_of`, of this version's tables."""
+    """Returns the schema of this version's tables, as `_schema_of` does."""
     with closing(sqlite3.connect(":memory:")) as plain:
         engine = sa.create_engine("sqlite://", creator=lambda: plain, poolclass=sa.StaticPool)
         with engine.begin() as connection:
@@ -253,7 +255,7 @@ def _our_schema() -> dict[str, str]:
 
 
 def _create(connection: sa.Connection) -> None:
-    """Makes what is not there."""
+    """Creates the tables that are missing."""
     _METADATA.create_all(connection, checkfirst=True)
     for statement in _APPEND_ONLY:
         connection.execute(sa.text(statement))

@@ -1,9 +1,10 @@
-"""For how long things of a service have been as they are, by a clock that nobody sets.
+"""Measures for how long things of a service have not changed, by a clock that nobody can set.
 
-The time of day may jump by a day, and would let what is kept for an hour be removed at once. So
-what is old was seen unchanged by earlier looks, and the time between them is that of the kernel
-since its boot, which goes on while the service is down. Only from one boot to the next the time of
-day counts. All of it is in the database: a service that is started again goes on counting.
+The time of day may jump by a day; things that are kept for an hour would then be removed at once.
+So a thing is old only if earlier checks have seen it unchanged, and the time between the checks is
+measured by the kernel's clock since its boot, which goes on while the service is down. The time of
+day counts only between two boots. The counts are in the database, so a restarted service continues
+them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def since_boot_s() -> float:
-    """Seconds since the boot of this host, those in which it slept among them where it counts
-    them."""
+    """Returns the seconds since the boot of this host, including those in which it slept if the
+    system counts them."""
     if (of_boot := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
         return time.clock_gettime(of_boot)
     return time.monotonic()
 
 
 def boot_id() -> str:
-    """Tells one boot of this host from another; empty where the system does not say."""
+    """Returns an id of this boot of the host; empty where the system has none."""
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return ""
@@ -41,9 +42,9 @@ class Elapsed:
     """Counts for how long things have been as they are.
 
     Attributes:
-      steady: seconds since the boot.
-      boot: which boot this is.
-      clock: the time of day, seconds since 1970.
+      steady: returns the seconds since the boot.
+      boot: the id of this boot.
+      clock: returns the time of day, in seconds since 1970.
     """
 
     database: Database
@@ -52,13 +53,13 @@ class Elapsed:
     clock: Callable[[], float] = time.time
 
     def unchanged(self, kind: str, stamps: Mapping[str, float], age_s: float) -> set[str]:
-        """Which things of a kind have had the same stamp for so long.
+        """Returns which things of a kind have had the same stamp for at least `age_s`.
 
         Args:
-          kind: of the things; others are not looked at.
-          stamps: of all that there are now: what changes whenever a thing does. What is not among
-            them any more is forgotten.
-          age_s: since they were first seen so, by an earlier call.
+          kind: the kind of the things; other kinds are ignored.
+          stamps: a text for each thing that exists now, which changes whenever the thing changes.
+            Things that are missing here are forgotten.
+          age_s: seconds since an earlier call first saw this stamp.
         """
         with self.database.change() as connection:
             now_s = self._now_s(connection)
@@ -78,7 +79,7 @@ class Elapsed:
         return {name for name, at_s in seen.items() if now_s - at_s >= age_s}
 
     def _now_s(self, connection: sa.Connection) -> float:
-        """Seconds that have passed since the first call of all; remembers them."""
+        """Returns the seconds since the first call of all, and stores them."""
         boot, steady_s, day_s = self.boot(), self.steady(), self.clock()
         last = connection.execute(sa.select(ELAPSED)).one_or_none()
         now_s = 0.0

@@ -1,4 +1,4 @@
-"""The folder of a service: what lies in it, for its owner alone."""
+"""The folder of a service: the paths in it. Only its owner may enter it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Home:
     """The folder of a service.
 
     service.db     tokens, submissions, the audit
-    bundles/       what was sent, by its hash
-    jobs/ID/       of one submission: bundle/ (unpacked), results/ (its studies),
+    bundles/       the bundles, named by their hashes
+    jobs/ID/       one submission: bundle/ (unpacked), results/ (its studies),
                    mesh_rules.toml, search.log, result.json
-    pages/         reports that were made
+    pages/         reports that were rendered
     server.lock, runner.lock, runner.log
     """
 
@@ -45,7 +45,7 @@ class Home:
         return self.folder / "bundles" / f"{digest}.tar"
 
     def job(self, number: str) -> Path:
-        """Raises ValueError for what is no number of a submission."""
+        """Returns the folder of a submission; raises ValueError if `number` is not one."""
         if not _ID.fullmatch(number):
             raise ValueError(number)
         return self.folder / "jobs" / number
@@ -55,11 +55,12 @@ class Home:
         return self.folder / "jobs"
 
     def lock(self, name: str, *, timeout_s: float = 0.0) -> FileLock:
-        """The lock that a server, or a runner, holds while it lives; the kernel releases it when
-        its process dies.
+        """Returns the lock that a server, or a runner, holds while it lives. The kernel releases
+        the lock when the process dies.
 
         Args:
-          timeout_s: to wait for another holder, who may only have looked whether it is held.
+          timeout_s: seconds to wait for another holder, which may only be checking whether the lock
+            is held.
         """
         return FileLock(str(self.folder / f"{name}.lock"), timeout=timeout_s)
 
@@ -74,10 +75,10 @@ def is_held(lock: FileLock) -> bool:
 
 
 def open_home(folder: Path) -> Home:
-    """Makes the folder of a service, or takes the one that is there.
+    """Opens the folder of a service; makes it if it does not exist.
 
     Raises:
-      UsageError: it cannot be made, belongs to somebody else, or others may enter it.
+      UsageError: it cannot be made, belongs to another user, or other users may enter it.
     """
     is_new = not folder.exists()
     make_folder(folder)

@@ -1,14 +1,14 @@
-"""Leases: which agent works on which submission, and what may still come from it.
+"""Leases: which agent works on which submission, and which of its messages still count.
 
     take -> (beat | add_log | keep_state)* -> end
       |
       +--- nothing heard for `LEASE_S` -> end_lost: the submission is queued again
 
-A lease is known by 128 random bits and belongs to the holder of the token that took it. A
-submission has one at most, and whether it is still that one is asked in the very step that
-changes something: an agent that was lost and comes back finds its lease gone, and changes
-nothing of what another one has found since. When an agent was last heard is kept in memory, by a
-clock that nobody sets: after a restart of the server each of them has its time anew."""
+A lease is identified by 128 random bits and belongs to the holder of the token that took it. A
+submission has at most one lease. Each transaction that changes something checks that the lease is
+still the current one: an agent that was lost and comes back finds its lease gone, and cannot change
+the results of another agent. The time of the last message of an agent is kept in memory, by a
+monotonic clock: after a restart of the server each agent again has the full `LEASE_S`."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _MOST_AGENTS = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What an agent says of itself.
+    """The description that an agent gives of itself.
 
     Attributes:
-      name: of the agent, for people.
+      name: name of the agent, for people.
       takes: patterns of targets that it searches for, as `cpu:*`.
       has: what its host has; a submission may need some of it.
-      place: its folder, for who looks for what a lost agent has left.
+      place: its folder, in which a person can look for what a lost agent has left.
     """
 
     name: str
@@ -67,14 +67,14 @@ class Offer:
     memory_bytes: int
 
     def suits(self, order: Order) -> bool:
-        """Whether an order is for such an agent."""
+        """Whether an order suits such an agent."""
         is_taken = all(any(fnmatchcase(one, p) for p in self.takes) for one in order.targets)
         return is_taken and set(order.needs) <= set(self.has)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenAgent:
-    """An agent as it was heard last.
+    """An agent, as its last message described it.
 
     Attributes:
       running: number of the submission that it works on; empty for none.
@@ -92,10 +92,10 @@ class Lease:
     """A submission that an agent works on.
 
     Attributes:
-      id: what the agent says with all that it sends.
-      run: number of this run of the submission: grows with each.
-      log_bytes: that the service has of its log.
-      state_run: the run that the last state is of, which can be gone on with; 0 for none.
+      id: the agent sends it with each request.
+      run: number of this run of the submission; grows with each run.
+      log_bytes: bytes of the log that the service has.
+      state_run: the run that sent the last state, from which this run can continue; 0 for none.
     """
 
     id: str
@@ -109,14 +109,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What an agent hears when it says that it is there."""
+    """The answer to an agent's beat."""
 
     is_cancelled: bool
     log_bytes: int
 
 
 class Replayed(UsageError):
-    """A state that is not newer than the one that was sent before."""
+    """The state is not newer than the one that was sent before."""
 
 
 @dataclass(kw_only=True)
@@ -124,8 +124,8 @@ class Leases:
     """The leases of a service.
 
     Attributes:
-      is_foreign: whether a study of this name, in which no submission is named, belongs to
-        something else than the submission; raises UsageError while that cannot be told.
+      is_foreign: whether a study whose name contains no submission belongs to something else than
+        the submission; raises UsageError while that is not known.
     """
 
     home: Home
@@ -144,14 +144,15 @@ class Leases:
     # An agent without work
 
     def take(self, holder: str, offer: Offer, lease: str = "") -> Lease | None:
-        """The submission that has waited longest of those that suit an agent; None if none does.
+        """Starts, of the submissions that suit an agent, the one that has waited longest. Returns
+        None if none suits.
 
         Args:
-          lease: 32 hexadecimal digits by which it is to be known; who asks again with the same ones
-            because no answer has come gets the same submission. Empty to choose some here.
+          lease: the id of the lease, 32 hexadecimal digits; an agent that got no answer asks again
+            with the same id and gets the same submission. Empty: an id is made here.
 
         Raises:
-          Lapsed: it is the lease of another holder.
+          Lapsed: the lease belongs to another holder.
         """
         self._see(holder, offer)
         if lease and (given := self._given(lease, holder, offer)) is not None:
@@ -159,7 +160,8 @@ class Leases:
         lease = lease or secrets.token_hex(16)
         row = {"lease": lease, "holder": holder, "agent": offer.name, "place": offer.place}
         note = self.audit.noting("run", lambda _: f"by {holder}/{offer.name}")
-        self._heard_s[lease] = self.clock()  # Before anybody can see it and take it for lost.
+        # Before anybody can see the lease and take its agent for lost.
+        self._heard_s[lease] = self.clock()
         found = None
         try:
             found = self.store.start_next(offer.suits, lease=row, note=note)
@@ -172,7 +174,8 @@ class Leases:
         return self._told(lease, found)
 
     def _given(self, lease: str, holder: str, offer: Offer) -> Lease | None:
-        """What an agent was given by an answer that it did not get; None if there was none."""
+        """Returns the lease that an agent was given in an answer that got lost; None if there was
+        none."""
         with self.database.read() as connection:
             row = connection.execute(sa.select(LEASES).where(LEASES.c.lease == lease)).one_or_none()
         if row is None:
@@ -184,7 +187,7 @@ class Leases:
         return self._told(lease, self.store.get(row.number, None))
 
     def _told(self, lease: str, found: Submission) -> Lease:
-        """What an agent is told of a submission that it has just been given."""
+        """Returns the lease as it is sent to the agent."""
         with self.database.read() as connection:
             query = sa.select(STATES.c.run).where(STATES.c.number == found.number)
             state_run = connection.execute(query).scalar_one_or_none()
@@ -201,10 +204,10 @@ class Leases:
         )
 
     def _pack_left(self, found: Submission) -> int:
-        """Packs what the service's own runner has left of a submission.
+        """Packs the results that the service's own runner has left for a submission.
 
         Returns:
-          The run that it is of; 0 if there is nothing that can be gone on with.
+          The run that made them; 0 if there is nothing to continue from.
         """
         job, run = self.home.job(found.number), found.runs - 1
         results = job / RESULTS
@@ -215,7 +218,7 @@ class Leases:
             if state is None:
                 return 0
             write_whole(job / "state.tar", state.data)
-        except (AutomeshError, OSError):  # Then it begins anew.
+        except (AutomeshError, OSError):  # The search then begins anew.
             return 0
         row = {"number": found.number, "lease": "", "place": "", "run": run, "sequence": 0}
         with self.database.change() as connection:
@@ -240,7 +243,7 @@ class Leases:
         """Keeps a lease.
 
         Raises:
-          Lapsed: it has ended, or is somebody else's.
+          Lapsed: the lease has ended, or belongs to another holder.
         """
         with self.database.read() as connection:
             row = _row(connection, lease, holder)
@@ -249,24 +252,25 @@ class Leases:
         return Beat(is_cancelled=submission.is_cancelled, log_bytes=_size(self._log(row.number)))
 
     def bundle(self, lease: str, holder: str) -> Path:
-        """The bundle of a submission; raises as `beat`."""
+        """Returns the path of the bundle of a submission; raises as `beat`."""
         with self.database.read() as connection:
             row = _row(connection, lease, holder)
         self._heard(row)
         return self.home.bundle(self.store.get(row.number, None).digest)
 
     def add_log(self, lease: str, holder: str, offset: int, data: bytes) -> int:
-        """Adds to the log of a search what stands at `offset` of it. What is there already is not
-        added again, and nothing beyond a gap, or beyond the bound of a log.
+        """Adds bytes to the log of a search, which begin at `offset` of the log. Bytes that the log
+        already has are not added again; nothing is added beyond a gap, or beyond the bound of a
+        log.
 
         Returns:
-          How many bytes there are now.
+          How many bytes the log has now.
 
         Raises:
-          Lapsed: as `beat`.
+          Lapsed: as for `beat`.
           OSError: it cannot be written.
         """
-        with self.database.change() as connection:  # One after the other.
+        with self.database.change() as connection:  # One request after the other.
             row = _row(connection, lease, holder)
             path = self._log(row.number)
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -280,17 +284,17 @@ class Leases:
         return size
 
     def keep_state(self, lease: str, holder: str, sequence: int, draft: Path) -> None:
-        """Keeps what a search has so far: its studies, its rules.
+        """Keeps the results of a search so far: its studies and rules.
 
         Args:
           sequence: grows with each state that is sent with a lease.
           draft: a tar as `pack_state` makes it, which is moved away.
 
         Raises:
-          Lapsed: as `beat`.
-          Replayed: a newer one has come before.
-          BadBundle: it holds what no state may; nothing is kept.
-          UsageError: it cannot be told now whose its studies are; nothing is kept.
+          Lapsed: as for `beat`.
+          Replayed: a newer one has arrived before.
+          BadBundle: it contains something that a state may not; nothing is kept.
+          UsageError: it is not known now what its studies belong to; nothing is kept.
           OSError: it cannot be written.
         """
         with self.database.read() as connection:
@@ -322,13 +326,14 @@ class Leases:
     def _check_state(self, draft: Path, job: Path) -> None:
         for study in check_state(draft):
             number = submission_in(study)
-            # A name with a number is its submission's, whoever has used it. Former versions of an
-            # agent give names without one: those are free until somebody has them.
+            # A study whose name contains a number belongs to that submission, whoever has used the
+            # name. Former versions of an agent send names without a number: such a name is free
+            # until something has it.
             if number != job.name and (number or self.is_foreign(study, job)):
                 raise BadBundle(f"the study `{study}` belongs to something else")
 
     def state(self, lease: str, holder: str) -> Path:
-        """The last state of a submission, as it was sent; raises as `beat`."""
+        """Returns the path of the last state of a submission, as it was sent; raises as `beat`."""
         with self.database.read() as connection:
             row = _row(connection, lease, holder)
         self._heard(row)
@@ -337,10 +342,10 @@ class Leases:
     def end(
         self, lease: str, holder: str, code: int | None, *, said: str = "", is_meant: bool = False
     ) -> Submission:
-        """Ends a lease with the exit code of the search, as `end_run` has it.
+        """Ends a lease with the exit code of the search; see `end_run`.
 
         Raises:
-          Lapsed: as `beat`.
+          Lapsed: as for `beat`.
         """
         with self.database.read() as connection:
             row = _row(connection, lease, holder)
@@ -360,7 +365,7 @@ class Leases:
         return ended
 
     def end_lost(self) -> list[Submission]:
-        """Ends the leases of agents of which nothing was heard for too long."""
+        """Ends the leases of agents that have sent nothing for too long."""
         with self.database.read() as connection:
             rows = connection.execute(sa.select(LEASES)).all()
         ended: list[Submission] = []
@@ -371,7 +376,7 @@ class Leases:
             try:
                 found = self._cut_lost(row)
             except Lapsed:
-                continue  # It has just said how it ended.
+                continue  # The agent has just reported the end.
             self._forget(row)
             ended.append(found)
         return ended

@@ -1,5 +1,5 @@
-"""What is ordered: a script of a bundle, with the options of the search, checked as the service
-takes it."""
+"""An order: a script of a bundle, with the options of the search. It is checked when the service
+receives it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ _PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._:@*?-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One search that somebody wants.
+    """One search that a user orders.
 
     Attributes:
       entry: `train.py` or `train.py:make_step`, its path relative to the bundle's folder.
       args: the script's own arguments.
-      targets: as `--target`; at least one.
-      space: name of a shipped search space, or the path of a TOML file in the bundle; empty for
-        what is usual.
+      targets: as for `--target`; at least one.
+      space: name of a shipped search space, or the path of a TOML file in the bundle; empty for the
+        default.
       budget: time for each run of the search, as `10m`.
-      baseline, top, timeout, step, split, xla, reserve_hbm: as the options of `automesh search`.
+      baseline, top, timeout, step, split, xla, reserve_hbm: as for the options of `automesh
+        search`.
       hardware: path of a TOML file in the bundle; empty for none.
-      needs: what a host must have to run it, in the words of its agent.
+      needs: the labels that a host must have to run the search; an agent declares the labels of its
+        host.
     """
 
     entry: str
@@ -66,17 +68,17 @@ class Order:
         return (self.script, *own)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is sent and kept: without what former versions do not know, if that is empty."""
+        """Returns the order as JSON; empty values that former versions do not have are left out."""
         found: dict[str, Any] = to_json(self, Order)
         return {name: value for name, value in found.items() if value or name != "needs"}
 
     def with_budget(self, budget: str) -> Order:
-        """The same order with another budget, which is checked."""
+        """Returns the same order with another budget, which is checked."""
         return checked(replace(self, budget=budget))
 
 
 def checked(order: Order) -> Order:
-    """The order, if it may be run at all.
+    """Returns the order, if it may be run at all.
 
     Raises:
       UsageError: names what is wrong.
@@ -120,10 +122,10 @@ def _words(value: str | int | tuple[str, ...]) -> list[str]:
 
 
 def check_label(text: str) -> str:
-    """What a host has, or a submission needs, in one word.
+    """Checks a label: one word for something that a host has and a submission needs.
 
     Raises:
-      UsageError: it is none.
+      UsageError: the text is no label.
     """
     if not _LABEL.fullmatch(text):
         raise UsageError(
@@ -134,10 +136,10 @@ def check_label(text: str) -> str:
 
 
 def check_pattern(text: str) -> str:
-    """A pattern of targets, as `cpu:*`.
+    """Checks a pattern of targets, such as `cpu:*`.
 
     Raises:
-      UsageError: it is none.
+      UsageError: the text is no pattern.
     """
     if not _PATTERN.fullmatch(text):
         raise UsageError(
@@ -147,14 +149,14 @@ def check_pattern(text: str) -> str:
 
 
 def check_inside(name: str) -> str:
-    """The path of a file in a bundle.
+    """Checks the path of a file in a bundle.
 
     Raises:
       UsageError: it is absolute, leads out of the folder, or would be an option of a command.
     """
     parts = name.split("/")
     if (
-        name.startswith(("/", "~", "-"))  # A dash would make an option of it.
+        name.startswith(("/", "~", "-"))  # A command would read a name with a dash as an option.
         or "\\" in name
         or any(part in ("", ".", "..") for part in parts)
     ):
@@ -166,20 +168,21 @@ def check_inside(name: str) -> str:
 
 
 def words_of(order: Order, folder: Path) -> list[str]:
-    """The command that runs an order, to be started in the folder of its bundle.
+    """Returns the command line that runs an order; it is started in the folder of its bundle.
 
     Args:
-      folder: for what the search keeps.
+      folder: the folder for the results of the search.
     """
-    # Not `-m` alone: that would look for modules in the bundle first. The search's own process
-    # runs none of the bundle's code, its workers do.
+    # `-m` alone would look for modules in the bundle first. The process of the search runs none of
+    # the bundle's code; only its workers do.
     words = [sys.executable, "-P", "-m", "automesh", "search", order.entry]
     for option in SEARCH:
         if not option.has_order:
             continue
         value = order.targets if option.name == "target" else getattr(order, option.name)
         for one in value if isinstance(value, tuple) else [value]:
-            # In one word: a value with a dash is then no option of its own.
+            # Name and value as one word: a value that begins with a dash is then no option of its
+            # own.
             words += [f"--{option.word}={one}"] if one else []
     words += [f"--results={folder / 'results'}", f"--rules={folder / 'mesh_rules.toml'}", "--json"]
     return [*words, "--", *order.args] if order.args else words

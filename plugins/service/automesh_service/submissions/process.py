@@ -1,9 +1,9 @@
-"""The search of a submission as a process: started, found again after kills, ended when asked.
+"""The process of a submission's search: starts it, finds it again after kills, and ends it.
 
-It is `automesh search` in a session of its own, and holds a lock in the folder of its submission as
-long as it lives: whoever comes after the one who started it waits for it instead of starting
-another one beside it. Its code may do to this folder what its account may do, so nothing in it is
-waited for, followed as a link, or read without a bound.
+The process is `automesh search` in a session of its own. It holds a lock in the folder of its
+submission as long as it lives: a runner that replaces the one which started it waits for this
+process, and does not start a second one. The submitted code may change anything in this folder, so
+this module waits for nothing in it, follows no links, and reads nothing without a bound.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from automesh.tuner.study.identity import BUNDLE
 
 TOKEN = "AUTOMESH_SERVER_TOKEN"
 TOKEN_FILE = "AUTOMESH_SERVER_TOKEN_FILE"
-"""Variables with the token for a service: a search that others submitted has no use for them."""
+"""Environment variables with a service's token, which are removed: a submitted search has no use
+for them."""
 _END_S = 60.0
-"""For a search to end after SIGTERM: it keeps what it has and ends its workers."""
+"""Seconds for a search to end after SIGTERM: it saves its results and ends its workers."""
 _LOG_TAIL_BYTES = 2**14
 
 
@@ -43,8 +44,8 @@ class SearchProcess:
     """A search that runs.
 
     Attributes:
-      job: folder of its submission.
-      process: None where somebody else has started it.
+      job: the folder of its submission.
+      process: None if another process has started it.
     """
 
     job: Path
@@ -56,7 +57,8 @@ class SearchProcess:
             return self.process.poll() is not None
         try:
             lock = _locked(self.job)
-        except OSError:  # Its own code took the lock away: nobody can wait for it any more.
+        # The submitted code has removed the lock: nothing can wait for the process any more.
+        except OSError:
             return True
         if lock is not None:
             os.close(lock)
@@ -64,11 +66,11 @@ class SearchProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None if nobody was there to hear it."""
+        """Its exit code; None if this process is not its parent."""
         return self.process.returncode if self.process is not None else None
 
     def tell_to_end(self) -> None:
-        """As Ctrl-C first; by force if that does not help."""
+        """Asks it to end as Ctrl-C does; kills it if that does not help."""
         now_s = time.monotonic()
         if not self.told_s:
             self.told_s = now_s
@@ -77,7 +79,7 @@ class SearchProcess:
             self._signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """At once, with all that is in its session."""
+        """Kills it at once, with all processes of its session."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -95,19 +97,20 @@ def start_search(job: Path, folder: Path, words: Sequence[str], *, run: int) -> 
     """Starts a search, or finds the one that already runs there.
 
     Args:
-      job: folder of its submission.
-      folder: of its bundle, in which it is started. Its studies are known by the number of the
-        submission and not by this path, so that another host can go on with them.
+      job: the folder of its submission.
+      folder: the folder of its bundle, in which it is started. Its studies are identified by the
+        number of the submission and not by this path, so that another host can continue them.
       run: number of this run of the submission.
 
     Raises:
       OSError: the disk is full, no process can be started, or something is in the way of a file.
     """
     lock = _locked(job)
-    if lock is None:  # As long as it lives nobody else may measure for this submission.
+    # While the other process lives, no second one may measure for this submission.
+    if lock is None:
         return SearchProcess(job=job, process=None)
     try:
-        # What a former run has printed says nothing of this one.
+        # The output of a former run does not count for this one.
         (job / "result.json").unlink(missing_ok=True)
         _mark(job, run, 0)
         with open_log(job / "search.log") as log, _new_file(job / "result.json") as result:
@@ -122,7 +125,7 @@ def start_search(job: Path, folder: Path, words: Sequence[str], *, run: int) -> 
                 pass_fds=(lock,),
             )
     finally:
-        os.close(lock)  # The search has it from now on.
+        os.close(lock)  # From now on the search holds the lock.
     started = SearchProcess(job=job, process=process)
     try:
         _mark(job, run, process.pid)
@@ -134,7 +137,8 @@ def start_search(job: Path, folder: Path, words: Sequence[str], *, run: int) -> 
 
 
 def find_search(job: Path) -> SearchProcess | None:
-    """A search that somebody else has started and that still runs; None if there is none.
+    """Returns the search that another process has started and that still runs; None if there is
+    none.
 
     Raises:
       OSError: the lock of the submission cannot be used.
@@ -148,21 +152,21 @@ def find_search(job: Path) -> SearchProcess | None:
 
 
 def code_of(job: Path, run: int) -> int | None:
-    """What the exit code of a search was that ended while nobody was there to hear it; None if it
-    was cut short, as far as one can tell."""
+    """Returns the exit code of a search that ended while its parent was gone; None if the search
+    was cut short, as far as its files show."""
     if _marked(job).get("run") != run or not _is_whole(job / "result.json"):
         return None
     return 0 if (job / "mesh_rules.toml").exists() else 1
 
 
 def run_of(job: Path) -> int:
-    """The number of the last run that was started in a folder; 0 for none."""
+    """Returns the number of the last run that was started in a folder; 0 for none."""
     run = _marked(job).get("run", 0)
     return run if isinstance(run, int) else 0
 
 
 def last_error(job: Path) -> str:
-    """The last sentence of a search that ended badly; empty if there is none."""
+    """Returns the last sentence of a search that ended with an error; empty if there is none."""
     with suppress(OSError, AutomeshError), open_regular(job / "search.log", follow=False) as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
         lines = log.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
@@ -188,13 +192,15 @@ def _marked(job: Path) -> dict[str, Any]:
 
 
 def _pid_of(job: Path) -> int | None:
-    """The search that somebody else has started, if it is still the same process."""
+    """Returns the process id of a search that another process has started, if it still is the same
+    process."""
     mark = _marked(job)
     with suppress(KeyError, TypeError, ValueError):
         pid = int(mark["pid"])
         if pid > 0 and abs(_created_s(pid) - float(mark["created_s"])) < 1.0:
             return pid
-    # Who started it was killed before it could note the number: it is known by its command.
+    # The runner was killed before it could note the process id: the command line identifies the
+    # process.
     word = f"--rules={job / 'mesh_rules.toml'}"
     for process in psutil.process_iter(["cmdline"]):
         if word in (process.info["cmdline"] or ()):
@@ -203,7 +209,7 @@ def _pid_of(job: Path) -> int | None:
 
 
 def _created_s(pid: int) -> float:
-    """When a process was started; 0 if it has ended already."""
+    """Returns when a process was started; 0 if it has ended already."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
@@ -211,7 +217,7 @@ def _created_s(pid: int) -> float:
 
 
 def _locked(job: Path) -> int | None:
-    """Takes the lock of a submission's search; None while such a search lives."""
+    """Takes the lock of a submission's search; returns None while such a search lives."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock = os.open(job / "search.lock", flags, 0o600)
     try:
@@ -228,7 +234,7 @@ def _new_file(path: Path) -> BinaryIO:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a search has printed its result to the end."""
+    """Whether a search has printed its whole result."""
     with suppress(AutomeshError, ValueError, RecursionError):
         return bool(json.loads(read_bytes(path, limit_bytes=REMOTE_ANSWER_BYTES)))
     return False

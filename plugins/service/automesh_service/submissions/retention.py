@@ -1,7 +1,7 @@
-"""What a service removes by itself: drafts of killed servers, bundles that nobody has used, and, if
-it is told to, submissions that have ended long ago.
+"""Removes old files of a service: drafts of killed servers, bundles that no submission uses, and,
+if an option says so, submissions that ended long ago.
 
-The audit keeps what was done. Each step can be cut short at any moment: the next time goes on.
+The audit is kept. Each step can be cut short at any moment: the next call continues.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Removes what is old.
+    """Removes old files.
 
     Attributes:
-      elapsed: counts for how long things have been as they are; no time of day counts.
-      keep_s: for so long submissions stay that have ended, with their studies; None to keep all.
+      elapsed: counts for how long things have not changed, without the time of day.
+      keep_s: seconds for which ended submissions and their studies are kept; None to keep all.
     """
 
     home: Home
@@ -48,13 +48,14 @@ class Retention:
     keep_s: float | None
 
     def remove_old(self) -> None:
-        """Removes what is old enough now.
+        """Removes the files that are old enough now.
 
         Raises:
           OSError: the disk refuses.
         """
         bundles = self.home.folder / "bundles"
-        # Of servers that were killed: bundles that had not arrived, states that were put in place.
+        # Drafts of killed servers: bundles that had not arrived completely, and states that were
+        # being moved.
         drafts = {
             str(one): one for one in (*bundles.glob("*.draft"), *self.home.jobs.glob("*/*.draft"))
         }
@@ -65,7 +66,7 @@ class Retention:
         self._remove_bundles()
 
     def _unchanged(self, kind: str, places: Mapping[str, Path], age_s: float) -> set[str]:
-        """Names of files and folders that nobody has changed for so long."""
+        """Returns the names of files and folders that have not changed for `age_s`."""
         stamps = {name: _changed_s(place) for name, place in places.items()}
         return self.elapsed.unchanged(kind, stamps, age_s)
 
@@ -79,8 +80,8 @@ class Retention:
         old = sorted(self.elapsed.unchanged("submission", stamps, keep_s))
         for number in old[:_AT_ONCE]:
             if find_search(self.home.job(number)) is not None:
-                continue  # Its process has not ended, whatever was said of it.
-            # Its owner may have queued it again since.
+                continue  # Its process still runs, although the submission has ended.
+            # Its owner may have queued it again in the meantime.
             is_same = sa.and_(table.number == number, has_ended, table.changed_s == stamps[number])
             with self.database.change() as connection:
                 if not connection.execute(sa.delete(SUBMISSIONS).where(is_same)).rowcount:
@@ -93,8 +94,8 @@ class Retention:
         self._remove_folders(keep_s)
 
     def _remove_folders(self, keep_s: float) -> None:
-        """Removes folders whose submissions are gone: their removal was cut short, or the database
-        is from a backup, whose owner may yet miss them."""
+        """Removes folders whose submissions are gone: either their removal was cut short, or the
+        database is a backup, and then the owner may still miss them."""
         with self.database.read() as connection:
             known = set(connection.execute(sa.select(SUBMISSIONS.c.number)).scalars())
         lost = {one.name: one for one in self.home.jobs.iterdir() if one.name not in known}
@@ -115,20 +116,20 @@ class Retention:
             return
         with self.database.change() as connection:
             for row in (unused[name] for name in old):
-                # Its owner may have sent or used it again since.
+                # Its owner may have sent or used it again in the meantime.
                 is_same = sa.and_(table.owner == row.owner, table.digest == row.digest)
                 is_same = sa.and_(is_same, table.made_s == row.made_s, ~used.exists())
                 connection.execute(sa.delete(BUNDLES).where(is_same))
             gone = {unused[name].digest for name in old}
             others = sa.select(table.digest).where(table.digest.in_(gone))
             gone -= set(connection.execute(others).scalars())
-            # While nobody can send them anew.
+            # Inside the transaction, so that nobody can send them anew at the same time.
             for digest in gone:
                 self.home.bundle(digest).unlink(missing_ok=True)
 
 
 def _remove(draft: Path) -> None:
-    """Removes a file, or a folder with what is in it."""
+    """Removes a file, or a folder with its contents."""
     if draft.is_dir() and not draft.is_symlink():
         shutil.rmtree(draft, ignore_errors=True)
     else:

@@ -1,11 +1,10 @@
-"""The process that runs what was submitted: `automesh search`, as a command, beside the server.
+"""The process that runs submissions as `automesh search` commands, beside the server.
 
-It is no part of the server: a server that is killed leaves it at its work, and the next one finds
-it by the lock that it holds. Each search is a process of its own, in a session of its own, and
-holds a lock of its own in the folder of its submission. So a runner that is killed leaves its
-searches at their work, too: the next runner waits for them instead of starting others beside them.
-What a search has found is in its study, nowhere else: one that was cut short is started again with
-the same command, and goes on.
+The runner is a separate process: if the server is killed, the runner goes on, and the next server
+finds it by the lock that it holds. Each search, too, is a process in a session of its own and holds
+a lock in the folder of its submission. So if the runner is killed, its searches go on, and the next
+runner waits for them and does not start second ones. The results of a search are in its study
+alone: a search that was cut short is started again with the same command, and continues.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from automesh_service.submissions.verdict import end_run
 TICK_S = 0.25
 _BEAT_S = 2.0
 _ALONE_S = 10.0
-"""Without a server and without work: then there is nobody to wait for."""
+"""Seconds without a server and without work, after which the runner ends."""
 _TROUBLE_S = 2.0
-"""Before a disk that is full is tried again."""
+"""Seconds before a full disk is tried again."""
 
 
 @dataclass(kw_only=True)
@@ -52,10 +51,11 @@ class SubmissionRunner:
     """Runs the submissions of a service, the one that has waited longest first.
 
     Attributes:
-      searches: how many at once: searches that measure on the same devices disturb each other.
-      storage: for the studies; empty for SQLite in their own folders. Without a password.
-      is_stopping: it ends its searches, and then itself.
-      running: by the numbers of the submissions.
+      searches: how many run at once; searches that measure on the same devices disturb each other.
+      storage: the storage of the studies, without a password; empty for SQLite in their own
+        folders.
+      is_stopping: whether it was asked to end its searches, and then itself.
+      running: the searches, by the numbers of their submissions.
     """
 
     home: Home
@@ -73,7 +73,7 @@ class SubmissionRunner:
         self.audit = Audit(self.database)
 
     def serve(self) -> None:
-        """Works until it is told to stop, or until there is neither a server nor work."""
+        """Works until it is asked to end, or until there is neither a server nor work."""
         is_new, said = True, ""
         while True:
             try:
@@ -84,16 +84,16 @@ class SubmissionRunner:
                         self.adopt(left)
                 self._work()
                 break
-            except Unwritable as error:  # The disk may have room again soon; searches go on.
+            except Unwritable as error:  # The disk may have room again soon; the searches go on.
                 if error.message != said:
-                    with suppress(OSError):  # Its log is on a full disk, too.
+                    with suppress(OSError):  # Its log is on the full disk, too.
                         sys.stderr.write(f"{error.message}\n")
                 said = error.message
                 time.sleep(_TROUBLE_S)
         self._stop()
 
     def _work(self) -> None:
-        """Raises Unwritable: the disk is full."""
+        """Does one round of work; raises Unwritable if the disk is full."""
         while not (self.is_stopping or self._is_alone()):
             self.beat()
             self.look_after()
@@ -102,7 +102,7 @@ class SubmissionRunner:
             time.sleep(TICK_S)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """A signal that is to end it."""
+        """Handles a signal that asks the runner to end."""
         del number, frame
         self.is_stopping = True
 
@@ -115,7 +115,8 @@ class SubmissionRunner:
         return time.monotonic() - self._alone_since_s > _ALONE_S
 
     def beat(self, *, is_new: bool = False) -> None:
-        """Says that it is there and what it does, and hears whether it shall stop."""
+        """Writes to the database that the runner lives and what it runs, and reads whether it shall
+        end."""
         now_s = time.monotonic()
         if not is_new and now_s - self._beat_s < _BEAT_S:
             return
@@ -143,7 +144,7 @@ class SubmissionRunner:
     # One submission
 
     def start_more(self) -> None:
-        """Starts what has waited longest, as long as there is room."""
+        """Starts the submissions that have waited longest, as long as there is room."""
         while len(self.running) < self.searches:
             submission = self.store.start_next(note=self.audit.noting("run", lambda _: ""))
             if submission is None:
@@ -175,10 +176,10 @@ class SubmissionRunner:
         return start_search(job, folder, words, run=submission.runs)
 
     def adopt(self, submission: Submission) -> None:
-        """Goes on with what a former runner had begun: its search may still be at work."""
+        """Continues a submission that a former runner had started: its search may still run."""
         try:
             found = find_search(self.home.job(submission.number))
-        except OSError:  # Its folder is broken: that is said when it is started again.
+        except OSError:  # The folder is broken: the next start of the search reports that.
             found = None
         if found is None:
             self._end(submission, None)
@@ -186,7 +187,7 @@ class SubmissionRunner:
             self.running[submission.number] = found
 
     def look_after(self) -> None:
-        """Says of searches that have ended how they did, and ends those that are cancelled."""
+        """Records how searches have ended, and ends those that were cancelled."""
         for number, one in list(self.running.items()):
             now = self.store.get(number, None)
             if one.has_ended():
@@ -196,13 +197,13 @@ class SubmissionRunner:
                 one.tell_to_end()
 
     def _end(self, submission: Submission, code: int | None) -> None:
-        """Says what the end of a search means for its submission.
+        """Records what the end of a search means for its submission.
 
         Args:
-          code: its exit code; None if nobody was there to hear it.
+          code: its exit code; None if that is not known.
         """
         job = self.home.job(submission.number)
-        # A search that is told to end may print what it has.
+        # A search that was asked to end may still print its results.
         is_told = self.is_stopping or submission.is_cancelled
         if code is None and not is_told:
             code = code_of(job, submission.runs)
@@ -219,14 +220,14 @@ class SubmissionRunner:
         return self.audit.noting("end", lambda state: state)
 
     def _stop(self) -> None:
-        """Ends all searches; they are queued, for the next runner to go on with."""
+        """Ends all searches; they are queued, and the next runner continues them."""
         while self.running:
             for one in self.running.values():
                 one.tell_to_end()
             time.sleep(TICK_S)
             try:
                 self.look_after()
-            except Unwritable:  # The next runner finds how they ended.
+            except Unwritable:  # The next runner finds out how they ended.
                 ended = [name for name, one in self.running.items() if one.has_ended()]
                 for name in ended:
                     del self.running[name]
@@ -234,13 +235,14 @@ class SubmissionRunner:
 
 
 def tell_to_stop(database: Database) -> None:
-    """Lets the runner end its searches and itself, soon."""
+    """Asks the runner, through the database, to end its searches and itself."""
     with database.change() as connection:
         connection.execute(sa.update(RUNNERS).values(is_told_to_stop=True))
 
 
 def start_runner(home: Home, *, searches: int, storage: str) -> subprocess.Popen[bytes] | None:
-    """Starts the runner of a service, in a session of its own; None if there is one already."""
+    """Starts the runner of a service, in a session of its own; returns None if there is one
+    already."""
     if is_held(home.lock("runner")):
         return None
     words = [sys.executable, "-P", "-m", "automesh_service.submissions.runner", str(home.folder)]
@@ -255,7 +257,8 @@ def start_runner(home: Home, *, searches: int, storage: str) -> subprocess.Popen
 
 
 def main(words: Sequence[str]) -> None:
-    """The process itself: FOLDER, how many searches at once, and the storage."""
+    """The main function of the process; its arguments: the folder, how many searches run at once,
+    and the storage."""
     folder, searches, storage = words
     home = open_home(Path(folder))
     with suppress(Timeout), home.lock("runner", timeout_s=2.0):

@@ -1,10 +1,10 @@
-"""The state of a search: its studies and rules as one tar, so that others see them, and another
-machine goes on with them.
+"""The state of a search: its studies and rules as one tar. The service shows them, and another
+machine can continue the search from them.
 
-A state comes from another machine, and what is packed was written by code that somebody submitted.
-So a state holds the names that a search writes, and no others; above all no journal, log or shared
-memory of a database. A database in it is looked at before it is put where SQLite will open it, and
-one in a job's folder is packed from a copy (`automesh.foreign.sqlite`).
+A state comes from another machine, and submitted code has written its files. So a state may only
+contain file names that a search writes; above all no journal, log or shared memory of a database. A
+database in it is checked before it is moved to the place where SQLite opens it. A database in a
+job's folder is packed from a copy (`automesh.foreign.sqlite`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from automesh_service.submissions.bundle import BadBundle, members_of, shown
 
 RESULTS, RULES = "results", "mesh_rules.toml"
 _DATABASE = "study.db"
-# The most important first, in case that not all of it is taken.
+# The most important first, because the last ones may be left out.
 _FILES = ("trials.csv", "estimates.csv", "report.html")
 _LOGS = "logs"
 _STUDY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,-]{0,250}")
 _LOG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,-]{0,250}\.log")
 MOST_STUDIES = 200
-"""Of one submission: an order has no more targets than words."""
+"""The most studies of one submission: an order has no more targets than it may have words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class State:
     """A packed state.
 
     Attributes:
-      sign: equal for what has not changed.
+      sign: a hash of the contents; equal while nothing has changed.
     """
 
     data: bytes
@@ -52,10 +52,11 @@ class State:
 
 
 def pack_state(job: Path) -> State | None:
-    """Packs the studies and rules in the folder of a submission, while its search runs or after it;
-    None if there is nothing yet.
+    """Packs the studies and rules in the folder of a submission, while its search runs or after it.
+    Returns None if there is nothing yet.
 
-    Of what is more than a state may have, logs and tables are left out, the last ones first.
+    If they are larger than a state may be, logs and tables are left out, beginning with the last
+    ones.
 
     Raises:
       BadBundle: a study alone is larger than a state may be.
@@ -86,7 +87,7 @@ def pack_state(job: Path) -> State | None:
 
 
 def _contents(job: Path) -> Iterator[tuple[str, bytes, bool]]:
-    """Names, contents, and whether a state is nothing without it."""
+    """Yields names, contents, and whether a state is useless without this file."""
     rules = job / RULES
     if rules.exists():
         yield RULES, read_bytes(rules, limit_bytes=limits.PEOPLE_FILE_BYTES), True
@@ -114,26 +115,27 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _copied(path: Path) -> bytes:
-    """A database as it is at one moment, also while others write it; empty if there is none."""
+    """Returns a consistent copy of a database, even while others write to it; empty if there is
+    none."""
     try:
         with tempfile.TemporaryDirectory(prefix="automesh-state-") as folder:
-            # The search that writes it may have the last changes in its log only.
+            # While a search writes, the last changes may only be in the write-ahead log.
             copy = copied(
                 path, Path(folder), limit_bytes=limits.STATE_BYTES, with_log=True, follow=False
             )
             content = read_bytes(copy, limit_bytes=limits.STATE_BYTES)
-            # Whoever opens it for writing then needs no journal beside it.
+            # A database in this mode can be opened for writing without a journal file.
             return as_wal(content) if content else b""
     except (AutomeshError, sqlite3.Error):
         return b""
 
 
 def check_state(path: Path) -> tuple[str, ...]:
-    """The names of the studies in a packed state, those of folders without files among them.
+    """Returns the names of the studies in a packed state, including folders without files.
 
     Raises:
-      BadBundle: it is no tar, holds what no search writes, or has too many studies; names the
-        member.
+      BadBundle: it is no tar, contains something that no search writes, or has too many studies;
+        names the member.
     """
     studies: set[str] = set()
     for name, is_file in members_of(path):
@@ -154,7 +156,7 @@ def check_state(path: Path) -> tuple[str, ...]:
 
 
 def _is_of_study(rest: list[str], *, is_file: bool) -> bool:
-    """Whether a search writes a file, or folder, of this name into the folder of a study."""
+    """Whether a search writes a file or a folder of this name into the folder of a study."""
     match rest:
         case []:
             return not is_file
@@ -171,8 +173,8 @@ def _no_part(name: str) -> BadBundle:
 
 
 def check_studies(new: Path) -> None:
-    """Looks at the databases of an unpacked state, before anything opens them where they will lie;
-    from then on none of them needs a journal.
+    """Checks the databases of an unpacked state, before anything opens them at their final place.
+    After this none of them needs a journal.
 
     Raises:
       BadBundle: one is no study's database, or is damaged; names it.
@@ -192,14 +194,15 @@ def check_studies(new: Path) -> None:
 
 
 def put_in_place(new: Path, job: Path, old: Path) -> None:
-    """Puts the studies and rules of an unpacked state into the folder of a submission. Other
-    studies there stay, as far as there is room: those that changed longest ago make place.
+    """Moves the studies and rules of an unpacked state into the folder of a submission. Other
+    studies there are kept as far as there is room: those that changed longest ago are removed
+    first.
 
     Args:
-      old: a folder in the same file system, to which goes what was there.
+      old: a folder in the same file system, to which the replaced files are moved.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: a file cannot be written.
     """
     studies = new / RESULTS
     (job / RESULTS).mkdir(mode=0o700, exist_ok=True)

@@ -1,10 +1,11 @@
-"""Bundles and submissions of a service: taken once, changed in one step each.
+"""Bundles and submissions of a service; each change is one transaction.
 
     queued -> running -> found | nothing | failed
       |          |
       +----------+-> cancelled          resume, extend: queued again
 
-A running submission whose runner is gone is found by the next runner, which goes on with it.
+If the runner of a running submission is gone, the next runner finds the submission and continues
+it.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ State = Literal["queued", "running", "found", "nothing", "failed", "cancelled"]
 OPEN: tuple[State, ...] = ("queued", "running")
 ENDED: tuple[State, ...] = ("found", "nothing", "failed", "cancelled")
 _MOST_CUTS = 5
-"""Runs of one submission that somebody else has killed, since it was queued by its owner."""
+"""The most runs of one submission that may be killed from outside, since its owner queued it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A search that somebody submitted.
+    """A search that a user submitted.
 
     Attributes:
       number: 16 hexadecimal digits.
-      owner: name of who submitted it.
-      digest: of its bundle.
+      owner: name of the user who submitted it.
+      digest: the hash of its bundle.
       state: `found` with a rule, `nothing` without one, `failed` if the search could not be run.
       said: one sentence on how it ended; empty before.
-      is_cancelled: its end was asked for.
+      is_cancelled: whether it was cancelled.
       runs: how often a search was started for it.
       made_s, changed_s: seconds since 1970.
     """
@@ -72,28 +73,28 @@ class Submission:
 
 
 Note = Callable[[sa.Connection, Submission], None]
-"""Writes down, in the step that changes a submission, what was done to it."""
+"""Records a change of a submission, in the transaction that makes it."""
 
 
 def _no_note(connection: sa.Connection, submission: Submission) -> None:
-    """Where nobody wants to know."""
+    """Records nothing."""
     del connection, submission
 
 
 class Conflict(UsageError):
-    """A request that contradicts an earlier one, or what the submission is doing."""
+    """The request contradicts an earlier one, or the state of the submission."""
 
 
 class Lapsed(Conflict):
-    """An agent speaks of a submission that is not its own, or not any more."""
+    """An agent named a submission that does not belong to it, or not any more."""
 
 
 class TooMany(UsageError):
-    """One user has more submissions that have not ended, or larger bundles, than are taken."""
+    """A user has too many submissions that have not ended, or too many bytes of bundles."""
 
 
 class Missing(UsageError):
-    """There is no such bundle or submission, or none that this user may see."""
+    """The bundle or submission does not exist, or this user may not see it."""
 
 
 class Store:
@@ -109,12 +110,12 @@ class Store:
     # Bundles
 
     def keep_bundle(self, draft: Path, bundle: Bundle, owner: str) -> None:
-        """Keeps a bundle that was looked through, for its owner; `draft` is moved into its place.
+        """Keeps a checked bundle for its owner; `draft` is moved to its final place.
 
-        Whoever sends the same bytes has the bundle as well; nobody learns who else has it.
+        A user who sends the same bytes owns the bundle as well; nobody learns who else owns it.
 
         Raises:
-          TooMany: the bundles of this owner take more than is taken.
+          TooMany: the bundles of this owner have more bytes than a user may have.
         """
         row = {
             "digest": bundle.digest,
@@ -132,19 +133,19 @@ class Store:
                     f"bundles of yours take {format_bytes(there)} already",
                     hint="those that no submission uses are removed after a week",
                 )
-            # Also where there is one already: that one may be what a power cut has left. In here,
-            # so that it is not removed as an old one.
+            # An existing file is replaced, too: a power cut may have damaged it. This is done
+            # inside the transaction, so that the bundle is not removed as an old one meanwhile.
             move_whole(draft, self._home.bundle(bundle.digest))
             connection.execute(sa.insert(BUNDLES).prefix_with("OR REPLACE").values(row))
 
     def bundle(self, digest: str, owner: str | None) -> Bundle:
-        """A bundle that a user has sent.
+        """Returns a bundle that a user has sent.
 
         Args:
-          owner: None for who may see all.
+          owner: the user; None for one who may see all bundles.
 
         Raises:
-          Missing: there is none, or somebody else's alone.
+          Missing: there is no such bundle, or only other users have it.
         """
         with self._database.read() as connection:
             return self._bundle(connection, digest, owner)
@@ -164,19 +165,19 @@ class Store:
     # Submissions
 
     def submit(self, order: Order, digest: str, *, owner: str, key: str) -> tuple[Submission, bool]:
-        """Takes an order, once for each key.
+        """Makes a submission from an order, once for each key.
 
         Args:
-          key: what its sender calls it; the same key with the same order gives the submission that
-            was made at the first time, also if nobody received the answer.
+          key: a text that the client chooses; a second call with the same key and order returns the
+            first submission, also if the first answer got lost.
 
         Returns:
           The submission, and whether it was made now.
 
         Raises:
-          Missing: there is no such bundle of this owner.
+          Missing: this owner has no such bundle.
           Conflict: the key was used for another order.
-          TooMany: too many have not ended.
+          TooMany: too many submissions of this owner have not ended.
           UsageError: the order cannot be run.
         """
         checked(order)
@@ -209,10 +210,10 @@ class Store:
             return _one(connection, number), True
 
     def get(self, number: str, owner: str | None) -> Submission:
-        """A submission; `owner` as in `bundle`.
+        """Returns a submission; `owner` as for `bundle`.
 
         Raises:
-          Missing: there is none, or it is somebody else's.
+          Missing: there is no such submission, or it belongs to another user.
         """
         with self._database.read() as connection:
             return _one(connection, number, owner)
@@ -225,7 +226,7 @@ class Store:
         skip: int = 0,
         count: int = limits.PAGE_SIZE,
     ) -> tuple[list[Submission], int]:
-        """Submissions, the latest first, and how many there are in all."""
+        """Returns a page of submissions, the latest first, and how many there are in all."""
         where = [] if owner is None else [SUBMISSIONS.c.owner == owner]
         where += [SUBMISSIONS.c.state.in_(states)] if states else []
         query = sa.select(SUBMISSIONS).where(*where)
@@ -236,11 +237,11 @@ class Store:
             return [_submission(row) for row in rows], connection.execute(total).scalar_one()
 
     def cancel(self, number: str, owner: str | None) -> Submission:
-        """Ends a submission: one that waits at once, one that runs as Ctrl-C would. Once more does
-        nothing.
+        """Ends a submission: a waiting one at once, a running one as Ctrl-C would. A second call
+        does nothing.
 
         Raises:
-          Missing: as `get`.
+          Missing: as for `get`.
         """
         with self._database.change() as connection:
             found = _one(connection, number, owner)
@@ -252,13 +253,13 @@ class Store:
             return _one(connection, number)
 
     def resume(self, number: str, owner: str | None) -> Submission:
-        """Queues a submission again that has ended: its search goes on where it was. One that has
-        not ended stays as it is.
+        """Queues an ended submission again: its search continues where it was. One that has not
+        ended stays as it is.
 
         Raises:
-          Missing: as `get`.
-          Conflict: its end was asked for, and it has not ended yet.
-          TooMany: as `submit`.
+          Missing: as for `get`.
+          Conflict: it was cancelled, and has not ended yet.
+          TooMany: as for `submit`.
         """
         with self._database.change() as connection:
             found = _one(connection, number, owner)
@@ -274,10 +275,10 @@ class Store:
         """Queues a submission again with another budget for its next run; once for each key.
 
         Raises:
-          Missing: as `get`.
+          Missing: as for `get`.
           Conflict: it runs, or the key was used for something else.
-          TooMany: as `submit`.
-          UsageError: no budget that is taken.
+          TooMany: as for `submit`.
+          UsageError: the budget is not allowed.
         """
         request = hashlib.sha256(f"extend {number} {budget}".encode()).hexdigest()
         with self._database.change() as connection:
@@ -292,12 +293,12 @@ class Store:
             return _one(connection, number)
 
     def counts(self) -> dict[str, int]:
-        """How many submissions are in each state."""
+        """Returns how many submissions are in each state."""
         query = sa.select(SUBMISSIONS.c.state, sa.func.count()).group_by(SUBMISSIONS.c.state)
         with self._database.read() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
-    # For the runner, of which there is one, and for agents, which have leases.
+    # The part below is used by the one runner, and for agents, which have leases.
 
     def start_next(
         self,
@@ -306,16 +307,17 @@ class Store:
         lease: Mapping[str, str] | None = None,
         note: Note = _no_note,
     ) -> Submission | None:
-        """The submission that has waited longest, which runs from now on; None if none waits.
+        """Starts the submission that has waited longest, and returns it; None if none waits.
 
         Args:
-          suits: whether an order is for who asks.
-          lease: of the agent that asks: `lease`, `holder`, `agent` and `place`.
-          note: gets the submission as it is then.
+          suits: whether the runner or the agent can run an order.
+          lease: the columns of the agent's lease: `lease`, `holder`, `agent` and `place`.
+          note: is called with the changed submission.
         """
         query = sa.select(SUBMISSIONS).where(SUBMISSIONS.c.state == "queued")
         query = query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number)
-        with self._database.read() as connection:  # Most who ask find nothing: they lock nothing.
+        # Most calls find nothing: these do not lock the database.
+        with self._database.read() as connection:
             if connection.execute(query.limit(1)).one_or_none() is None:
                 return None
         with self._database.change() as connection:
@@ -330,12 +332,13 @@ class Store:
                 row = {"number": found.number, "run": run, **lease}
                 connection.execute(sa.insert(LEASES).values(row))
             else:
-                # The runner goes on in the folder itself: what an agent had sent is older soon.
+                # The runner continues in the folder itself: the last state of an agent will soon be
+                # outdated.
                 connection.execute(sa.delete(STATES).where(STATES.c.number == found.number))
             return _noted(connection, found.number, note)
 
     def left_running(self) -> list[Submission]:
-        """What runs and is no agent's: a former runner has begun it."""
+        """Returns the running submissions that no agent has: a former runner has started them."""
         leased = sa.select(LEASES.c.number)
         query = sa.select(SUBMISSIONS).where(
             SUBMISSIONS.c.state == "running", SUBMISSIONS.c.number.not_in(leased)
@@ -346,11 +349,11 @@ class Store:
     def end(
         self, number: str, state: State, said: str, *, lease: str = "", note: Note = _no_note
     ) -> Submission:
-        """Says how the run of a submission has ended.
+        """Records how the run of a submission has ended.
 
         Args:
-          lease: of the agent that says it.
-          note: gets the submission as it is then.
+          lease: the lease of the agent that reports it.
+          note: is called with the changed submission.
 
         Raises:
           Lapsed: its lease has ended.
@@ -363,17 +366,17 @@ class Store:
     def cut(
         self, number: str, *, is_meant: bool, lease: str = "", note: Note = _no_note
     ) -> Submission:
-        """Says that the run of a submission was cut short: it is queued again, unless its end was
-        asked for, or that has happened too often.
+        """Records that the run of a submission was cut short. The submission is queued again,
+        unless it was cancelled or this has happened too often.
 
         Args:
-          is_meant: whoever ran it was told to end; that does not count.
-          lease, note: as for `end`, which it raises as well.
+          is_meant: whether its runner or agent was asked to end; such a cut is not counted.
+          lease, note: as for `end`; raises as `end`.
         """
         mine = CUTS.c.number == number
         with self._database.change() as connection:
             _end_lease(connection, number, lease)
-            # Asked in the same step: a cancel that came a moment ago is not lost.
+            # Read in the same transaction: a cancel that came a moment ago is not lost.
             if _one(connection, number).is_cancelled:
                 said = "cancelled; resume it to go on"
                 self._set(connection, number, state="cancelled", said=said)
@@ -393,7 +396,7 @@ class Store:
             return _noted(connection, number, note)
 
     def _queue(self, connection: sa.Connection, found: Submission, **values: Any) -> None:
-        """Queues a submission for its owner, whatever became of its former runs."""
+        """Queues a submission for its owner; forgets how often its former runs were cut short."""
         if found.state in ENDED:
             _check_room(connection, found.owner)
         connection.execute(sa.delete(CUTS).where(CUTS.c.number == found.number))
@@ -411,7 +414,7 @@ def _end_lease(connection: sa.Connection, number: str, lease: str) -> None:
     """Ends the lease of a submission.
 
     Args:
-      lease: that must be the one that it has; empty for none.
+      lease: the lease that the submission must have; empty for none.
 
     Raises:
       Lapsed: it has another one, or none.
@@ -422,7 +425,7 @@ def _end_lease(connection: sa.Connection, number: str, lease: str) -> None:
 
 
 def _check_room(connection: sa.Connection, owner: str) -> None:
-    """Raises TooMany for who has as many submissions that have not ended as are taken."""
+    """Raises TooMany for an owner who already has as many unended submissions as allowed."""
     waiting = connection.execute(
         sa.select(sa.func.count())
         .select_from(SUBMISSIONS)
@@ -433,7 +436,7 @@ def _check_room(connection: sa.Connection, owner: str) -> None:
 
 
 def _answered(connection: sa.Connection, owner: str, key: str, request: str) -> str | None:
-    """The submission that an earlier request with the same key made, or changed.
+    """Returns the submission that an earlier request with the same key made or changed.
 
     Raises:
       Conflict: that request asked for something else.

@@ -1,8 +1,8 @@
-"""Tokens: who somebody is to a service, and what they may do.
+"""Tokens: who sends a request, and what this holder may do.
 
-A token is `amt_NUMBER_SECRET`. The secret has 256 random bits; the database has its SHA-256, from
-which nobody finds it again, so whoever reads the database can use none. A slow hash, as passwords
-of people need it, would add nothing to so many bits.
+A token is `amt_NUMBER_SECRET`. The secret has 256 random bits. The database has only its SHA-256,
+from which nobody can compute the secret, so the database contains no usable token. A slow hash, as
+for passwords that people choose, is not needed for so many random bits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Scope = Literal["read", "submit", "agent", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 _MAY: Mapping[Scope, tuple[Scope, ...]] = {
     "read": ("read",),  # look at studies
-    "submit": ("read", "submit"),  # submit searches, and see one's own
-    "agent": ("agent",),  # take what was submitted, and say what was found; see nothing else
+    "submit": ("read", "submit"),  # submit searches, and see one's own submissions
+    "agent": ("agent",),  # take submissions and send their results; see nothing else
     "admin": SCOPES,  # see and change everything
 }
 _TOKEN = re.compile(r"amt_(?P<number>[0-9a-f]{12})_(?P<secret>[0-9a-f]{64})")
@@ -35,12 +35,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has a token.
+    """The holder of a token.
 
     Attributes:
-      number: of the token.
-      name: of the person or program: what they submit is theirs, whichever of their tokens they
-        use.
+      number: number of the token.
+      name: name of the person or program, who owns the submissions that are made with any of their
+        tokens.
       expires_s: seconds since 1970; None for never.
     """
 
@@ -55,14 +55,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a token is not taken: `unknown`, `expired` or `revoked`."""
+    """Why a token is refused: `unknown`, `expired` or `revoked`."""
 
     reason: Literal["unknown", "expired", "revoked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedToken:
-    """A token as it is listed; `state` is `valid`, `expired` or `revoked`."""
+    """A token in a list; `state` is `valid`, `expired` or `revoked`."""
 
     number: str
     name: str
@@ -80,10 +80,10 @@ class Tokens:
         self._clock = clock
 
     def make(self, name: str, scope: str, lasts_s: float | None) -> str:
-        """Makes a token, which is shown once and never again.
+        """Makes a token. It is shown once and never again.
 
         Raises:
-          UsageError: a name that none can be, or an unknown scope.
+          UsageError: the name or the scope is not allowed.
         """
         check_name(name)
         if scope not in SCOPES:
@@ -102,7 +102,7 @@ class Tokens:
         return f"amt_{number}_{secret}"
 
     def check(self, token: str) -> Holder | Refused:
-        """Who has a token, or why it is not taken."""
+        """Returns the holder of a token, or why the token is refused."""
         match = _TOKEN.fullmatch(token)
         with self._database.read() as connection:
             row = (
@@ -111,7 +111,7 @@ class Tokens:
                     sa.select(TOKENS).where(TOKENS.c.number == match["number"])
                 ).one_or_none()
             )
-        # Compared in the same time whether or not there is one.
+        # The comparison takes the same time whether or not the token exists.
         known = row.hash if row else _hash("")
         is_right = hmac.compare_digest(_hash(match["secret"] if match else "-"), known)
         if not row or not is_right:
@@ -122,7 +122,8 @@ class Tokens:
         return Holder(number=row.number, name=row.name, scope=row.scope, expires_s=row.expires_s)
 
     def holder(self, number: str) -> Holder | None:
-        """Who has the token of this number; None if it is not valid any more."""
+        """Returns the holder of the token of this number; None if the token is not valid any
+        more."""
         with self._database.read() as connection:
             row = connection.execute(
                 sa.select(TOKENS).where(TOKENS.c.number == number)
@@ -132,7 +133,7 @@ class Tokens:
         return Holder(number=row.number, name=row.name, scope=row.scope, expires_s=row.expires_s)
 
     def listed(self) -> list[ListedToken]:
-        """All tokens, in the order in which they were made."""
+        """Returns all tokens, in the order in which they were made."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(TOKENS).order_by(TOKENS.c.made_s)).all()
         return [
@@ -151,7 +152,7 @@ class Tokens:
         """Ends a token at once.
 
         Raises:
-          UsageError: there is none of this number.
+          UsageError: there is no token of this number.
         """
         ended = (
             sa.update(TOKENS)
@@ -174,7 +175,7 @@ class Tokens:
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError for what is no name of a person or a program."""
+    """Raises UsageError for a text that cannot be the name of a person or a program."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"`{name}` is no name for the holder of a token",

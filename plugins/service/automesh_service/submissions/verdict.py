@@ -1,4 +1,4 @@
-"""What the exit code of a search means for its submission."""
+"""The meaning of a search's exit code for its submission."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def end_run(
     said: str = "",
     lease: str = "",
 ) -> Submission:
-    """Ends the run of a submission, and says how it did.
+    """Ends the run of a submission, and records how the run ended.
 
     Args:
       code: exit code of `automesh search`; None if it was cut short.
-      job: folder of the submission, with the log of the search.
-      is_meant: whoever ran it was told to end.
-      said: why it could not be started; empty if it was.
+      job: the folder of the submission, with the log of the search.
+      is_meant: whether its runner or agent was asked to end.
+      said: why the search could not be started; empty if it was started.
       lease, note: see `Store.end`.
 
     Returns:

@@ -72,12 +72,12 @@ class SplitLoss:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Of each parameter the first stage that reads it: the one that updates it."""
+        """The first stage that reads each parameter: this stage updates it."""
         return tuple(users[0] for users in self.users)
 
     @property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """Of each parameter the stages that read it."""
+        """The stages that read each parameter."""
         found: list[list[int]] = [[] for _ in range(self.num_params)]
         for number, stage in enumerate(self.stages):
             for leaf in stage.params:

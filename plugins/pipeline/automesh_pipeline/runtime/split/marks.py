@@ -90,7 +90,8 @@ def stage_boundary(x: T) -> T:
 
 
 def read_mark(name: object) -> tuple[int, int] | None:
-    """Of a name in a program: which leaf of how many of a mark it is; None if it is another's."""
+    """Reads a name in a program: the index of a leaf, and the number of leaves, of a mark; None if
+    the name is no mark."""
     match = _MARK_NAME.fullmatch(name) if isinstance(name, str) else None
     return None if match is None else (int(match[1]), int(match[2]))
 

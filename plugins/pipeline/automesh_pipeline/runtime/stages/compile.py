@@ -159,7 +159,7 @@ class CompiledStages:
 
 
 def lower_forward(parts: Parts) -> tuple[jax.stages.Lowered, ...]:
-    """Of each stage its forward pass, lowered for its submesh.
+    """Lowers the forward pass of each stage for its submesh.
 
     Raises:
       UsageError: a sharding that was given does not fit a submesh.

@@ -85,14 +85,16 @@ class Stage:
 
     @property
     def gradients(self) -> tuple[Structs, ...]:
-        """Of each output with a gradient what every stage that reads it sends back."""
+        """What the stages that read an output with a gradient send back, one entry a stage, for
+        each such output."""
         function, values = self.function, self.parts.split.values
         # The last stage's output is the loss, which is no value.
         outputs = zip(function.part.outputs, self.outputs, function.outputs_with_gradient)
         return tuple((like,) * len(values[value].consumers) for value, like, has in outputs if has)
 
     def owned(self, of_params: Sequence[T]) -> tuple[T, ...]:
-        """Of things for the parameters that the stage reads, those for what it keeps."""
+        """Selects, from one thing for each parameter that the stage reads, the things for the
+        parameters that it owns."""
         of_leaf = dict(zip(self.function.part.params, of_params, strict=True))
         return tuple(of_leaf[leaf] for leaf in self.parts.owned[self.number])
 

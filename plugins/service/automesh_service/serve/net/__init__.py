@@ -1,1 +1,1 @@
-"""What stands between the network and the application: sockets, connections, their bounds."""
+"""The layer between the network and the application: sockets, connections, and their bounds."""

@@ -1,4 +1,4 @@
-"""What a service may listen at, under which names it answers, and with which certificate."""
+"""The addresses that a service listens at, its host names, and its certificate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from automesh.launch.wire import check_address
 
 DEFAULT_PORT = 8700
 BACKLOG = 512
-_FREE_PORTS = 20  # that are tried: one may be free at one address of a host and not at another
+# ports that are tried: a port may be free at one address of a host and not at another
+_FREE_PORTS = 20
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at all addresses of a host, at one port.
+    """Returns sockets that listen at all addresses of a host, at one port.
 
     Args:
-      port: 0 for any that is free at all of them.
+      port: 0 for any port that is free at all of them.
 
     Raises:
-      UsageError: there is no such host, or something else listens there.
+      UsageError: there is no such host, or another program listens there.
     """
     sockets: list[socket.socket] = []
     reason = "it has no address of this machine"
@@ -43,10 +44,11 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound_at_all(host: str, port: int) -> list[socket.socket]:
-    """As `bound`.
+    """Returns sockets as `bound` does.
 
     Raises:
-      OSError: one of the addresses cannot be listened at, or none of them is this machine's.
+      OSError: a socket cannot listen at one of the addresses, or none of them belongs to this
+        machine.
     """
     missing = OSError(errno.EADDRNOTAVAIL, "it has no address of this machine")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -57,7 +59,7 @@ def _bound_at_all(host: str, port: int) -> list[socket.socket]:
             try:
                 one = socket.create_server(at, family=family, backlog=BACKLOG)
             except OSError as error:
-                # `localhost` has an address of IPv6 also where the system has no IPv6.
+                # `localhost` has an IPv6 address even where the system has no IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 missing = error
@@ -71,20 +73,20 @@ def _bound_at_all(host: str, port: int) -> list[socket.socket]:
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """The host and the port of `--listen`; port 0 if that says so: any that is free.
+    """Reads the host and the port of `--listen`; port 0 stands for any free one.
 
     Raises:
-      UsageError: it is no address.
+      UsageError: the text is no address.
     """
     host, port = check_address(text, port_needed=False)
     return host.strip("[]"), port if _has_port(text) else DEFAULT_PORT
 
 
 def read_proxy(text: str) -> str:
-    """The address of a proxy.
+    """Reads the address of a proxy.
 
     Raises:
-      UsageError: it is none.
+      UsageError: the text is no address.
     """
     try:
         return str(ipaddress.ip_address(text.strip("[]")))
@@ -107,10 +109,10 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(host: str, port: int, scheme: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What may stand in the `Host` header of a request, in small letters.
+    """Returns the allowed values of the `Host` header of a request, in lower case.
 
     Raises:
-      UsageError: a name that no host can have.
+      UsageError: a name is one that no host can have.
     """
     for name in names:
         label = name.rpartition(":")[0] if _has_port(name) else name
@@ -133,10 +135,10 @@ def in_url(host: str) -> str:
 
 
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What connections are encrypted with; None without a certificate.
+    """Returns the TLS context for connections; None without a certificate.
 
     Raises:
-      UsageError: one of the two is missing, or they cannot be used.
+      UsageError: one of the two files is missing, or they cannot be used.
     """
     if certificate is None and key is None:
         return None
@@ -148,7 +150,7 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Without a terminal a key with a passphrase would be waited for.
+        # For a key with a passphrase, the library would wait for input that nobody can type.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
         raise UsageError(

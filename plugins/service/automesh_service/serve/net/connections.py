@@ -1,10 +1,11 @@
-"""Which connections are open, and which of them is closed when there are too many.
+"""The open connections, and the choice of one to close when there are too many.
 
-Whoever connects costs a descriptor, of which a process has a bounded number. So there is a bound
-for all connections, and one for those of an address. At a bound the newcomer is let in, and another
-one is closed: of the address that has the most strangers, the stranger that has been there longest.
-A stranger is a connection on which no valid token was shown. The head of an honest request arrives
-within milliseconds, so it is answered while thousands of half-sent ones push each other out.
+Each connection needs a descriptor, and a process has a bounded number of them. So there is a bound
+for all connections, and one for the connections of one address. At a bound the new connection is
+accepted, and another one is closed: the oldest stranger of the address that has the most strangers.
+A stranger is a connection that has not sent a valid token. The head of a normal request arrives
+within milliseconds, so the request is answered while thousands of half-sent ones replace each
+other.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 Client = tuple[str, int]
-"""Address and port."""
+"""Address and port of a client."""
 _OF_ONE = 4
-"""An address may have one in so many of all connections: behind it may be an office."""
+"""One address may have this fraction (1/4) of all connections: an office may be behind it."""
 _LOOKED_AT = 32
-"""Strangers, the oldest first, among which one without a request at work is looked for."""
+"""Number of the oldest strangers among which one without an active request is searched."""
 _IPV6_BITS = 64
-"""Of an address of IPv6, those that a network is given: who has one has 2^64 addresses."""
+"""Leading bits of an IPv6 address that identify a network: a client there has 2^64 addresses."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,11 +31,12 @@ class OpenConnection:
     """A connection that is open.
 
     Attributes:
-      place: its address, or the network that it is in.
-      close: closes it at once; asked for by the thread of the event loop alone.
-      is_begun: the protocol has it: its handshake, if there is one, is over.
-      is_known: a valid token was shown on it.
-      is_at_work: a request is being answered.
+      place: the client's address, or its network.
+      close: closes the connection at once; only the thread of the event loop calls it.
+      is_begun: whether the protocol has taken it over: its TLS handshake, if there is one, is
+        complete.
+      is_known: whether it has sent a valid token.
+      is_at_work: whether a request is being answered.
     """
 
     number: int
@@ -48,7 +50,7 @@ class OpenConnection:
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """The connections of one address, in the order in which they came."""
+    """The connections of one address, in the order in which they were opened."""
 
     strangers: dict[int, OpenConnection] = field(default_factory=dict[int, OpenConnection])
     known: dict[int, OpenConnection] = field(default_factory=dict[int, OpenConnection])
@@ -58,12 +60,12 @@ class _Place:
 
 
 class Connections:
-    """The connections of a service; for the thread of the event loop, but for `know`.
+    """The connections of a service. Only the thread of the event loop uses them, except `know`.
 
     Args:
-      most: how many there may be.
-      proxies: addresses whose connections are those of many people, with no bound of their own.
-        This machine's own addresses always are.
+      most: how many connections may be open.
+      proxies: addresses that many users share, which have no bound of their own; this machine's own
+        addresses have none either.
     """
 
     def __init__(self, *, most: int, proxies: Iterable[str] = ()) -> None:
@@ -81,10 +83,10 @@ class Connections:
         return self._count
 
     def enter(self, client: Client, close: Callable[[], None]) -> OpenConnection | None:
-        """Counts a connection in, and closes another one if there are too many.
+        """Counts a new connection, and closes another one if there are too many.
 
         Returns:
-          None if there is none that could be closed for it: then this one is to be.
+          None if no other one can be closed: then the caller must close the new one.
         """
         place = place_of(client[0])
         held = OpenConnection(number=next(self._numbers), client=client, place=place, close=close)
@@ -105,16 +107,17 @@ class Connections:
         return held
 
     def leave(self, held: OpenConnection) -> None:
-        """Counts a connection out; nothing if it was closed for another one."""
+        """Stops counting a connection; does nothing if it was closed to make room for another
+        one."""
         with self._lock:
             self._remove(held)
 
     def of(self, client: Client | None) -> OpenConnection | None:
-        """The connection of a client, if it is still held."""
+        """Returns the connection of a client, if it is still counted."""
         return None if client is None else self._by_client.get(client)
 
     def know(self, client: Client | None) -> None:
-        """Notes that a valid token was shown on a connection; for any thread."""
+        """Notes that a connection has sent a valid token; any thread may call it."""
         with self._lock:
             held = self.of(client)
             if held is None or held.is_known:
@@ -124,7 +127,7 @@ class Connections:
             there.known[held.number] = there.strangers.pop(held.number)
 
     def _victim(self, newcomer: OpenConnection) -> OpenConnection | None:
-        """Whose connection is closed for a newcomer; None if there is room."""
+        """Returns the connection that is closed for a new one; None if there is room."""
         place = newcomer.place
         there = self._places[place]
         is_bounded = place not in self._proxies and not _is_this_machine(place)
@@ -154,8 +157,8 @@ class Connections:
 
 
 def _oldest(there: _Place, newcomer: OpenConnection) -> OpenConnection:
-    """Which connection of an address is closed first: that of a stranger, without a request at work
-    if there is one; or one that rests; or the newcomer."""
+    """Returns the connection of an address that is closed first: a stranger, if possible one
+    without an active request; else a known connection without one; else the new one."""
     waiting = itertools.islice(there.strangers.values(), _LOOKED_AT)
     strangers = [one for one in waiting if one is not newcomer]
     resting = (one for one in there.known.values() if not one.is_at_work)
@@ -166,7 +169,7 @@ def _oldest(there: _Place, newcomer: OpenConnection) -> OpenConnection:
 
 
 def place_of(address: str) -> str:
-    """The address whose connections are counted together: of IPv6 the network."""
+    """Returns the address under which a connection is counted; for IPv6, the network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""How many descriptors the process may have, and how many connections that is enough for."""
+"""The number of descriptors of the process, and how many connections they suffice for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from automesh import limits
 from automesh.errors import UsageError
 
 RESERVED = 192
-"""For what is no connection: threads that answer open the database, logs and bundles, and the
-processes beside the server have sockets."""
+"""Descriptors for other uses: threads that answer open the database, logs and bundles, and the
+other processes of the service have sockets."""
 _OF_A_CONNECTION = 2
-"""A connection may have a file open as well: the draft of a bundle, or one that is handed out."""
+"""Descriptors of one connection, which may have a file open as well: a bundle that arrives or
+leaves."""
 _LEAST = 16
 _MOST = RESERVED + _OF_A_CONNECTION * limits.CONNECTIONS
 
 
 def raise_limit() -> int:
-    """Raises the limit of open files as far as it is of use and the system lets us.
+    """Raises the limit of open files as far as it is useful and the system allows it.
 
     Returns:
-      The limit now.
+      The new limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -33,10 +34,10 @@ def raise_limit() -> int:
 
 
 def connections_for(descriptors: int) -> int:
-    """How many connections a process may have that may open so many files.
+    """Returns how many connections a process may have that may open `descriptors` files.
 
     Raises:
-      UsageError: too few to serve anybody.
+      UsageError: the number is too small for any connection.
     """
     most = (descriptors - RESERVED) // _OF_A_CONNECTION
     if most < _LEAST:

@@ -1,7 +1,7 @@
-"""The sockets that the service listens at: whoever comes in is counted before anything is read.
+"""The listening sockets of the service. They count each connection before anything is read from it.
 
-The event loop accepts as many connections as there are, and what it makes of each it tells the
-protocol only after the handshake of TLS. So they are counted where they are accepted and closed.
+The event loop accepts all waiting connections, and the protocol only gets them after the TLS
+handshake. So they are counted here, where they are accepted and closed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from automesh import limits
 from automesh_service.serve.net.connections import Connections, OpenConnection
 
 _AT_ONCE = 16
-"""Connections that are accepted before others are served again: those that are closed for them are
-gone only then."""
+"""Connections that are accepted in one turn of the event loop: the connections that are closed for
+them only end in the next turn."""
 _REST_S = 0.02
-"""While there is no descriptor at all: a listening socket with somebody waiting is always ready."""
+"""Seconds to sleep while there is no free descriptor: the listening socket would wake the loop all
+the time."""
 _LATE_S, _ONCE_MORE_S = 0.1, 1.0
-"""A deadline that the loop comes to so late says nothing of who came: that one gets this more."""
+"""If the event loop reaches a deadline more than `_LATE_S` late, the client may be innocent: it
+gets `_ONCE_MORE_S` more."""
 _OUT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG = logging.getLogger("automesh.serve")
 
 
 class Accepted(socket.socket):
-    """A connection that says when it is closed, whoever does that."""
+    """A connection that calls back when it is closed, whoever closes it."""
 
     on_close: Callable[[], None] | None = None
 
@@ -43,7 +45,7 @@ class Accepted(socket.socket):
 
 
 class Door(socket.socket):
-    """A socket that listens, and counts who comes in."""
+    """A listening socket that counts the connections that it accepts."""
 
     def __init__(self, listening: socket.socket, connections: Connections) -> None:
         super().__init__(fileno=listening.detach())
@@ -53,10 +55,10 @@ class Door(socket.socket):
         self._keep_spare()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; asked for by the event loop.
+        """Accepts the next connection; the event loop calls it.
 
         Raises:
-          BlockingIOError: nobody is waiting, or others are served first.
+          BlockingIOError: no connection is waiting, or others are served first.
         """
         loop = asyncio.get_running_loop()
         if self._taken == 0:
@@ -90,14 +92,15 @@ class Door(socket.socket):
         self._taken = 0
 
     def _keep_spare(self) -> None:
-        """Keeps a descriptor with which one can be turned away when there is none."""
+        """Reserves a descriptor, so that a connection can be accepted and closed when no other is
+        free."""
         if self._spare is None:
             with suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _turn_away(self, error: OSError) -> None:
-        """Closes the connection that has waited longest: else it would be tried again at once, and
-        so for ever."""
+        """Closes the connection that has waited longest: otherwise the event loop would try to
+        accept it again and again."""
         _LOG.warning("connections are turned away: %s", error.strerror)
         if self._spare is None:
             time.sleep(_REST_S)
@@ -110,7 +113,8 @@ class Door(socket.socket):
 
 
 def _ender(taken: socket.socket) -> Callable[[], None]:
-    """Ends a connection that no protocol has yet: its transport sees the end, and closes it."""
+    """Returns a function that ends a connection which no protocol has yet: its transport sees the
+    end, and closes it."""
 
     def end() -> None:
         with suppress(OSError):
@@ -120,10 +124,10 @@ def _ender(taken: socket.socket) -> Callable[[], None]:
 
 
 def _end_unbegun_in(wait_s: float, held: OpenConnection) -> None:
-    """Ends a connection whose handshake has not ended in time.
+    """Closes a connection whose handshake has not ended within `wait_s`.
 
-    Where the loop comes to it late, it was held up itself, and perhaps not who came: what is ready
-    by now goes first.
+    If the event loop reaches the deadline late, it was busy itself, and the client may not be the
+    cause: then it handles the data that has arrived first, and the connection gets more time.
     """
     loop = asyncio.get_running_loop()
     due_s = loop.time() + wait_s

@@ -1,4 +1,4 @@
-"""uvicorn as the service uses it: with bounds for connections, heads, answers and the log."""
+"""uvicorn with the settings of the service: bounds for connections, heads, answers and the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEAD_BYTES = 32 * 2**10
 
 
 class EventServer(uvicorn.Server):
-    """uvicorn's server, which ends streams of events when it is told to end."""
+    """uvicorn's server, which also ends streams of events when it is asked to end."""
 
     service: OpenService
 
@@ -35,11 +35,11 @@ class EventServer(uvicorn.Server):
 def make_server(
     service: OpenService, context: ssl.SSLContext | None = None, *, graceful_s: int = 5
 ) -> EventServer:
-    """The server of an open service.
+    """Makes the server of an open service.
 
     Args:
-      context: what connections are encrypted with; None for no TLS.
-      graceful_s: for requests that are at work when it is told to end.
+      context: the TLS context of the connections; None for no TLS.
+      graceful_s: seconds for active requests when the server is asked to end.
     """
     protocol: Any = partial(TimedProtocol, connections=service.connections)
     config = uvicorn.Config(
@@ -49,13 +49,13 @@ def make_server(
         loop="asyncio",
         lifespan="off",
         log_level=logging.WARNING,
-        access_log=False,  # Addresses of pages have tickets in them.
+        access_log=False,  # The URLs of pages contain tickets.
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=graceful_s,
         h11_max_incomplete_event_size=_HEAD_BYTES,
-        # How many there may be is counted where they come in.
+        # `Door` counts and bounds the connections.
         limit_concurrency=None,
         backlog=BACKLOG,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
@@ -66,11 +66,11 @@ def make_server(
 
 
 def run_server(server: EventServer, sockets: Sequence[socket.socket]) -> None:
-    """Serves at sockets that listen until the server is told to end; closes them."""
+    """Serves at listening sockets until the server is asked to end; then closes them."""
     doors: list[socket.socket] = []
     try:
         doors += [Door(one, server.service.connections) for one in sockets]
-        # uvicorn repeats the signal that has ended it, for those who started it in a program.
+        # uvicorn repeats the signal that ended it, for programs that embed it.
         with bounded_log(), suppress(KeyboardInterrupt):
             server.run(sockets=doors)
     finally:

@@ -1,4 +1,5 @@
-"""How much is logged: what strangers can cause a thousand times a second fills no disk."""
+"""Bounds for the log, so that clients who cause thousands of records a second do not fill the
+disk."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _LOGGERS = ("uvicorn.error", "asyncio", "automesh.serve")
 @dataclass(slots=True, kw_only=True)
 class _Source:
     """A line of code that logs: how many records it may still make at once, since when, and how
-    many were left out."""
+    many were dropped."""
 
     left: float
     since_s: float
@@ -27,8 +28,8 @@ class _Source:
 
 
 class LogRate(logging.Filter):
-    """Lets `_AT_ONCE` records of one line of code through, and then one every few seconds, which
-    says how many were left out."""
+    """Passes the first `_AT_ONCE` records of one line of code, and then one every few seconds,
+    which has the number of dropped ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class LogRate(logging.Filter):
 
 @contextmanager
 def bounded_log() -> Generator[None]:
-    """Bounds what the server, the event loop and uvicorn log while inside."""
+    """Bounds what the server, the event loop and uvicorn log while the body of the `with` runs."""
     rate = LogRate()
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for one in loggers:

@@ -1,4 +1,4 @@
-"""uvicorn's protocol, with an end for whoever is slow."""
+"""uvicorn's protocol, which also closes slow connections."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TOO_LATE = (
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection on which no request is at work and none has come for `HEAD_S`, or whose
-    answer nobody takes for `ANSWER_STALL_S`; says to `connections` what is at work.
+    """Closes a connection that has no active request and has sent none for `HEAD_S`, or whose
+    answer the client does not read for `ANSWER_STALL_S`. Reports active requests to `connections`.
 
-    uvicorn times how long a connection is idle after an answer, but not how long a head takes to
-    arrive, nor how long an answer takes to leave: a thousand connections that send a byte a minute,
-    or read none, would keep all there are.
+    uvicorn bounds how long a connection may be idle after an answer, but not how long a head takes
+    to arrive, nor how long an answer takes to leave: a thousand connections that send a byte a
+    minute, or read nothing, would use up all descriptors.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -37,7 +37,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._held = self._connections.of(self.client)
-        if self._held is None:  # It was closed for another one meanwhile.
+        if self._held is None:  # It was closed for another connection meanwhile.
             transport.abort()
             return
         self._held.is_begun = True
@@ -49,12 +49,13 @@ class TimedProtocol(H11Protocol):
         self._note_work()
         if self._is_at_work():
             self._stop_waiting()
-        elif self._deadline is None:  # The next head has begun: what it has is not made longer.
+        # The next head has begun to arrive: more of its data does not extend its time.
+        elif self._deadline is None:
             self._wait_for_head()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._note_work()  # The next request may have come with the former one.
+        self._note_work()  # The next request may have arrived together with the former one.
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -95,6 +96,7 @@ class TimedProtocol(H11Protocol):
         self._deadline = None
         if self._is_at_work() or self.transport.is_closing():
             return
-        if self.conn.trailing_data[0]:  # Browsers open connections that they do not use at once.
+        # No answer if nothing was sent: browsers open connections that they do not use at once.
+        if self.conn.trailing_data[0]:
             self.transport.write(_TOO_LATE)
         self.transport.close()

@@ -1,1 +1,1 @@
-"""The process beside a server that reads studies, so that the server itself only sends bytes."""
+"""The process that reads studies for a server, so that the server itself only sends bytes."""

@@ -1,5 +1,5 @@
-"""Whose turn it is to ask about a study: one study that ends the process that answers, or keeps it
-busy, must not keep the others from being answered."""
+"""The order of questions about studies. A study that ends the process which answers, or keeps it
+busy, must not block the questions about other studies."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from automesh.errors import UsageError
 from automesh_service.serve.reading.reader import Away, ReaderEnded, ReadingFailed
 
 AGAIN_S = 60.0
-"""Before a study is asked about again of which questions have ended the process twice in a row;
-twice as long each time that another one has."""
+"""Seconds before a new question about a study whose questions have ended the process twice in a
+row; doubled each time that another one does."""
 LONGEST_S = 600.0
-"""That at the most."""
+"""The most seconds of such a pause."""
 TURN_S = 10.0
-"""How long a question waits for another one about the same study."""
+"""Seconds that a question waits for another one about the same study."""
 _ATTEMPTS = 2  # of one question, each with a new process
-_MOST_WAITING = 8  # each of them keeps a thread of the server
+_MOST_WAITING = 8  # each waiting question keeps a thread of the server
 _MOST_OF_ONE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fatal:
-    """How often a study in a row has ended the process that read it, and when it did last."""
+    """How often in a row a study has ended the process that read it, and when it last did."""
 
     count: int
     last_s: float
 
 
 class Asking:
-    """The questions about studies that are at work, or wait; for any thread.
+    """The questions about studies that are being answered, or wait; any thread may use it.
 
-    A study is asked about one question at a time. Of those in the middle of whose questions the
-    process has ended, only one at a time is asked about: so it is told whose question ends it.
+    Only one question about a study is answered at a time. If the process has ended during the
+    questions about several studies, these are suspects, and only one suspect at a time gets a
+    question: if the process then ends again, the culprit is known.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._there: Counter[str] = Counter()  # also those that wait
+        self._there: Counter[str] = Counter()  # including questions that wait
         self._at_work: set[str] = set()
         self._fatal: dict[str, Fatal] = {}
 
     def answer(self, name: str, ask: Callable[[], str]) -> str:
-        """What a question about a study is answered with, when it is its turn. A process that ends
-        meanwhile is waited for, once, if that was not this study's fault before.
+        """Asks a question about a study when it is its turn, and returns the answer. If the process
+        ends meanwhile, and this study has not ended it before, the question is repeated once with
+        the next process.
 
         Args:
-          ask: asks it.
+          ask: asks the question and returns the answer.
 
         Raises:
-          Away: too many wait, or such questions have ended the process again and again; or as
-            `ask`, as everything else that it raises.
+          Away: too many questions wait, or questions about this study have ended the process again
+            and again; or `ask` has raised it. Other exceptions of `ask` are raised as well.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             with self._turn(name):
@@ -74,12 +76,13 @@ class Asking:
         raise AssertionError("unreachable")
 
     def forget(self, name: str) -> None:
-        """Takes a study for harmless: it has given an answer, or is not there any more."""
+        """Removes a study from the suspects: it has given an answer, or does not exist any more."""
         with self._changed:
             self._fatal.pop(name, None)
 
     def _note(self, name: str) -> int:
-        """Counts that the process has ended in the middle of a question; returns how often."""
+        """Counts that the process has ended during a question about a study; returns how often in a
+        row."""
         with self._changed:
             former = self._fatal.get(name)
             count = 1 if former is None else former.count + 1
@@ -88,10 +91,10 @@ class Asking:
 
     @contextmanager
     def _turn(self, name: str) -> Generator[None]:
-        """Waits for the turn of a question, which it has while inside.
+        """Waits for the turn of a question, and keeps it while the body of the `with` runs.
 
         Raises:
-          Away: it does not come.
+          Away: the turn does not come in time.
         """
         with self._changed:
             self._check(name)
@@ -107,7 +110,7 @@ class Asking:
                         f"other questions about the study `{name}` are not answered yet",
                         hint="ask again in a minute",
                     )
-                self._check(name)  # They may have ended the process meanwhile.
+                self._check(name)  # The questions before this one may have ended the process.
                 self._at_work.add(name)
             try:
                 yield
@@ -128,7 +131,7 @@ class Asking:
         )
 
     def _check(self, name: str) -> None:
-        """Raises Away if a study is not asked about just now."""
+        """Raises Away while questions about a study are paused."""
         one = self._fatal.get(name)
         if one is None or one.count < 2:
             return

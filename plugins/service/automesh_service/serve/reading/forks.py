@@ -1,7 +1,8 @@
-"""Processes that are made in milliseconds, and killed without harm: each reads studies for a while.
+"""Processes that start within milliseconds and can be killed without harm: each reads studies for a
+while.
 
-A process that has imported all that is needed to read a study makes them, as its copies. It has one
-thread and does nothing else, so a copy of it is whole.
+A parent process, which has imported all modules that are needed to read a study, makes them by
+`fork`. It has one thread and does nothing else, so no lock is held at the time of the fork.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from automesh_service.serve.reading.messages import Lane, LaneEnded, Message
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BEGIN_S = 20.0
-"""For a copy to begin: milliseconds, as a rule."""
+"""Seconds for a fork to begin; it normally takes milliseconds."""
 _ASK = b"."
 
 
 class ForkFailed(Exception):
-    """No process can be made any more."""
+    """No further process can be made."""
 
 
 @dataclass(kw_only=True)
 class Fork:
-    """A process that answers, one message after another; for one thread at a time."""
+    """A process that answers one message after another; one thread at a time may use it."""
 
     lane: Lane
     pid: int
     handle: int | None
 
     def ask(self, question: Message, limit_s: float) -> Message:
-        """The answer to a question.
+        """Sends a question and returns the answer.
 
         Raises:
           LaneEnded: the process has ended.
-          TimeoutError: there is none within `limit_s`; the process is to be killed.
+          TimeoutError: no answer comes within `limit_s`; the caller must kill the process.
         """
         self.lane.send(question, limit_s)
         return self.lane.receive(limit_s)
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
+        """Kills the process."""
         with suppress(ProcessLookupError):
-            if self.handle is not None:  # Its number may be that of another process by now.
+            if self.handle is not None:  # Another process may have its number by now.
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
             else:
                 os.kill(self.pid, signal.SIGKILL)
@@ -61,10 +62,10 @@ class Fork:
 
 @dataclass(kw_only=True)
 class Forks:
-    """Makes processes; for any thread.
+    """Makes processes; any thread may use it.
 
     Attributes:
-      pid: of the process that makes them.
+      pid: the id of the process that forks.
     """
 
     pid: int
@@ -72,10 +73,10 @@ class Forks:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def make(self) -> Fork:
-        """Makes one.
+        """Makes one process.
 
         Raises:
-          ForkFailed: the process that makes them is gone, or stopped.
+          ForkFailed: the process that forks is gone, or stopped.
         """
         mine, theirs = socket.socketpair()
         lane = Lane(mine)
@@ -91,11 +92,12 @@ class Forks:
 
 
 def start_forks(work: Callable[[Lane], None], inherited: Sequence[int]) -> Forks:
-    """Starts the process that makes others, before this one has a second thread.
+    """Starts the process that forks, before this one has a second thread.
 
     Args:
-      work: what each of them does with its end of a conversation, until that ends.
-      inherited: descriptors of this process that none of them must keep open.
+      work: the function that each fork runs with its end of a socket, until the other end is
+        closed.
+      inherited: descriptors of this process that the forks must close.
     """
     mine, theirs = socket.socketpair()
     parent = os.getpid()
@@ -114,15 +116,15 @@ def start_forks(work: Callable[[Lane], None], inherited: Sequence[int]) -> Forks
 
 
 def tie_to(parent: int) -> None:
-    """Lets the kernel end this process with the thread that has made it (Linux)."""
+    """Makes the kernel kill this process when the thread that has started it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It died before the line above took effect.
+    if os.getppid() != parent:  # The parent died before the line above took effect.
         os._exit(1)
 
 
 def _make_all(asked: socket.socket, work: Callable[[Lane], None]) -> NoReturn:
-    """Makes a process as often as it is asked for one."""
+    """Makes a process for each request."""
     me = os.getpid()
     while True:
         data, descriptors, _, _ = socket.recv_fds(asked, len(_ASK), 1)

@@ -1,4 +1,4 @@
-"""Several readings at once, each in a process of its own, and with a bound of its own."""
+"""Reads several studies at once, each in a process of its own, and with a bound of its own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from automesh_service.serve.reading.read import Found, StudyReader
 from automesh_service.serve.reading.scan import QUICK_S, READ_S, Reading
 
 QUICK = 3
-"""Studies that are read at once. While one takes as long as it may, others are."""
+"""Studies that are read at once. While one of them takes its whole time, the others continue."""
 ANSWER_S = 60.0
-"""For the answer to a question about one study. The locks of a study alone may take 30 s."""
-_LIKELY_VICTIM = "500"  # Of 1000: out of memory, the kernel should kill it and not the server.
+"""Seconds for the answer to a question about one study. The locks of a study alone may take 30
+s."""
+# The scale ends at 1000: without free memory the kernel should kill this process and not the
+# server.
+_LIKELY_VICTIM = "500"
 
 
 @dataclass(frozen=True, order=True, slots=True, kw_only=True)
 class _Job:
-    """A study that is to be read; those with the fewest failures come first."""
+    """A study that will be read; those with the fewest failures come first."""
 
     failures: int
     number: int
@@ -41,14 +44,15 @@ class _Job:
 
 
 class AnsweringProcess:
-    """One process after another that answers, each of which is replaced when it does not."""
+    """The process that answers questions; it is replaced when it does not answer."""
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
         self._fork: Fork | None = None
 
     def ask(self, question: Message, limit_s: float) -> Message:
-        """As `Fork.ask`; ends this process if no other one can be made: the server replaces it."""
+        """Asks as `Fork.ask` does. If no new process can be made, ends this process: the server
+        replaces it."""
         if self._fork is None:
             try:
                 self._fork = self._forks.make()
@@ -63,7 +67,7 @@ class AnsweringProcess:
 
 
 class Lanes:
-    """Reads studies: `QUICK` at once, and one more of those that are slow.
+    """Reads studies: `QUICK` at once, and one of the slow ones in addition.
 
     Args:
       quick_s, slow_s: how long the reading of one study may take.
@@ -82,14 +86,14 @@ class Lanes:
             threading.Thread(target=self._read_all, args=(*arguments, is_slow), daemon=True).start()
 
     def has_room(self) -> bool:
-        """Whether a study would be read at once."""
+        """Whether the reading of a study would begin at once."""
         if self._room.acquire(blocking=False):
             self._room.release()
             return True
         return False
 
     def begin(self, name: str, found: Found, *, is_slow: bool, failures: int) -> None:
-        """Has a study read; for the one thread that asks whether there is room."""
+        """Has a study read; only called by the thread that calls `has_room`."""
         job = _Job(failures=failures, number=next(self._numbers), name=name, found=found)
         if is_slow:
             self._slow.put(job)
@@ -98,7 +102,7 @@ class Lanes:
             self._quick.put(job)
 
     def ended(self, limit_s: float) -> Reading | None:
-        """The next reading that has ended; None if there is none within `limit_s`."""
+        """Waits for the next reading that ends; returns None if none ends within `limit_s`."""
         with suppress(queue.Empty):
             return self._ended.get(timeout=limit_s) if limit_s else self._ended.get_nowait()
         return None
@@ -124,7 +128,7 @@ class Lanes:
 
 
 def answer(asked: AnsweringProcess, question: Message) -> Message:
-    """The answer to a question about one study, or why there is none."""
+    """Returns the answer to a question about one study, or why there is none."""
     try:
         return asked.ask({"question": question}, ANSWER_S)
     except TimeoutError:
@@ -134,12 +138,13 @@ def answer(asked: AnsweringProcess, question: Message) -> Message:
 
 
 def work(storage: str, lane: Lane) -> None:
-    """What a process does that reads studies: it answers until the conversation ends.
+    """Answers messages until the other side closes the socket; runs in each process that reads
+    studies.
 
     Raises:
-      LaneEnded: it has.
+      LaneEnded: the other side has closed it.
     """
-    with suppress(OSError):  # Some sandboxes forbid it; and only Linux has it.
+    with suppress(OSError):  # Some sandboxes forbid it, and only Linux has it.
         Path("/proc/self/oom_score_adj").write_text(_LIKELY_VICTIM)
     reader = StudyReader(storage)
     while True:
@@ -150,7 +155,7 @@ def work(storage: str, lane: Lane) -> None:
             else:
                 found = _from_message(asked)
                 said = {"study": to_message(reader.read(str(asked["read"]), found))}
-        except Exception as error:  # noqa: BLE001  The server says so to who has asked.
+        except Exception as error:  # noqa: BLE001  The server sends the error to the client.
             said = refusal(error)
         try:
             lane.send(said)
@@ -159,9 +164,9 @@ def work(storage: str, lane: Lane) -> None:
 
 
 def warm_up() -> None:
-    """Reads an empty study, so that the copies of this process have all modules: half of them are
-    imported only when a storage is opened, and each copy would do that anew."""
-    # Without room for it the first reading of each copy takes longer.
+    """Reads an empty study, so that the forks of this process have all modules: half of them are
+    only imported when a storage is opened, and each fork would import them again."""
+    # If the disk has no room for it, the first reading of each fork takes longer.
     with suppress(OSError, AutomeshError), TemporaryDirectory(prefix="automesh-reader-") as folder:
         place = Path(folder) / "empty"
         place.mkdir()
@@ -171,7 +176,7 @@ def warm_up() -> None:
 
 
 def refusal(error: Exception) -> Message:
-    """What the server is told of an error; the log is told of one that nobody has thought of."""
+    """Returns the message to the server about an error; logs an unexpected one."""
     if isinstance(error, AutomeshError):
         return {"refused": error.message, "hint": error.hint}
     traceback.print_exception(error)

@@ -1,6 +1,6 @@
-"""What a server and the process that reads its studies say to each other: JSON, over sockets.
+"""The messages between a server and the process that reads its studies: JSON, over sockets.
 
-Nothing is pickled: whoever writes a study writes what is in these texts.
+Nothing is pickled, because the users who write studies decide what is in these texts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _CHUNK_BYTES = 2**18
 
 
 class LaneEnded(Exception):
-    """The other side is gone."""
+    """The other side has closed the socket."""
 
 
 class TooLong(UsageError):
-    """A message that the other side would not take, and take for the end of the conversation."""
+    """The message is longer than the other side accepts; it would close the socket."""
 
 
 class Lane:
-    """One end of a conversation, for one thread at a time."""
+    """One end of a socket; one thread at a time may use it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -39,7 +39,7 @@ class Lane:
         self._received: deque[Message] = deque()
 
     def send(self, message: Message, limit_s: float | None = None) -> None:
-        """Sends a message whole.
+        """Sends a whole message.
 
         Raises:
           TooLong: nothing of it was sent.
@@ -59,7 +59,7 @@ class Lane:
         """Waits for the next message.
 
         Raises:
-          LaneEnded: the other side is gone, or sends what is no message.
+          LaneEnded: the other side is gone, or sends something that is no message.
           TimeoutError: nothing has come within `limit_s`.
         """
         end_s = None if limit_s is None else time.monotonic() + limit_s
@@ -84,23 +84,23 @@ class Lane:
 
 
 def packed(message: Message) -> bytes:
-    """A message as it is sent.
+    """Returns a message as bytes.
 
     Raises:
-      TooLong: it is longer than what the other side takes.
+      TooLong: it is longer than the other side accepts.
     """
     data = encode(message)
     if len(data) > LONGEST_BYTES:
         raise TooLong(
-            f"what is to be told has {format_bytes(len(data))}, more than the "
-            f"{format_bytes(LONGEST_BYTES)} that can be",
+            f"a message about the study has {format_bytes(len(data))}, more than the "
+            f"{format_bytes(LONGEST_BYTES)} that one can have",
             hint="a study that is so large is read by `automesh show` alone",
         )
     return data
 
 
 def unread(name: str, *, folder: Path, storage: str, changed_s: float) -> KnownStudy:
-    """A study that was found and not read yet."""
+    """Returns a study that was listed and not read yet."""
     summary = StudySummary(name=name, changed_s=changed_s)
     missing = "the study was not read yet"
     return known_of(summary, folder=folder, storage=storage, missing=missing)
@@ -115,7 +115,7 @@ def known_of(
     missing: str = "",
     stamp: str = "",
 ) -> KnownStudy:
-    """A study with the texts that lists are made of."""
+    """Returns a study together with the texts that lists are made of."""
     words = (summary.name, summary.workload, summary.target, summary.device)
     words += (summary.plan, summary.state)
     return KnownStudy(
@@ -131,7 +131,8 @@ def known_of(
 
 
 def to_message(known: KnownStudy) -> Message:
-    """A study as it is sent; its storage is the same for all that have one."""
+    """Turns a study into a message, without its storage, which is the same for all studies that
+    have one."""
     return {
         "name": known.summary.name,
         "folder": str(known.folder),
@@ -145,14 +146,15 @@ def to_message(known: KnownStudy) -> Message:
 
 
 def from_message(said: Message, storage: str) -> KnownStudy:
-    """The study that `to_message` has made a message of.
+    """Reads a study from a message that `to_message` has made.
 
     Raises:
-      AutomeshError: its summary has values that no summary has.
+      AutomeshError: its summary has values that no summary may have.
     """
     summary: StudySummary = read_json(said["text"], StudySummary)
     return KnownStudy(
-        # The text has what all programs read; the name of a folder may be none of theirs.
+        # In the text, characters that some programs cannot read are replaced; the name must be
+        # exactly that of the folder.
         summary=replace(summary, name=said["name"]),
         folder=Path(said["folder"]),
         storage=storage if said["is_stored"] else "",

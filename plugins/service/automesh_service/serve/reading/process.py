@@ -1,11 +1,11 @@
 """The process that has studies read for a server: `process PARENT LEASH LOOKS QUESTIONS...`.
 
-Reading takes the interpreter for a tenth of a second at a time, which the server has better use
-for; and what others have written may take for ever. So this process looks which studies there are,
-and lets others, its copies, read them, each for as long as it may. It is started and killed by the
-server, keeps nothing that would be missed, and ends with it: the kernel kills it when the server's
-thread that started it ends (Linux), and the leash, a socket on which nothing is said, is at its end
-when the server is gone, however that came about. Its copies end with it in the same way.
+To read a study takes the interpreter for a tenth of a second, which would delay the server's
+answers; and a study that a user has damaged may take for ever. So this process lists the studies,
+and its forks read them, each within a bound of time. The server starts and kills this process,
+which stores nothing. It ends with the server: the kernel kills it when the server's thread that
+started it ends (Linux), and the leash, a socket without messages, is closed when the server is gone
+for any reason. Its forks end with it in the same way.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from automesh_service.serve.reading.messages import Lane, LaneEnded, Message
 from automesh_service.serve.reading.scan import RememberedStudy, Scan
 
 _NICE = 5
-"""The server answers first; and so does what is measured on this machine."""
+"""Lower priority: the server's answers and measurements on this machine come first."""
 
 
 def main(words: Sequence[str]) -> None:
-    """The process itself: pid of the server, and the descriptors of its sockets."""
+    """The main function of the process; its arguments: pid of the server, and the descriptors of
+    its sockets."""
     parent, leash, looks, *questions = (int(word) for word in words)
     tie_to(parent)
     with suppress(OSError):
@@ -46,7 +47,7 @@ def main(words: Sequence[str]) -> None:
     with suppress(LaneEnded):
         first = looking.receive()
         warm_up()
-        # Before there is another thread: only of a process with one thread a copy is whole.
+        # Before a second thread starts: a fork copies only one thread.
         forks = start_forks(partial(work, first["storage"]), (leash, looks, *questions))
         threading.Thread(target=_hold, args=(socket.socket(fileno=leash),), daemon=True).start()
         for one in questions:
@@ -54,19 +55,19 @@ def main(words: Sequence[str]) -> None:
             arguments = (lane, AnsweringProcess(forks))
             threading.Thread(target=_answer_all, args=arguments, daemon=True).start()
         _look_all(looking, first, Lanes(forks))
-    # Not the usual way: threads may wait for a process for as long as it likes.
+    # Not `sys.exit`: it would wait for threads, which may wait for a fork without a bound.
     os._exit(0)
 
 
 def _hold(leash: socket.socket) -> None:
-    """Ends this process when the server has."""
+    """Ends this process when the server has ended."""
     with suppress(OSError):
         leash.recv(1)
     os._exit(0)
 
 
 def _look_all(lane: Lane, first: Message, lanes: Lanes) -> None:
-    """Looks at the studies as often as the server asks for it."""
+    """Looks at the studies whenever the server asks for it."""
     seen: dict[str, RememberedStudy] = {}
     while part := lane.receive()["known"]:
         seen |= {name: _seen(said) for name, said in part.items()}
@@ -80,7 +81,7 @@ def _look_all(lane: Lane, first: Message, lanes: Lanes) -> None:
                 lane.send(message)
         except LaneEnded:
             raise
-        except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
+        except Exception as error:  # noqa: BLE001  A storage that is down may be up again soon.
             lane.send(refusal(error))
 
 
@@ -88,14 +89,15 @@ def _seen(said: dict[str, Any]) -> RememberedStudy:
     return RememberedStudy(
         stamp=said["stamp"],
         is_running=said["is_running"],
-        # When it was tried is not known here: it is tried at once, where it keeps nobody waiting.
+        # The time of the failed attempt is not known here: the study is read again at once, in the
+        # lane of the slow ones, where it blocks no other.
         is_unreadable=said["is_unreadable"],
         is_slow=said["is_unreadable"],
     )
 
 
 def _answer_all(lane: Lane, asked: AnsweringProcess) -> None:
-    """Answers questions until the server has no more."""
+    """Answers questions until the server closes the socket."""
     with suppress(LaneEnded):
         while True:
             lane.send(answer(asked, lane.receive()))

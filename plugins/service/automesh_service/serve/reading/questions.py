@@ -1,4 +1,4 @@
-"""What is asked of one study: its figures, its table, what its rule changes in a file."""
+"""The questions about one study: its figures, its table, and what its rule changes in a file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from automesh.tuner.study.metadata import reading
 
 
 def answer_of(question: dict[str, Any]) -> str:
-    """The text that answers a question, for the study as it is now.
+    """Returns the text that answers a question, for the study as it is now.
 
     Raises:
-      AutomeshError: it cannot be read, is not there any more, or has not what is asked for.
+      AutomeshError: the study cannot be read, does not exist any more, or does not have what the
+        question asks for.
     """
     found = _read(Path(question["folder"]), str(question["storage"]))
     match question["what"]:
@@ -38,7 +39,7 @@ def answer_of(question: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, storage: str) -> SearchResult:
-    # What submitted code or an agent has left is never opened where it lies.
+    # Files from submitted code or an agent are never opened in place, but as copies.
     opened = reading(folder, results=folder.parent, storage=storage, in_place=False)
     with opened as (_, study, header):
         study.freeze()

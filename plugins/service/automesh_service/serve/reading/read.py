@@ -1,6 +1,6 @@
-"""What one study says; in a process that reads studies.
+"""Reads the contents of one study; runs in a process that reads studies.
 
-To read one takes tens of milliseconds, or for ever: whoever wrote it may have seen to that.
+This takes tens of milliseconds, or for ever if a user has damaged the study.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from automesh_service.serve.reading.summary import KnownStudy, State, StudySumma
 
 _MOST_OPEN = 16
 _KEPT_OPEN = ("server",)
-"""Kinds of storages: a row of SQLite may get the number of one that was deleted, and who had read
-that would take it for the same."""
+"""Kinds of storages whose studies are kept open. Not SQLite: a new study may get the number of a
+deleted one, and a reader that had kept the old one open would mistake the new one for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A study that is there, before it is read; `storage` as of `KnownStudy`."""
+    """A study that exists, before it is read; `storage` as for `KnownStudy`."""
 
     folder: Path
     storage: str
@@ -44,14 +44,14 @@ class StudyReader:
     """Reads studies, one after another.
 
     Args:
-      storage: as `--storage` of the searches; empty for SQLite in each study's folder.
+      storage: as for `--storage` of the searches; empty for SQLite in each study's folder.
     """
 
     def __init__(self, storage: str) -> None:
         self._storage = storage
         self._place: Storage | None = parse_storage(storage, Path()) if storage else None
         self._backend: Backend | None = None
-        # Those that are searched: what is finished in them is not read again.
+        # Open studies whose searches run: their finished trials are not read again.
         self._open: OrderedDict[str, Study] = OrderedDict()
 
     def close(self) -> None:
@@ -61,25 +61,26 @@ class StudyReader:
             self._backend = None
 
     def read(self, name: str, found: Found) -> KnownStudy:
-        """What a study says now; one that cannot be read says why."""
+        """Returns a study as it is now; if it cannot be read, the result says why."""
         try:
             result, is_running = self._read_result(name, found)
             summary = summary_of(name, result, is_running=is_running)
             rule, missing = rule_or_reason(result)
             known = _known(replace(summary, changed_s=found.changed_s), found, rule, missing)
             message = to_message(known)
-            packed({"study": message})  # It must not end the conversation about all others.
-            from_message(message, self._storage)  # as the server will
-        except Exception as error:  # noqa: BLE001  One study that somebody broke hides no others.
+            # A message that is too long must not end the conversation about all other studies.
+            packed({"study": message})
+            from_message(message, self._storage)  # reads it as the server will
+        except Exception as error:  # noqa: BLE001  One broken study must not hide the others.
             return unreadable(name, found, reason_of(error))
         return known
 
     def _read_result(self, name: str, found: Found) -> tuple[SearchResult, bool]:
-        """What a study holds now, and whether somebody searches."""
+        """Returns the contents of a study now, and whether a search runs."""
         lent = self._lent() if found.storage else None
         if lent is None:
             folder = found.folder
-            # What submitted code or an agent has left is never opened where it lies.
+            # Files from submitted code or an agent are never opened in place, but as copies.
             opened = reading(folder, results=folder.parent, storage=found.storage, in_place=False)
             with opened as (_, study, header):
                 study.freeze()
@@ -88,13 +89,14 @@ class StudyReader:
         if kept is not None:
             try:
                 return self._read_open(name, kept, found)
-            except Exception:  # noqa: BLE001  It may have been removed, and made anew.
+            except Exception:  # noqa: BLE001  The study may have been removed, and made anew.
                 self._open.pop(name, None)
         lent_study = open_study(lent.storage, name, create=False, backend=lent)
         return self._read_open(name, lent_study, found)
 
     def _lent(self) -> Backend | None:
-        """The storage, for a study that is kept open; None if those of its kind are not."""
+        """Returns the storage for a study that is kept open; None if studies of its kind are not
+        kept open."""
         if self._place is None or self._place.kind not in _KEPT_OPEN:
             return None
         self._backend = self._backend or open_backend(self._place)
@@ -123,7 +125,7 @@ def _known(summary: StudySummary, found: Found, rule: str, missing: str) -> Know
 
 
 def rule_or_reason(result: SearchResult) -> tuple[str, str]:
-    """The text of the rule file, or why there is none."""
+    """Returns the text of the rule file, or why there is none."""
     try:
         return rule_text(result), ""
     except NoFeasibleMesh as error:
@@ -133,7 +135,7 @@ def rule_or_reason(result: SearchResult) -> tuple[str, str]:
 
 
 def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySummary:
-    """What a list shows of a study that was read."""
+    """Returns the summary of a study for a list."""
     best, funnel = words.best_of(result), result.funnel
     last = result.verifications[-1] if result.verifications else None
     state: State = "interrupted" if result.footer.interrupted else "ended"
@@ -163,7 +165,8 @@ def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySum
 
 
 def _finite(figure: float | None) -> float | None:
-    """A figure that JSON has a word for. One study with another would spoil the list for all."""
+    """Returns a figure that JSON can represent, or None. A single NaN would break the list of all
+    studies."""
     return figure if figure is not None and math.isfinite(figure) else None
 
 
@@ -176,6 +179,6 @@ def _has_rule(result: SearchResult) -> bool:
 
 
 def unreadable(name: str, found: Found, reason: str) -> KnownStudy:
-    """A study that could not be read."""
+    """Returns a study that could not be read."""
     summary = StudySummary(name=name, changed_s=found.changed_s, state="unreadable", problem=reason)
     return _known(summary, found, "", reason)

@@ -1,7 +1,8 @@
-"""The server's hold on the process that reads studies: started, spoken to, replaced when gone.
+"""The server's side of the process that reads studies: starts it, exchanges messages with it,
+replaces it when it is gone.
 
-Whoever kills that process, or stops it, loses nothing: all that it keeps is what the server knows,
-which its successor is told.
+Nothing is lost if that process is killed or stopped: the server knows all that it knew, and sends
+it to the next one.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from automesh.errors import UsageError
 from automesh_service.serve.reading.messages import Lane, LaneEnded, Message
 
 LANES = 4
-"""Questions that are at work at once; each has its own socket, and its own thread there."""
+"""Questions that are answered at once; each has its own socket, and its own thread in the
+process."""
 START_S = 300.0
-"""For a process to begin: its imports take a second or two, and minutes on a machine whose cores
-all do something else."""
+"""Seconds for a process to begin: its imports take a second or two, and minutes on a busy
+machine."""
 SILENT_S = 40.0
-"""Without a word in the middle of a look: it reads nothing itself, but the lock of a storage may
-take 30 s. Shorter than what the server takes for fresh."""
+"""Seconds without a message in the middle of a look. The process itself reads nothing, but the lock
+of a storage may take 30 s. Must be shorter than the time after which the list counts as old."""
 QUESTION_S = 120.0
-"""For the answer to one question, which it ends itself after `lanes.ANSWER_S`."""
+"""Seconds for the answer to one question; the process itself gives up after `lanes.ANSWER_S`."""
 BACK_S = 10.0
-"""How long who asks waits for a process, or for a lane: it needs a second or two to start."""
+"""Seconds that a question waits for a process, or for a free lane; a process needs a second or two
+to start."""
 MOST_KNOWN = 1000
-"""Studies that a new process is told of in one message: what is sent at once has a bound."""
+"""Studies in one message to a new process: the size of a message is bounded."""
 _LAST_WORDS = frozenset(("is_behind", "refused", "failed"))
 _KILL_S = 10.0
 _SOON = "ask again in a few seconds"
@@ -43,11 +46,11 @@ _LOG = logging.getLogger("automesh.serve")
 
 
 class Away(UsageError):
-    """Studies cannot be read now, but soon.
+    """Studies cannot be read now, but probably soon.
 
     Attributes:
-      is_suspect: what was asked for may be why: in the middle of it the process that reads has
-        ended by itself, or has said nothing for too long.
+      is_suspect: whether the question may be the cause: while it was being answered, the process
+        that reads has ended by itself, or has sent nothing for too long.
     """
 
     is_suspect: bool = False
@@ -58,7 +61,7 @@ class ReaderEnded(Away):
 
 
 class ReadingFailed(Exception):
-    """The process that reads studies has met an error that nobody has thought of, and logged it."""
+    """The process that reads studies has met an unexpected error, and logged it."""
 
 
 @dataclass(kw_only=True)
@@ -66,8 +69,8 @@ class ReaderProcess:
     """One process that reads studies, and the server's ends of its sockets.
 
     Attributes:
-      asking: questions that it has not answered; of one that has ended, those that it had not.
-      is_meant: it was ended by the server.
+      asking: number of questions that it has not answered; after its end, those that it had not.
+      is_meant: whether the server has ended it.
     """
 
     process: subprocess.Popen[bytes]
@@ -85,10 +88,11 @@ class ReaderProcess:
 
 @dataclass(kw_only=True)
 class Reader:
-    """Looks at all studies, and asks about one, in a process that is replaced when it is gone.
+    """Lists all studies, and asks questions about one, in a process that is replaced when it is
+    gone.
 
     Args:
-      storage, pause_s: as of `automesh_service.serve.reading.scan.Scan`.
+      storage, pause_s: as for `automesh_service.serve.reading.scan.Scan`.
     """
 
     storage: str
@@ -102,7 +106,7 @@ class Reader:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that is at work now; None while there is none."""
+        """The id of the process that works now; None while there is none."""
         current = self._current
         return current.process.pid if current is not None and current.is_alive else None
 
@@ -112,18 +116,19 @@ class Reader:
         known: Callable[[], Mapping[str, Any]],
         hear: Callable[[Message], None],
     ) -> None:
-        """Has the studies looked at once; for one thread, which starts the process if there is none
-        and must live as long as the process shall: the kernel ends it with that thread.
+        """Lets the process list and read the studies once. Starts it if there is none. Only one
+        thread may call this, and it must live as long as the process shall: the kernel kills the
+        process with that thread.
 
         Args:
           asked: the arguments of `Scan.look`.
-          known: what a new process is told of the studies, by name.
-          hear: gets each message of `Scan.look` when it comes.
+          known: returns what a new process needs about each study, by name.
+          hear: is called with each message of `Scan.look` when it arrives.
 
         Raises:
-          Away: the process has ended, or says nothing; the next call starts another one.
+          Away: the process has ended, or sends nothing; the next call starts another one.
           UsageError: the storage cannot be used.
-          ReadingFailed: nobody has thought of why it cannot be.
+          ReadingFailed: an unexpected error occurred.
           OSError: no process can be started.
         """
         with self._looking:
@@ -136,37 +141,38 @@ class Reader:
                     hear(message)
             except LaneEnded:
                 away = self._drop(current)
-                # In the middle of a question, too, it may be that one's fault.
+                # If questions were being answered as well, one of these may be the cause.
                 away.is_suspect = away.is_suspect and not current.asking
                 raise away from None
             except TimeoutError:
                 away = self._drop(current, f"it has said nothing for {SILENT_S:.0f} s")
                 away.is_suspect = True
                 raise away from None
-            except BaseException:  # What comes next of it would be taken for something else.
+            # Later messages of this process would be mistaken for answers to the next look.
+            except BaseException:
                 self._drop(current, "it was not listened to")
                 raise
         _check(message)
 
     def ask(self, question: Message) -> str:
-        """The text that answers a question; for any thread.
+        """Sends a question and returns the text that answers it; any thread may call it.
 
         Raises:
-          Ended: the process has ended meanwhile; another one may answer.
-          Away: there is no process that could answer, or it does not.
-          UsageError: the study cannot be read, or has not what is asked for.
-          ReadingFailed: nobody has thought of why.
+          ReaderEnded: the process has ended meanwhile; another one may answer.
+          Away: there is no process that could answer, or it does not answer.
+          UsageError: the study cannot be read, or does not have what the question asks for.
+          ReadingFailed: an unexpected error occurred.
         """
         current = self._wait_for_process()
         try:
             lane = self._free_lane(current)
         except LaneEnded:
             away = self._drop(current)
-            away.is_suspect = False  # Nothing was asked yet.
+            away.is_suspect = False  # The question was not sent yet.
             raise away from None
         message = self._ask(current, lane, question)
         if "unanswered" in message:
-            # Who has waited for so long does not wait once more.
+            # A late answer is not waited for a second time.
             kind = Away if message["is_late"] else ReaderEnded
             unanswered = kind(_text(str(message["unanswered"])), hint=_SOON)
             unanswered.is_suspect = True
@@ -182,7 +188,7 @@ class Reader:
             self._changed.notify_all()
         for one in there:
             self._drop(one)
-        with self._looking:  # It hears at once that the process is gone.
+        with self._looking:  # The thread that looks notices at once that the process is gone.
             self._forget_looks()
 
     def _ask(self, current: ReaderProcess, lane: Lane, question: Message) -> Message:
@@ -193,12 +199,11 @@ class Reader:
             message = lane.receive(QUESTION_S)
         except TimeoutError:
             lane.close()
-            # Its thread there may wait for a lock for ever, and nobody else can end that.
+            # Its thread in the process may wait for a lock for ever, and only a kill ends that.
             reason = f"it has not answered for {QUESTION_S:.0f} s"
             self._drop(current, reason)
-            away = _away(
-                reason
-            )  # Not `ReaderEnded`: who has waited for so long does not wait once more.
+            # Not `ReaderEnded`: the question has waited so long that it is not repeated.
+            away = _away(reason)
             away.is_suspect = True
             raise away from None
         except LaneEnded:
@@ -233,7 +238,7 @@ class Reader:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0 or self._is_closed:
                     raise _away("it has ended, and another one has not started yet")
-                # In parts: nobody tells of the end of a process.
+                # In short waits: the end of a process does not wake this thread.
                 self._changed.wait(min(left_s, 0.2))
             return self._current
 
@@ -248,8 +253,8 @@ class Reader:
         """Starts a process.
 
         Raises:
-          Away: it has ended at once, or the server ends.
-          OSError: the system does not let us start another process.
+          Away: the process has ended at once, or the server ends.
+          OSError: the system refuses to start another process.
         """
         self._forget_looks()
         if self._is_closed:
@@ -263,12 +268,12 @@ class Reader:
             words = [sys.executable, "-P", "-m", "automesh_service.serve.reading.process"]
             process = subprocess.Popen(
                 [*words, str(os.getpid()), *map(str, numbers)],
-                # Its copies would not have the threads of a library for algebra.
+                # A fork does not get the threads of a BLAS library, so it must not start any.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=numbers,
-                start_new_session=True,  # Ctrl-C is the server's.
+                start_new_session=True,  # Ctrl-C ends only the server.
             )
             mine.pop_all()
         current = ReaderProcess(
@@ -294,27 +299,27 @@ class Reader:
             raise self._drop(current) from None
         except TimeoutError:
             raise self._drop(current, f"it has not begun for {START_S:.0f} s") from None
-        except BaseException:  # Nobody would know of it any more.
+        except BaseException:  # Nothing would use this process any more.
             self._drop(current, "it was not told what is known")
             raise
-        with self._changed:  # Not before: it answers no question while it begins.
+        with self._changed:  # Only now: while it begins it answers no question.
             self._starting = None
             self._current = None if current.is_dropped else current
             self._changed.notify_all()
         return current
 
     def _forget_looks(self) -> None:
-        """Closes the socket of a former process, which only the thread that looks may do."""
+        """Closes the socket of a former process; only the thread that looks may do this."""
         if self._looks_of is not None:
             self._looks_of.looks.close()
             self._looks_of = None
 
     def _drop(self, current: ReaderProcess, reason: str = "") -> ReaderEnded:
-        """Kills a process, unless another thread has; returns what is to be raised: suspect is who
-        was at work when it ended by itself.
+        """Kills a process, unless another thread has. Returns the exception to raise; it marks the
+        question as suspect if the process has ended by itself.
 
         Args:
-          reason: why; empty if it has ended by itself.
+          reason: why it is killed; empty if it has ended by itself.
         """
         with self._changed:
             is_mine = not current.is_dropped
@@ -324,7 +329,7 @@ class Reader:
             self._current = None if self._current is current else self._current
             self._starting = None if self._starting is current else self._starting
         current.process.kill()
-        code: object = "that nobody knows"  # It may be in a sleep that nothing ends.
+        code: object = "that nobody knows"  # The process may be in an uninterruptible sleep.
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = current.process.wait(_KILL_S)
         reason = reason or f"it has ended with code {code}"
@@ -332,7 +337,7 @@ class Reader:
             if not self._is_closed:
                 _LOG.warning("the process that reads studies is replaced: %s", reason)
             current.leash.close()
-            # Lanes that are in use are closed by who uses them: they are at their ends now.
+            # The threads that use the other lanes close them: they see the end of the process now.
             with contextlib.suppress(queue.Empty):
                 while True:
                     current.lanes.get_nowait().close()
@@ -342,7 +347,7 @@ class Reader:
 
 
 def _check(message: Message) -> None:
-    """Raises what a message of the process tells of."""
+    """Raises the error that a message of the process contains."""
     if "refused" in message:
         raise UsageError(str(message["refused"]), hint=str(message["hint"]))
     if "failed" in message:

@@ -1,9 +1,9 @@
-"""Which studies there are, and what each of them says; in the process that reads them.
+"""Lists the studies, and has each of them read; runs in the process that reads studies.
 
 Studies lie in folders of results, each with a database of its own, or all in one storage. Each is
-read once, and again when it has changed: that is told by its files, or by what a database counts,
-which costs two queries for all of them. Nothing of a study is read here, but by processes that
-have a bound each: one that takes for ever keeps no other from being read.
+read once, and again when it has changed: its files show that, or counts in the storage, which cost
+two queries for all studies. This process itself does not read studies. Other processes do, each
+within a bound of time, so that a study that takes for ever does not block the others.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from automesh_service.serve.reading.read import Found, unreadable
 from automesh_service.serve.reading.summary import KnownStudy, StudySummary
 
 LOOK_S = 10.0
-"""For the studies that one look reads: then it is looked again which there are."""
+"""Seconds for the studies that one look reads; then the studies are listed again."""
 SLOW_S = 2.0
-"""What hardly any study takes to be read. Beyond it a study comes last."""
+"""Seconds that hardly any study takes to be read. A slower study is read after the others."""
 QUICK_S = 5.0
-"""For the reading of a study beside others; beyond it the reading is ended, and the study is read
-again where it keeps no other waiting."""
+"""Seconds for reading a study in the normal lanes. After that the reading is ended, and the study
+is read again in the lane of the slow ones, where it blocks no others."""
 READ_S = 60.0
-"""For its reading there: the locks of a study alone may take 30 s."""
+"""Seconds for reading a study there: the locks of a study alone may take 30 s."""
 AGAIN_S = 300.0
-"""Before a study that could not be read is read again, although it has not changed."""
+"""Seconds before an unreadable study is read again, although it has not changed."""
 STUCK_AGAIN_S = 600.0
-"""Before a study is read again whose reading was ended by its bound, or has ended the process that
-did it, twice in a row, whether or not it has changed since; twice as long each time after that."""
+"""Seconds before a study is read again whose reading failed twice in a row, by its bound or because
+its process ended; also if the study has changed. Doubled after each further failure."""
 LONGEST_S = 6 * 3600.0
-"""That at the most."""
+"""The most seconds of such a pause."""
 _FAILURES = 2
 _TICK_S = 0.5
 _LOG = logging.getLogger("automesh.serve")
 _MOST_NEW = 1000
-"""Studies that were found, in one message."""
+"""New studies in one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedStudy:
-    """What is remembered of a study that the server knows.
+    """What this process knows of a study that the server knows.
 
     Attributes:
-      stamp: as it was when the study was read; empty if it was not.
-      is_running: it changes without a change of its stamp: its process may have ended.
-      is_unreadable: its storage may only have been away for a moment.
-      is_slow: it is read where it keeps no other from being read.
-      failures: how often in a row its reading was ended, or has ended the process that did it.
-      read_s: when it was read, by a clock that nobody sets.
-      took_s: how long that took.
+      stamp: the stamp when the study was read; empty if it was not read yet.
+      is_running: whether its search was running; such a study may change without a change of its
+        stamp, because the process may have ended.
+      is_unreadable: whether it could not be read; its storage may only have been down for a moment.
+      is_slow: whether it is read in the lane of the slow ones, where it blocks no others.
+      failures: how often in a row its reading was ended by the bound, or its process has ended.
+      read_s: when it was read, by the monotonic clock.
+      took_s: how long the reading took.
     """
 
     stamp: str = ""
@@ -72,11 +73,12 @@ class RememberedStudy:
     took_s: float = 0.0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is read again although nothing of it has changed."""
+        """Whether it is read again although it has not changed."""
         return self.is_unreadable and now_s - self.read_s >= AGAIN_S
 
     def is_stuck(self, now_s: float) -> bool:
-        """Whether it is left alone: to read it again would end as it did the last times."""
+        """Whether it is not read for a while, because its reading would fail as it did the last
+        times."""
         if self.failures < _FAILURES:
             return False
         rest_s = min(LONGEST_S, STUCK_AGAIN_S * 2.0 ** min(self.failures - _FAILURES, 30))
@@ -85,11 +87,11 @@ class RememberedStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A reading that has ended.
+    """A finished reading.
 
     Attributes:
-      said: what the study says; None if there was no answer.
-      reason: why there was none.
+      said: the message about the study; None if there was no answer.
+      reason: why there was no answer.
     """
 
     name: str
@@ -99,31 +101,31 @@ class Reading:
 
 
 class Readings(Protocol):
-    """Where studies are read: `automesh_service.serve.reading.lanes.Lanes`."""
+    """The interface of what reads studies: `automesh_service.serve.reading.lanes.Lanes`."""
 
     def has_room(self) -> bool:
-        """Whether a study would be read at once."""
+        """Whether the reading of a study would begin at once."""
         ...
 
     def begin(self, name: str, found: Found, *, is_slow: bool, failures: int) -> None:
-        """Has a study read: at once, or if it is slow as soon as others are that are slow, those
-        with the fewest failures first."""
+        """Has a study read. The reading begins at once; that of a slow study begins when other slow
+        ones are done, those with the fewest failures first."""
         ...
 
     def ended(self, limit_s: float) -> Reading | None:
-        """The next reading that has ended; None if there is none within `limit_s`."""
+        """Waits for the next reading that ends; returns None if none ends within `limit_s`."""
         ...
 
 
 class Scan:
-    """Looks at the studies in several folders of results, and in a storage.
+    """Lists and reads the studies in several folders of results, and in a storage.
 
     Args:
-      storage: as `--storage` of the searches; empty for SQLite in each study's folder.
-      pause_s: before a study that has changed is read again: one that is searched changes all the
-        time, and who measures must not be disturbed.
-      seen: what the server knows already.
-      readings: has them read.
+      storage: as for `--storage` of the searches; empty for SQLite in each study's folder.
+      pause_s: seconds before a changed study is read again: while a search runs its study changes
+        all the time, and reading must not disturb its measurements.
+      seen: what the server already knows of each study.
+      readings: reads the studies.
     """
 
     def __init__(
@@ -150,12 +152,13 @@ class Scan:
             self._backend = None
 
     def look(self, roots: Sequence[Path], *, most: int) -> Iterator[Message]:
-        """Looks which studies there are, and reads up to `most` of those that have changed. Those
-        that are slow are read meanwhile, and told of at a later look.
+        """Lists the studies, and reads up to `most` of those that have changed. Slow ones are read
+        meanwhile; a later look reports them.
 
         Yields:
-          Messages: which are new, in one or more, and in the last of them which are gone; what each
-          says that was read; at the end, whether some are left to be read.
+          Messages: one or more with the new studies, the last of which also has the removed ones;
+          one for each study that was read; at the end one that says whether changed studies are
+          still unread.
 
         Raises:
           UsageError: the storage cannot be used.
@@ -168,7 +171,7 @@ class Scan:
             del self._seen[name]
         self._seen |= dict.fromkeys(new, RememberedStudy())
         said = [to_message(_unread(name, there[name])) for name in new]
-        while len(said) > _MOST_NEW:  # What is sent at once has a bound.
+        while len(said) > _MOST_NEW:  # The size of a message is bounded.
             yield {"new": said[:_MOST_NEW]}
             del said[:_MOST_NEW]
         yield {"new": said, "gone": gone}
@@ -192,9 +195,10 @@ class Scan:
         yield {"is_behind": bool(quick)}
 
     def _stale(self, there: Mapping[str, Found], now_s: float) -> list[str]:
-        """The studies that are to be read. First those that were read without trouble before, the
-        one that changed last first; then those that nobody has read yet, of each folder in turn:
-        who fills one with studies that take for ever keeps those of the others waiting once."""
+        """Returns the studies to read. First come those that were read quickly before, the one that
+        changed last first; then those that were never read, from each folder in turn: so a user who
+        fills a folder with studies that take for ever delays the studies of each other folder only
+        once."""
         stale = [
             name
             for name, one in self._seen.items()
@@ -219,9 +223,9 @@ class Scan:
         self._readings.begin(name, found, is_slow=one.is_slow, failures=one.failures)
 
     def _note(self, ended: Reading) -> Iterator[Message]:
-        """What a reading that has ended says of its study."""
+        """Records a finished reading, and yields the message about its study."""
         found, former = self._at_work.pop(ended.name, None), self._seen.get(ended.name)
-        if found is None or former is None:  # It is gone.
+        if found is None or former is None:  # The study was removed meanwhile.
             return
         if ended.said is not None:
             state = read_json(ended.said["text"], StudySummary).state
@@ -238,7 +242,7 @@ class Scan:
         failures = former.failures + 1
         now = replace(former, is_slow=True, failures=failures, took_s=ended.took_s)
         self._seen[ended.name] = now
-        if failures < _FAILURES:  # It may only have been a busy machine, or somebody's kill.
+        if failures < _FAILURES:  # The cause may have been a busy machine, or a kill.
             self._begin(ended.name, found)
             return
         self._seen[ended.name] = replace(
@@ -248,12 +252,14 @@ class Scan:
         yield {"study": to_message(unreadable(ended.name, found, ended.reason))}
 
     def _there(self, roots: Sequence[Path]) -> dict[str, Found]:
-        """The studies that are there. One that is in two folders counts in the first."""
+        """Returns the studies that exist. If one is in two folders, the first counts."""
         found: dict[str, Found] = {}
-        # Of a service with a storage, only agents keep studies in folders, which are below jobs.
+        # In a service with a storage only agents keep studies in folders, namely in those of
+        # submissions.
         for root in roots if self._place is None else roots[1:]:
             for name, one in _in_folders(root):
-                # Code of one submission may make folders, and no study of another one.
+                # The code of one submission may make folders, but not pretend to be a study of
+                # another one.
                 if root is roots[0] or submission_in(name) in ("", root.parent.name):
                     found.setdefault(name, one)
         if self._place is None:
@@ -269,7 +275,7 @@ class Scan:
         return found
 
     def _changes_in(self, place: Storage) -> Mapping[str, tuple[tuple[object, ...], float]]:
-        # A file of SQLite is read from a copy, which is made anew when it has changed.
+        # A file of SQLite is read from a copy, which is renewed when the file has changed.
         sign = _sign_of(place.location) if place.kind == "sqlite" else None
         if sign is not None and sign == self._sign:
             return self._changes
@@ -288,8 +294,8 @@ def _unread(name: str, found: Found) -> KnownStudy:
 
 
 def _names_in(root: Path) -> list[str]:
-    """Names of the folders in a folder of results, in order; links are not followed: others may
-    have put them there."""
+    """Returns the names of the folders in a folder of results, in order. Links are not followed:
+    submitted code may have made them."""
     try:
         with os.scandir(root) as entries:
             return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
@@ -298,22 +304,23 @@ def _names_in(root: Path) -> list[str]:
 
 
 def _sign_of(location: str) -> tuple[object, ...]:
-    """What changes with a database in a file."""
+    """Returns values that change whenever a database in a file changes."""
     found: list[object] = []
     for file in (location, f"{location}-wal"):
         try:
             status = os.lstat(file)
         except OSError:
             continue
-        if status.st_size:  # An empty log is made by whoever reads, too.
+        if status.st_size:  # A reader makes an empty write-ahead log, too.
             found += [file, status.st_ino, status.st_mtime_ns, status.st_size]
     return tuple(found)
 
 
 def _in_folders(root: Path) -> Iterator[tuple[str, Found]]:
-    """Studies with a database of their own."""
+    """Yields studies with a database of their own."""
     for name in _names_in(root):
-        folder = f"{root}/{name}"  # There may be a thousand of them, each second.
+        # A text is faster than a path: there may be a thousand folders, each second.
+        folder = f"{root}/{name}"
         stamp: list[object] = []
         changed_s = 0.0
         for file in ("study.db", "study.db-wal"):
@@ -322,7 +329,7 @@ def _in_folders(root: Path) -> Iterator[tuple[str, Found]]:
             except OSError:
                 continue
             stamp += [file, status.st_mtime_ns, status.st_size]
-            # An empty log is made by whoever reads, too.
+            # A reader makes an empty write-ahead log, too.
             if status.st_size:
                 changed_s = max(changed_s, status.st_mtime)
         if stamp and stamp[0] == "study.db":

@@ -1,4 +1,4 @@
-"""What lists show of a study."""
+"""The summary of a study for lists."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ State = Literal["unread", "running", "interrupted", "stopped", "ended", "unreada
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """What a list of studies shows of one.
+    """The summary of one study in a list of studies.
 
     Attributes:
-      state: `running` while somebody searches; `ended` by itself, `interrupted` by somebody,
-        `stopped` without a word; `unread` until it was looked at.
-      sentence: what is known of the best plan.
+      state: `running` while a search runs; `ended` by itself, `interrupted` by a user, `stopped`
+        without a footer; `unread` until it was read, `unreadable` if that fails.
+      sentence: one sentence about the best plan.
       evidence: measured, compiled, estimated or none.
-      step_s: of the best plan; None without one.
-      speedup: over the script's own plan, from fresh processes; None without.
+      step_s: seconds per step of the best plan; None without one.
+      speedup: speedup over the script's own plan, from fresh processes; None if not measured.
       legal, compiled, measured, failed, waiting: numbers of plans.
-      has_rule: a rule was earned.
-      made: when it was decided, as text; empty before.
-      problem: why it cannot be read; empty if it can.
+      has_rule: whether there is a rule.
+      made: when the rule was decided, as text; empty before.
+      problem: why the study cannot be read; empty if it can.
     """
 
     name: str
@@ -54,12 +54,12 @@ class KnownStudy:
     """A study as it was read last.
 
     Attributes:
-      folder: where its logs and estimates are.
-      storage: that it is in; empty for SQLite in its folder.
+      folder: the folder with its logs and estimates.
+      storage: the storage that it is in; empty for SQLite in its folder.
       rule: the text of its rule file; empty without a rule.
-      missing: why there is none.
-      stamp: by which a change is told; empty before it is read.
-      words: in which a search looks, in small letters.
+      missing: why there is no rule.
+      stamp: a text that changes whenever the study changes; empty before it is read.
+      words: the words in which a user's search looks, in lower case.
       text: the summary as JSON.
     """
 
