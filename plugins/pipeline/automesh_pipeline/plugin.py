@@ -1,4 +1,4 @@
-"""What automesh finds by the entry point of this distribution (jax)."""
+"""The object that automesh finds by the entry point of this distribution (jax)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Pipelines on devices: one program per stage, each on its own submesh (jax).
 
-Nothing is imported here, so that `automesh.pipeline` itself needs no jax.
+This module imports nothing, so that `automesh.pipeline` itself needs no jax.
 """

@@ -1,7 +1,8 @@
-"""A loss as the programs of its stages: what they send each other, and how they are run (jax).
+"""A compiled pipeline: the programs of the stages of a loss, the transfers between them, and how
+they are run (jax).
 
-One controller dispatches all steps. Calls return before the devices are done: what one rank waits
-for does not keep others from working.
+One controller dispatches all steps. A call returns before the devices are done, so a rank that
+waits does not block the others.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from automesh_pipeline.runtime.stages.compile import CompiledStages, ProgramComp
 from automesh_pipeline.runtime.stages.transfer import on_host
 from automesh_pipeline.runtime.stages.updates import Finisher
 
-# Called after each step with it and with every array that is held, by slot.
+# Called after each step, with the step and with all arrays that are held, by slot.
 Watch = Callable[[Step, dict[Slot, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanStep:
-    """What a step of a pipeline has made.
+    """The results of one step of a pipeline.
 
     Attributes:
-      losses: of each microbatch.
-      sums: of each stage the sums of the gradients of its parameters over the microbatches.
+      losses: the loss of each microbatch.
+      sums: for each stage, the gradients of its parameters, summed over the microbatches.
     """
 
     losses: tuple[Any, ...]
@@ -47,8 +48,8 @@ class Runner:
     """Runs one plan of steps.
 
     Args:
-      stages: compiled for everything that the plan runs.
-      num_microbatches: as many as the plan has.
+      stages: the stages, with all programs that the plan runs.
+      num_microbatches: the number of microbatches in the plan.
       dim: the dimension of the batch's arrays that is cut.
     """
 
@@ -66,11 +67,12 @@ class Runner:
         batch: Sequence[Any],
         watch: Watch | None = None,
     ) -> RanStep:
-        """One step.
+        """Runs one step.
 
         Args:
-          params: of each stage the arrays that it reads, where its programs take them.
-          batch: the leaves of the whole batch, anywhere.
+          params: for each stage, the parameters that it reads, with the shardings that its programs
+            expect.
+          batch: the leaves of the whole batch, on any device.
           watch: called after each step.
         """
         transfers = self._stages.transfers
@@ -133,7 +135,8 @@ class Runner:
             held[step.loss] = losses[0]
 
     def _placeholder(self, step: Run, held: dict[Slot, Any]) -> None:
-        """What another process runs: its results, of which only their places are known here."""
+        """Adds placeholders for the results of a program that another process runs: only their
+        shapes and shardings are known here."""
         stages = self._stages
         for slot in step.writes:
             like = stages.split.values[slot.number].like
@@ -150,7 +153,7 @@ class Runner:
         return stages.transfers.placeholders(stages.shapes[stage].sums)
 
     def _cut(self, leaf: Any) -> Callable[[int], Any]:
-        """What gives the part of a leaf of the batch that is a microbatch's."""
+        """Returns a function that cuts the part of one microbatch from a leaf of the batch."""
         if not jnp.ndim(leaf):
             return lambda _: leaf
         rows = leaf.shape[self._dim] // self._num_microbatches
@@ -172,8 +175,8 @@ class StageTransfer:
 
     Attributes:
       kind: the action that makes it: `F` for a value, `B` or `I` for its gradient.
-      value: its number.
-      source, target: the array as it is made and as it arrives.
+      value: the number of the value.
+      source, target: the shapes and shardings of the array as it is made and as it arrives.
     """
 
     from_stage: int
@@ -185,7 +188,7 @@ class StageTransfer:
 
     @property
     def nbytes_per_device(self) -> int:
-        """What a device sends or gets, whichever is more."""
+        """The bytes that a device sends or receives, whichever is more."""
         return max(bytes_per_device(self.source), bytes_per_device(self.target))
 
     @property
@@ -195,18 +198,19 @@ class StageTransfer:
 
     @property
     def same_layout(self) -> bool:
-        """Whether device i of the target gets what device i of the source has."""
+        """Whether each device of the target gets exactly what the device with the same number in
+        the source has."""
         some, other = (cast("Sharding", one.sharding) for one in (self.source, self.target))
         return is_same_layout(some, other, self.source.shape)
 
 
 def find_transfers(stages: CompiledStages, homes: Sequence[int]) -> tuple[StageTransfer, ...]:
-    """What the ranks of a pipeline send each other for one microbatch.
+    """Finds the arrays that the ranks of a pipeline send each other for one microbatch.
 
-    What several stages on one rank read in one layout is sent to the first of them.
+    If several stages on one rank read an array in the same layout, it is sent to the first of them.
 
     Args:
-      homes: of each stage its rank.
+      homes: the rank of each stage.
     """
     return tuple(
         one
@@ -264,15 +268,15 @@ class CompiledPipeline:
     """A loss compiled as a pipeline, for arrays of given shapes; `microbatch` makes it.
 
     Attributes:
-      parts: what it was compiled from.
-      schedule: what is done when.
-      steps: what is dispatched, in this order.
-      stages: their programs and the shapes of what they read and make.
-      shardings: a tree like the parameters: where each is kept.
+      parts: the loss as stages, from which it was compiled.
+      schedule: the order of the work.
+      steps: the steps that are dispatched, in this order.
+      stages: the stages: their programs, and the shapes of their arguments and results.
+      shardings: a tree like the parameters, with the sharding in which each is kept.
 
     Args:
-      forward: the lowered forward passes, if they are there already.
-      compiler: how the programs are compiled; default: as they are to be run.
+      forward: the lowered forward passes, if they exist already.
+      compiler: how the programs are compiled; default: so that they can be run.
     """
 
     def __init__(
@@ -293,10 +297,11 @@ class CompiledPipeline:
         self.shardings = jax.tree.unflatten(parts.structures[0], self._owner_shardings())
 
     def with_schedule(self, schedule: Schedule) -> CompiledPipeline:
-        """The same stages in another order; only what it needs in addition is compiled.
+        """Returns the same stages with another schedule; only missing programs are compiled.
 
         Raises:
-          UsageError: it is for other numbers, or has stages on other ranks.
+          UsageError: the schedule is for other numbers of stages, ranks or microbatches, or has
+            stages on other ranks.
 
         Example:
           >>> import jax.numpy as jnp
@@ -324,14 +329,14 @@ class CompiledPipeline:
         return changed
 
     def place(self, params: Any, *, copy: bool = False) -> Any:
-        """The parameters, each on the stage that owns it.
+        """Puts each parameter on the stage that owns it.
 
         Args:
-          copy: whether arrays that are there already are copied.
+          copy: whether arrays that are already there are copied as well.
 
         Raises:
-          UsageError: another tree than the pipeline was compiled for, or an array on devices that
-            are neither one nor those of its stage.
+          UsageError: the tree is not the one that the pipeline was compiled for; or an array is on
+            several devices that are not those of its stage.
         """
         leaves = self.parts.leaves(params, 0)
         placed = [
@@ -343,15 +348,15 @@ class CompiledPipeline:
         return jax.tree.unflatten(self.structure, placed)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
-        """Value and gradients.
+        """Computes the value and the gradients.
 
         Args:
-          params: as `place` gives them; arrays on a single device are moved.
-          batch: a tree of arrays, anywhere.
+          params: the parameters as `place` returns them; arrays on a single device are moved.
+          batch: a tree of arrays, on any devices.
 
         Returns:
-          The loss, on the last stage, and a tree like `params`, each gradient where its parameter
-          is kept.
+          The loss, on the last stage; and a tree like `params`, in which each gradient has the
+          devices of its parameter.
 
         Raises:
           UsageError: see `place`.
@@ -362,20 +367,22 @@ class CompiledPipeline:
         return value, jax.tree.unflatten(self.structure, finished.gradients)
 
     def run(self, params: Sequence[Any], batch: Any, watch: Watch | None = None) -> RanStep:
-        """Losses and sums of gradients, before anything is added up.
+        """Computes the losses of the microbatches and the sums of the gradients, without adding
+        them up.
 
         Args:
-          params: the leaves, as `place` gives them.
-          watch: called after each step that is dispatched, with it and with what is held.
+          params: the leaves, as `place` returns them.
+          watch: called after each dispatched step, with the step and with the arrays that are held.
 
         Raises:
-          UsageError: another batch than the pipeline was compiled for.
+          UsageError: the batch is not like the one that the pipeline was compiled for.
         """
         stages = self.stages
         owners = stages.split.owners
 
         def put(leaf: int, stage: int, sharding: Any) -> Any:
-            # A parameter of several stages goes to those that do not own it, once for each step.
+            # A parameter that several stages read is sent, once for each step, to those that do not
+            # own it.
             array = params[leaf]
             if owners[leaf] == stage:
                 return array
@@ -391,7 +398,8 @@ class CompiledPipeline:
         return self._runner.run(spread, self.parts.leaves(batch, 1), watch)
 
     def add_losses(self, ran: RanStep) -> Any:
-        """The loss of a whole batch, on the last stage; with several processes on all devices."""
+        """Returns the loss of a whole batch, on the last stage; with several processes on all
+        devices."""
         return self.finisher.add_losses(ran.losses)
 
     @property
@@ -411,7 +419,7 @@ class CompiledPipeline:
 
     @property
     def transfers(self) -> tuple[StageTransfer, ...]:
-        """What stages send each other for one microbatch."""
+        """The arrays that stages send each other for one microbatch."""
         return find_transfers(self.stages, self.schedule.homes)
 
     @property
@@ -451,7 +459,7 @@ class CompiledPipeline:
                 "same pipeline has left them",
             )
         placed = leaf if current == sharding else transfers.load(leaf, sharding)
-        # What is put on several devices may share the memory of the one that it comes from,
-        # whatever `may_alias` says. What is not here cannot be shared.
+        # `device_put` to several devices may share the memory of the source, whatever `may_alias`
+        # says. An array of another process cannot be shared.
         is_shared = isinstance(leaf, jax.Array) and transfers.is_here(sharding.mesh)
         return jnp.copy(placed) if copy and is_shared else placed

@@ -1,8 +1,7 @@
-"""What one controller dispatches for a step of a pipeline: a list, planned once. No jax.
+"""The list of what one controller dispatches for a step of a pipeline, planned once. No jax.
 
-Every array that lives through a part of a step has a slot. A value that other stages read is sent
-once to each place where it is needed, right after it was made; a slot is dropped after its last
-use.
+Every array that lives during a part of a step has a slot. A value that other stages read is sent
+once to each place that needs it, right after it was made. A slot is dropped after its last use.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class Slot(NamedTuple):
     """An array of one microbatch at one place.
 
     Attributes:
-      number: the leaf of the batch, the value, or the stage.
-      reader: of a gradient, the stage that it comes from; else 0.
+      number: the number of the leaf of the batch, of the value, or of the stage.
+      reader: for a gradient, the stage that it comes from; else 0.
       place: see `PipelineSlots`.
     """
 
@@ -35,16 +34,16 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSlots:
-    """What a stage reads and makes, and where.
+    """The arrays that a stage reads and makes, and their places.
 
     Attributes:
       batch: leaf -> place.
       inputs, outputs: value -> place.
       with_gradient: the inputs that have a gradient.
       has_weights: whether the stage has parameters.
-      is_last: it makes the loss.
-      skips_forward: its forward pass is part of its backward pass.
-      saves: its forward pass saves residuals.
+      is_last: whether it makes the loss.
+      skips_forward: whether its forward pass is part of its backward pass.
+      saves: whether its forward pass saves residuals.
     """
 
     batch: Mapping[int, int]
@@ -59,22 +58,22 @@ class StageSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSlots:
-    """All stages; a place is a number for a sharding, the same for the same one."""
+    """All stages. A place is the number of a sharding; equal shardings have the same number."""
 
     stages: tuple[StageSlots, ...]
 
     def readers(self, value: int) -> tuple[int, ...]:
-        """The stages that read a value."""
+        """Returns the stages that read a value."""
         return tuple(stage for stage, one in enumerate(self.stages) if value in one.inputs)
 
     def maker(self, value: int) -> StageSlots:
-        """The stage that makes a value."""
+        """Returns the stage that makes a value."""
         return next(stage for stage in self.stages if value in stage.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Puts a part of the batch where it is read."""
+    """Puts a part of the batch on the place that reads it."""
 
     slot: Slot
 
@@ -92,10 +91,10 @@ class Run:
     """Runs a program of a stage.
 
     Attributes:
-      gradients: of each output that has one, the slots to be summed.
-      saved: what the forward pass saved, or is to save.
-      writes: the outputs of `F`, else the gradients of the inputs.
-      loss: where the loss goes, if the action makes it.
+      gradients: for each output with a gradient, the slots to sum.
+      saved: the slot of the values that the forward pass saves.
+      writes: the outputs of `F`; for other actions the gradients of the inputs.
+      loss: the slot of the loss, if the action makes it.
     """
 
     rank: int
@@ -121,7 +120,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Forgets arrays that nothing reads any more."""
+    """Drops arrays that nothing reads any more."""
 
     slots: tuple[Slot, ...]
 
@@ -133,11 +132,10 @@ def plan_steps(schedule: Schedule, slots: PipelineSlots) -> tuple[Step, ...]:
     """Plans a step of a pipeline.
 
     Args:
-      schedule: with as many stages as `slots`.
+      schedule: a schedule with as many stages as `slots`.
 
     Returns:
-      What is dispatched, in an order in which everything comes after what it reads. Losses are
-      not dropped.
+      The steps, each of which comes after those whose results it reads. Losses are not dropped.
     """
     planner = _Planner(slots)
     for rank, action in schedule.order:
@@ -220,7 +218,7 @@ class _Planner:
 
 
 def _with_drops(steps: Sequence[Step]) -> Iterable[Step]:
-    """The steps, each slot dropped right after its last use."""
+    """Yields the steps, and after the last use of each slot a step that drops it."""
     last_use: dict[Slot, int] = {}
     for index, step in enumerate(steps):
         last_use.update(dict.fromkeys(_touched(step), index))

@@ -20,13 +20,13 @@ class MpmdMesh:
     Attributes:
       mesh: a mesh with the axis, or the submeshes themselves, which may then differ in shape but
         share no device.
-      axis: along which the mesh is cut; rank i of a pipeline is index i.
-      keep_axis: whether the submeshes keep that axis, with size 1, as JaxPP's do. A mesh that has
-        no other axis keeps it in any case.
-      submeshes: of each rank its mesh, with the types that the other axes have in `mesh`.
+      axis: the axis along which the mesh is cut; rank i of a pipeline has index i.
+      keep_axis: whether the submeshes keep that axis, with size 1, as in JaxPP. A mesh without
+        another axis keeps it in any case.
+      submeshes: the mesh of each rank; its axes have the same types as in `mesh`.
 
     Raises:
-      WrongType: neither a mesh nor a sequence of meshes.
+      WrongType: `mesh` is neither a mesh nor a sequence of meshes.
       UsageError: the mesh has no such axis, there are no submeshes, or two share a device.
 
     Example:
@@ -57,7 +57,7 @@ class MpmdMesh:
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
-        """The one shape of all submeshes, to write shardings with that hold on every stage.
+        """The one shape of all submeshes, for shardings that are valid on every stage.
 
         Raises:
           UsageError: the submeshes differ in shape.

@@ -23,21 +23,21 @@ class Microbatched:
     """A loss that is run as a pipeline; `microbatch` makes it.
 
     Attributes:
-      options: how.
+      options: how it is run.
     """
 
     def __init__(self, loss: Loss, options: PipelineOptions) -> None:
         self.options = options
         self._loss = loss
-        # By shapes of arguments.
+        # Keyed by the shapes of the arguments.
         self._parts: dict[Any, Parts] = {}
         self._compiled: dict[Any, CompiledPipeline] = {}
 
     def with_schedule(self, schedule: Schedule) -> Microbatched:
-        """The same in another order; what is compiled is used again.
+        """Returns the same loss with another schedule; compiled programs are used again.
 
         Raises:
-          UsageError: the schedule is not for what was compiled: see `CompiledPipeline`.
+          UsageError: the schedule does not fit the compiled programs; see `CompiledPipeline`.
         """
         changed = Microbatched(self._loss, replace(self.options, schedule=schedule))
         changed._compiled = {
@@ -47,7 +47,7 @@ class Microbatched:
         return changed
 
     def parts(self, params: Any, batch: Any) -> Parts:
-        """The loss cut into stages for arrays of these shapes; compiles nothing.
+        """Cuts the loss into stages for arrays of these shapes; compiles nothing.
 
         Args:
           params, batch: see `compile`.
@@ -61,15 +61,15 @@ class Microbatched:
         return self._parts[key]
 
     def compile(self, params: Any, batch: Any) -> CompiledPipeline:
-        """The programs of all stages for arrays of these shapes; compiled once.
+        """Compiles the programs of all stages for arrays of these shapes, once.
 
         Args:
-          params: arrays, or `jax.ShapeDtypeStruct`s. A `NamedSharding`, on any mesh, says how its
-            parameter is split on the submesh of its stage; for others XLA chooses.
-          batch: the same. Its shardings are for each microbatch.
+          params: arrays, or `jax.ShapeDtypeStruct`s. A `NamedSharding`, on any mesh, determines how
+            its parameter is split on the submesh of its stage; XLA chooses the other shardings.
+          batch: likewise; its shardings are those of each microbatch.
 
         Raises:
-          UsageError: the batch cannot be cut, the loss not be split, or the schedule is not for it.
+          UsageError: the batch or the loss cannot be cut, or the schedule does not fit the loss.
         """
         key = shapes_key(params, batch)
         if key not in self._compiled:
@@ -77,15 +77,15 @@ class Microbatched:
         return self._compiled[key]
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
-        """Value and gradients, like `jax.value_and_grad(loss)(params, batch)`.
+        """Computes the value and the gradients, like `jax.value_and_grad(loss)(params, batch)`.
 
         Args:
-          params: as `place` gives them; arrays on a single device are moved.
-          batch: a tree of arrays, anywhere.
+          params: the parameters as `place` returns them; arrays on a single device are moved.
+          batch: a tree of arrays, on any devices.
 
         Returns:
-          The loss, on the last stage, and a tree like `params`, each gradient on the stage that
-          keeps its parameter.
+          The loss, on the last stage; and a tree like `params`, in which each gradient is on the
+          stage that keeps its parameter.
 
         Raises:
           UsageError: see `compile` and `place`.
@@ -93,13 +93,14 @@ class Microbatched:
         return self.compile(params, batch)(params, batch)
 
     def place(self, params: Any, batch: Any) -> Any:
-        """The parameters, each on the stage that keeps it.
+        """Puts each parameter on the stage that keeps it.
 
         Args:
-          batch: for its shapes.
+          batch: a batch; only its shapes are used.
 
         Raises:
-          UsageError: see `compile`, or an array on several devices that are not its stage's.
+          UsageError: see `compile`; or an array is on several devices that are not those of its
+            stage.
         """
         return self.compile(params, batch).place(params)
 
@@ -116,29 +117,30 @@ def microbatch(
 ) -> Microbatched:
     """`jax.value_and_grad` of a loss, computed stage by stage on the submeshes of a mesh.
 
-    Where the loss is cut is said inside it by `stage_boundary`, by `task`, or from outside by
-    `register_task`; `chain` makes such a loss of a list of functions. Shardings inside the loss
-    are PartitionSpecs, or on `MpmdMesh.abstract_mesh`. Parameters that several stages read, such
-    as a tied embedding, are kept by the first, and their gradients summed.
+    `stage_boundary` or `task` inside the loss, or `register_task` outside of it, define where the
+    loss is cut; `chain` makes such a loss from a list of functions. Shardings inside the loss are
+    PartitionSpecs, or refer to `MpmdMesh.abstract_mesh`. If several stages read a parameter, such
+    as a tied embedding, the first of them keeps it, and its gradients are summed.
 
     Args:
       loss: `(params, batch) -> scalar`.
-      num_microbatches: parts of the batch.
-      schedule: the name of one, or a schedule of one's own.
-      mesh: has the axis `pp` along which it is cut, unless it is an `MpmdMesh` that says another;
-        None takes the mesh in force.
-      reduce: what is done with the losses of the microbatches, and so with the gradients: `mean`,
-        for a loss that is a mean over rows, or `sum`, as in MultiMesh.
-      residuals: for all stages or for each: `recompute` keeps the inputs of a stage and computes it
-        again when going back; `save` keeps what the backward pass reads, as `jax.checkpoint` inside
-        the loss says. The zero-bubble schedules compute it again twice unless saved.
+      num_microbatches: number of parts that the batch is cut into.
+      schedule: the name of a schedule, or a `Schedule`.
+      mesh: a mesh with an axis `pp`, along which it is cut, or an `MpmdMesh`, which may have
+        another axis; None takes the mesh in force.
+      reduce: how the losses of the microbatches, and their gradients, are joined: `mean`, for a
+        loss that is a mean over rows, or `sum`, as in MultiMesh.
+      residuals: one word for all stages, or one for each. `recompute` keeps the inputs of a stage
+        and repeats its forward pass in the backward pass; `save` keeps what the backward pass
+        reads, as `jax.checkpoint` inside the loss defines it. With `recompute`, the zero-bubble
+        schedules repeat the forward pass twice.
       dim: the dimension of the batch's arrays that is cut. Arrays without dimensions are given to
         every microbatch.
 
     Raises:
-      WrongType: an argument of another type.
+      WrongType: an argument has another type.
       UsageError: there is no mesh, or a number or name is not allowed; when called: the batch
-        cannot be cut evenly, the loss not be split, or its stages do not fit the schedule.
+        cannot be cut evenly, the loss cannot be cut, or its stages do not fit the schedule.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -172,18 +174,19 @@ def microbatch(
 def accumulate(
     fun: Callable[..., Any], *, num_microbatches: int, argnum: int = 0, dim: int = 0
 ) -> Callable[..., Any]:
-    """A function whose results are summed over parts of one argument, in one program.
+    """Makes a function whose results are summed over parts of one argument, in one program.
 
-    MultiMesh's `microbatch` without a schedule: what a pipeline's results are compared with.
+    It is MultiMesh's `microbatch` without a schedule. The results of a pipeline are compared with
+    it.
 
     Args:
       fun: any function of arrays, `jax.value_and_grad(loss)` for example.
-      num_microbatches: parts of each array of the argument.
+      num_microbatches: number of parts that each array of the argument is cut into.
       argnum: which argument is cut.
-      dim: along which dimension.
+      dim: the dimension that is cut.
 
     Raises:
-      WrongType, UsageError: a wrong number; when called: something cannot be cut evenly.
+      WrongType, UsageError: a number is wrong; when called: an array cannot be cut evenly.
 
     Example:
       >>> import jax.numpy as jnp

@@ -24,7 +24,7 @@ class PipelineOptions:
     """How a loss is run as a pipeline; see `microbatch`.
 
     Attributes:
-      rules: of the tasks that were registered when the pipeline was made.
+      rules: the rules of the tasks that were registered when the pipeline was made.
     """
 
     mesh: MpmdMesh
@@ -37,14 +37,14 @@ class PipelineOptions:
 
     @property
     def scale(self) -> float:
-        """What the sums over the microbatches are multiplied with."""
+        """The factor for the sums over the microbatches."""
         return 1 / self.num_microbatches if self.reduce == "mean" else 1.0
 
     def schedule_for(self, num_stages: int) -> Schedule:
-        """The schedule for a loss of so many stages.
+        """Returns the schedule for a loss of so many stages.
 
         Raises:
-          UsageError: it is for other numbers of stages, ranks or microbatches.
+          UsageError: the schedule is for other numbers of stages, ranks or microbatches.
         """
         if isinstance(self.schedule, str):
             try:
@@ -62,10 +62,10 @@ class PipelineOptions:
         return self.check_schedule(self.schedule, num_stages)
 
     def check_schedule(self, schedule: Schedule, num_stages: int) -> Schedule:
-        """A schedule that is for this loss and mesh.
+        """Checks that a schedule is for this loss and mesh.
 
         Raises:
-          UsageError: it is not.
+          UsageError: it is for other ones.
         """
         wanted = (
             ("stages", schedule.num_stages, num_stages, "the loss has"),
@@ -88,7 +88,7 @@ class PipelineOptions:
         """Returns what each stage keeps for its backward pass.
 
         Raises:
-          UsageError: they are given for another number of stages.
+          UsageError: `residuals` has an entry for another number of stages.
         """
         if isinstance(self.residuals, str):
             return (self.residuals,) * num_stages
@@ -110,10 +110,10 @@ def check_options(
     dim: int,
     what: str,
 ) -> PipelineOptions:
-    """The options of a pipeline.
+    """Checks and completes the options of a pipeline.
 
     Args:
-      mesh: one with an axis `pp`, or None for the one in force, is cut along it.
+      mesh: a mesh with an axis `pp`, which is cut along it; None takes the mesh in force.
       what: the function that was called, for errors.
 
     Raises:

@@ -13,12 +13,12 @@ from automesh.errors import UsageError, WrongType, kind_of
 
 
 class Parallelized(NamedTuple):
-    """What `parallelize` returns.
+    """The result of `parallelize`.
 
     Attributes:
       step: the compiled function, `(params, batch) -> results`.
-      init_params: makes the parameters where `step` takes them.
-      get_batch: makes a batch where `step` takes it.
+      init_params: makes the parameters with the shardings that `step` expects.
+      get_batch: makes a batch with the shardings that `step` expects.
     """
 
     step: Any
@@ -35,10 +35,10 @@ def parallelize(
     devices: Sequence[Any] | None = None,
     mesh: Mesh | None = None,
 ) -> Parallelized:
-    """Compiles a function once and places its arguments as the compiled program takes them.
+    """Compiles a function once, and places its arguments as the compiled program expects them.
 
-    MultiMesh's entry: no sharding is given for the arguments; what constraints inside `fun` imply
-    for them is read from the compiled program.
+    It corresponds to MultiMesh's `parallelize`: the arguments have no given shardings; the compiled
+    program shows those that follow from the constraints inside `fun`.
 
     Args:
       fun: `(params, batch) -> results`; PartitionSpecs inside it refer to the mesh.
@@ -49,9 +49,9 @@ def parallelize(
       mesh: default: one axis `x` of the devices.
 
     Raises:
-      WrongType: something that must be a function is none.
-      UsageError: neither a batch nor a function for it is given, or both; or both devices and a
-        mesh.
+      WrongType: an argument that must be a function is none.
+      UsageError: neither a batch nor a function for it is given, or both are; or both devices and a
+        mesh are.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What the stages of a compiled pipeline cost on their devices (jax)."""
+"""Measures the costs of the stages of a compiled pipeline on their devices (jax)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from automesh_pipeline.runtime.compiled import CompiledPipeline
 
 
 def measure_costs(compiled: CompiledPipeline, *, repeats: int = 5) -> tuple[StageCost, ...]:
-    """Times every program and transfer of a pipeline by itself: what `simulate` needs.
+    """Times every program and transfer of a pipeline by itself; `simulate` needs these times.
 
     Args:
-      compiled: a pipeline; its devices should have nothing else to do.
-      repeats: how often each is timed, after once to warm up; the median counts.
+      compiled: a pipeline; its devices should be idle.
+      repeats: how often each is timed, after one run to warm up; the median counts.
 
     Returns:
-      For each stage its costs; 0 for what the pipeline does not run. The forward pass of a last
-      stage that recomputes is part of its backward pass.
+      The costs of each stage; 0 for programs that the pipeline does not run. The forward pass of a
+      last stage that recomputes is part of its backward pass.
 
     Raises:
-      UsageError: fewer than one repeat, or the stages are on several processes.
+      UsageError: `repeats` is less than 1, or the stages belong to several processes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,7 +81,7 @@ def _time_program(compiled: CompiledPipeline, stage: int, kind: ActionKind, repe
     sums: list[Any] = [stages.zeros[stage]() if kind != "I" else ()]
 
     def call() -> Any:
-        # The sums are given away, and are the next call's.
+        # The sums are donated, so the next call gets the results.
         added, *others = program(params, batch, inputs, saved, gradients, sums[0])
         sums[0] = added
         return added, others
@@ -90,7 +90,7 @@ def _time_program(compiled: CompiledPipeline, stage: int, kind: ActionKind, repe
 
 
 def _time_sends(compiled: CompiledPipeline, stage: int, repeats: int, *, forward: bool) -> float:
-    """Seconds for everything that a stage sends on or back for one microbatch."""
+    """Returns the seconds for everything that a stage sends on or back for one microbatch."""
     total = 0.0
     for transfer in compiled.transfers:
         if transfer.from_stage == stage and (transfer.kind == "F") == forward:

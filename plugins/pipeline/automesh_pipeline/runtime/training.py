@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class TrainState(NamedTuple):
-    """What a training step carries on.
+    """The state of a training step, which each step replaces.
 
     Attributes:
       params: a tree of arrays, each on the stage that keeps it.
-      optimizer: of each stage the optimizer's state.
+      optimizer: the optimizer's state of each stage.
     """
 
     params: Any
@@ -47,9 +47,9 @@ class LoweredPipeline:
 
     Attributes:
       parts: the loss as stages.
-      forward: of each stage its forward pass.
+      forward: the lowered forward pass of each stage.
       is_moved: whether it was lowered for other meshes than its own.
-      done: is given what is compiled, if it can be run.
+      done: called with the compiled step, if it can be run.
     """
 
     parts: Parts
@@ -61,7 +61,7 @@ class LoweredPipeline:
 
     @property
     def schedule(self) -> Schedule:
-        """What is done when."""
+        """The order of the work."""
         return self.parts.schedule
 
     @property
@@ -71,9 +71,10 @@ class LoweredPipeline:
 
     @property
     def update_text(self) -> str:
-        """What the step does beside its forward passes and its schedule, as text to compare.
+        """The step apart from its forward passes and its schedule, as text to compare.
 
-        The optimizer's programs with their constants, and what each stage keeps.
+        It has the optimizer's programs with their constants, and the parameters that each stage
+        keeps.
         """
         planned = plan_given(self.parts, self.optimizer, self.clip_norm)
         residuals = [function.residuals for function in self.parts.functions]
@@ -88,12 +89,12 @@ class LoweredPipeline:
         """Compiles all programs; the step that was lowered then runs these.
 
         Args:
-          compile_one: called for each program in place of jax, one after the other.
-          only_programs: leaves out what is needed to run them, for devices that are not here:
-            compiled are the stages' actions and updates.
+          compile_one: compiles a program instead of jax; called for one after the other.
+          only_programs: compiles only the stages' actions and updates, and no helper programs to
+            run them; for absent devices.
 
         Raises:
-          UsageError: the step was lowered for stand-ins, and is to be run.
+          UsageError: the step was lowered for other devices, but `only_programs` is False.
         """
         if self.is_moved and not only_programs:
             raise UsageError("a pipeline that was lowered for other meshes cannot be run")
@@ -114,14 +115,14 @@ class CompiledTraining:
 
     Attributes:
       pipeline: the stages.
-      updates: what their parameters are updated with.
+      updates: the updates of their parameters.
     """
 
     pipeline: CompiledPipeline
     updates: Updates
 
     def with_schedule(self, schedule: Schedule) -> CompiledTraining:
-        """The same step in another order.
+        """Returns the same step with another schedule.
 
         Raises:
           UsageError: see `CompiledPipeline.with_schedule`.
@@ -130,7 +131,7 @@ class CompiledTraining:
 
     @property
     def schedule(self) -> Schedule:
-        """What is done when."""
+        """The order of the work."""
         return self.pipeline.schedule
 
     @property
@@ -146,22 +147,22 @@ class CompiledTraining:
 
     @property
     def state(self) -> TrainState:
-        """The state with shapes, types and the shardings that it has in fact."""
+        """The state's shapes, types and actual shardings."""
         likes = [one.likes for one in self.updates.planned]
         return _state(self.pipeline.parts, likes, self.updates.states)
 
     def init(self, params: Any) -> TrainState:
-        """The first state; `params` are copied, each to the stage that keeps it.
+        """Makes the first state; copies each parameter to the stage that keeps it.
 
         Raises:
           UsageError: see `CompiledPipeline.place`.
         """
-        # A step overwrites the parameters that it is given: these must not be the caller's.
+        # A step overwrites the parameters that it gets, so these must not be the caller's.
         placed = self.pipeline.place(params, copy=True)
         return TrainState(params=placed, optimizer=self.updates.init(jax.tree.leaves(placed)))
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-        """One step; see `TrainStep`."""
+        """Runs one step; see `TrainStep`."""
         pipeline = self.pipeline
         params = jax.tree.leaves(pipeline.place(state.params))
         ran = pipeline.run(params, batch)
@@ -177,13 +178,13 @@ class CompiledTraining:
 def plan_given(
     parts: Parts, optimizer: Optimizer, clip_norm: float | None
 ) -> tuple[StageUpdate, ...]:
-    """The updates of all stages, with the shardings that were given for the parameters."""
+    """Plans the updates of all stages, with the given shardings of the parameters."""
     likes = [parts.owned_structs(stage) for stage in range(len(parts.functions))]
     return plan_updates(parts, likes, optimizer, clip_norm)
 
 
 def abstract_state(parts: Parts, optimizer: Optimizer) -> TrainState:
-    """Shapes and shardings of a state; compiles nothing."""
+    """Returns shapes and shardings of a state; compiles nothing."""
     planned = plan_given(parts, optimizer, None)
     return _state(parts, [one.likes for one in planned], [one.state() for one in planned])
 
@@ -194,10 +195,11 @@ def _state(parts: Parts, likes: Sequence[Structs], states: Sequence[Any]) -> Tra
 
 
 def run_in_time(call: Callable[[], T], *, timeout_s: float) -> T:
-    """What a call returns, once it is there.
+    """Calls a function, waits for its arrays, and returns them.
 
-    If it is not in time, the process ends with a sentence and exit code 1: nothing else ends what
-    hangs on a device. With several processes, jax's coordination service then ends the others.
+    After `timeout_s` the process ends with a sentence and exit code 1: nothing else can end a
+    program that hangs on a device. With several processes, jax's coordination service then ends the
+    others.
 
     Raises:
       AutomeshError: a program of the call failed on its device.
@@ -222,7 +224,7 @@ def _end(timeout_s: float) -> NoReturn:
         "process is gone\n"
     )
     sys.stderr.flush()
-    # An orderly exit would wait for the devices.
+    # `sys.exit` would wait for the devices.
     os._exit(1)
 
 
@@ -258,14 +260,14 @@ class TrainStep:
         self.clip_norm = clip_norm
         self._timeout_s = timeout_s
         self._step = step
-        # By shapes of parameters and batch.
+        # Keyed by the shapes of parameters and batch.
         self._compiled: dict[Any, CompiledTraining] = {}
 
     def with_schedule(self, schedule: Schedule) -> TrainStep:
-        """The same step in another order; what is compiled is used again.
+        """Returns the same step with another schedule; compiled programs are used again.
 
         Raises:
-          UsageError: the schedule is not for what was compiled: see `CompiledPipeline`.
+          UsageError: the schedule does not fit the compiled programs; see `CompiledPipeline`.
         """
         changed = TrainStep(
             self._step.with_schedule(schedule),
@@ -280,15 +282,15 @@ class TrainStep:
 
     @property
     def mesh(self) -> MpmdMesh:
-        """The mesh as it is cut."""
+        """The mesh and its submeshes."""
         return self._step.options.mesh
 
     def parts(self, params: Any, batch: Any) -> Parts:
-        """The loss cut into stages; compiles nothing.
+        """Cuts the loss into stages; compiles nothing.
 
         Args:
-          params, batch: arrays, abstract or not. The shardings that parameters have the first time
-            that there are some of these shapes are those that they get.
+          params, batch: arrays, abstract or not. The first parameters of these shapes determine the
+            shardings.
 
         Raises:
           UsageError: see `microbatch`.
@@ -296,10 +298,11 @@ class TrainStep:
         return self._step.parts(params, batch)
 
     def abstract_state(self, params: Any, batch: Any) -> TrainState:
-        """Shapes and shardings of the state, on the submeshes of the stages; compiles nothing.
+        """Returns shapes and shardings of the state, on the submeshes of the stages; compiles
+        nothing.
 
-        What is given without a sharding is said to be on every device of its stage; compiled, it
-        may be split.
+        A parameter without a given sharding is described as a copy on every device of its stage;
+        the compiled step may split it.
 
         Args:
           params, batch: see `parts`.
@@ -353,10 +356,10 @@ class TrainStep:
         )
 
     def init(self, params: Any, batch: Any) -> TrainState:
-        """The first state; `params` are copied, each to the stage that keeps it.
+        """Makes the first state; copies each parameter to the stage that keeps it.
 
         Args:
-          batch: of the shapes of every batch to come; may be abstract.
+          batch: a batch with the shapes of all later ones; may be abstract.
 
         Raises:
           UsageError: see `microbatch`.
@@ -364,16 +367,16 @@ class TrainStep:
         return self._compile(params, batch).init(params)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-        """One step; it overwrites `state`.
+        """Runs one step; overwrites `state`.
 
         Args:
-          batch: a tree of arrays, anywhere.
+          batch: a tree of arrays, on any devices.
 
         Returns:
           The new state, and `loss` and `grad_norm`, the norm before clipping.
 
         Raises:
-          UsageError: the parameters are not where a step has left them, or see `microbatch`.
+          UsageError: the parameters are not on the devices of their stages; or see `microbatch`.
           AutomeshError: with a time limit: a stage failed.
         """
         compiled = self._compile(state.params, batch)
@@ -382,7 +385,7 @@ class TrainStep:
         return run_in_time(lambda: compiled(state, batch), timeout_s=self._timeout_s)
 
     def compile(self, params: Any, batch: Any) -> CompiledPipeline:
-        """The programs of the stages; see `Microbatched.compile`."""
+        """Compiles the programs of the stages; see `Microbatched.compile`."""
         return self._compile(params, batch).pipeline
 
     def _compile(self, params: Any, batch: Any) -> CompiledTraining:
@@ -404,19 +407,20 @@ def train_step(
     dim: int = 0,
     timeout_s: float | None = None,
 ) -> TrainStep:
-    """A training step that is run as a pipeline.
+    """Makes a training step that is run as a pipeline.
 
     Args:
-      loss: the mean over rows; see `microbatch` for it and for the other arguments.
-      optimizer: of optax, or of the same form. It must not clip by the global norm: it sees one
-        stage at a time.
-      clip_norm: gradients of all stages together are scaled down to this norm if theirs is larger.
-      timeout_s: seconds that a step may take once it is compiled. It is then waited for, and if a
-        stage hangs the process ends with a sentence and exit code 1; None waits for nothing.
+      loss: a loss that is a mean over rows; see `microbatch` for it and for the other arguments.
+      optimizer: an optimizer of optax, or one of the same form. It must not clip by the global
+        norm, because it is called for one stage at a time.
+      clip_norm: the largest norm of the gradients of all stages together; larger gradients are
+        scaled down to it.
+      timeout_s: seconds that a compiled step may take. Each call then waits for its step, and if a
+        stage hangs, the process ends with a sentence and exit code 1. None: calls do not wait.
 
     Raises:
-      WrongType: an argument of another type.
-      UsageError: see `microbatch`, or a norm or a time that is not positive.
+      WrongType: an argument has another type.
+      UsageError: see `microbatch`; or a norm or a time is not positive.
 
     Example:
       >>> import jax.numpy as jnp, optax

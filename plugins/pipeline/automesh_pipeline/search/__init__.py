@@ -1,1 +1,1 @@
-"""Steps that are pipelines, as programs of their stages (jax)."""
+"""Pipeline steps in a search, as the programs of their stages (jax)."""

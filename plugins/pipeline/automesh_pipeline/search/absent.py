@@ -1,9 +1,9 @@
-"""Pipelines for devices that are not here: their stages become scheduled programs (jax).
+"""Compiles pipelines for absent devices: their stages become scheduled programs (jax).
 
-All ranks lie on submeshes of one shape, so each stage is compiled for the first of them: libtpu
-compiles for the first devices of a topology alone, and collectives between slices only for all of
-its slices together (for two of four, 0.0.42 gives up or dies). Stages that are the same program are
-compiled once.
+All ranks have submeshes of one shape, so each stage is compiled for the first of them: libtpu only
+compiles for the first devices of a topology, and it compiles collectives between slices only for
+all slices of the topology (for two of four, 0.0.42 gives up or crashes). Stages with the same
+program are compiled once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from automesh_pipeline.search.stage_needs import describe_pipeline
 if TYPE_CHECKING:
     from automesh_pipeline.search.lower import StagedProgram
 
-# The action whose program says how arguments are split that nobody has said it of.
+# The action whose compiled program shows the shardings that XLA has chosen for arguments without
+# one.
 _SHARDED = "F"
 
 
@@ -46,7 +47,7 @@ def fingerprint_of_part(
     return fingerprint(
         lowered,
         device_ids=device_ids,
-        # Of programs that are the same, the arguments may be grouped in other ways.
+        # Programs with the same text may group their arguments differently.
         compiler_options=(*order.options, ("trees", f"{program.in_tree}")),
         platform=order.one.platform,
     )
@@ -54,12 +55,12 @@ def fingerprint_of_part(
 
 @dataclass(slots=True)
 class _Compiler:
-    """Compiles the programs of one plan; what is the same program is compiled once.
+    """Compiles the programs of one plan; equal programs are compiled once.
 
     Attributes:
-      order: with the axes of a submesh.
-      device_ids: of that submesh, in its order.
-      modules: by stage and action.
+      order: the order, with the axes of a submesh.
+      device_ids: ids of the devices of that submesh, in its order.
+      modules: the compiled modules, by stage and action.
     """
 
     order: CompileOrder
@@ -72,7 +73,7 @@ class _Compiler:
     )
 
     def compile_one(self, lowered: jax.stages.Lowered, stage: int | None, action: str) -> Any:
-        """The executable of a program; see `CompileOne`."""
+        """Returns the executable of a program; see `CompileOne`."""
         key = fingerprint_of_part(lowered, self.order, self.device_ids)
         if key not in self._known:
             self._known[key] = self._found(lowered, key, action) or self._made(lowered, key)
@@ -88,28 +89,29 @@ class _Compiler:
     def _found(
         self, lowered: jax.stages.Lowered, key: str, action: str
     ) -> tuple[Any, ObtainedModule] | None:
-        """What an earlier job has kept, which may have ended before its last program."""
+        """Returns a program that an earlier job has stored; that job may have ended before its last
+        program."""
         module = find_part(self.order, fingerprint=key)
         if module is None:
             return None
         if action != _SHARDED:
             return None, module
-        # Shardings are not kept, and are the same at any effort.
+        # Shardings are not stored; they are the same at any effort.
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
 def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> PipelineOutcome:
-    """Compiles the programs of a pipeline that work through microbatches, and the updates.
+    """Compiles the programs of a pipeline that run once for each microbatch, and the updates.
 
     Args:
-      order: for the whole plan.
+      order: the order for the whole plan.
 
     Returns:
-      The stages, with what their compiled programs need.
+      The stages, with the memory and traffic of their compiled programs.
 
     Raises:
       Refused: with `OutOfMemory`, if one program alone does not fit; or with `Failed` for an option
-        that this compiler does not take, or a store that cannot be written.
+        that this compiler does not accept, or a store that cannot be written.
     """
     cut = [name == program.axis for name, _ in order.axes]
     submesh = replace(
@@ -117,7 +119,7 @@ def obtain_pipeline(program: StagedProgram, order: CompileOrder) -> PipelineOutc
         axes=tuple((name, 1 if no else size) for (name, size), no in zip(order.axes, cut)),
         dcn=tuple(1 if no else size for size, no in zip(order.dcn, cut)),
     )
-    # Every stage is lowered for the same stand-in.
+    # All stages are lowered for the same stand-in.
     (fake_mesh,) = set(program.lowered.meshes)
     compiler = _Compiler(
         order=submesh, device_ids=tuple(device.id for device in fake_mesh.devices.flat)

@@ -31,7 +31,8 @@ def compile_here(program: StagedProgram, options: Options) -> Any:
     """Compiles all programs of a pipeline, with the plan's compiler options.
 
     Raises:
-      StepRefused: `OutOfMemory`, or `Failed` for an option that this compiler does not take.
+      StepRefused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not
+        accept.
     """
     return program.compile(lambda lowered, _stage, _action: compile_lowered(lowered, options))
 
@@ -40,7 +41,7 @@ def count_here(program: StagedProgram, trained: Any) -> PipelineOutcome:
     """Describes the stages of a pipeline that was compiled for attached devices.
 
     Args:
-      trained: what `compile_here` gave.
+      trained: the result of `compile_here`.
 
     Raises:
       StepRefused: a program cannot be read.
@@ -66,15 +67,15 @@ def prepare_pipeline(
 ) -> Ready:
     """Prepares a pipeline for visits; decides where the values of each leaf come from.
 
-    Leaves that `init` does not give are made up: parameters and batch as for any step, the
+    Leaves that `init` does not return are made up: parameters and batch as for any step, the
     optimizer's state by the optimizer.
 
     Args:
-      trained: what `compile_here` gave.
+      trained: the result of `compile_here`.
       build_again: calls the user's `build` again with the same mesh and knobs.
 
     Raises:
-      UsageError: what `init` gives does not fit the arguments.
+      UsageError: the results of `init` do not fit the arguments.
     """
     workload = program.built.workload
     args = (trained.state, program.args[1])
@@ -109,8 +110,8 @@ def prepare_pipeline(
 
 
 def _loss_alone(outputs: Any) -> Any:
-    """The loss among the outputs of a step. Other metrics may differ from those of the step without
-    a pipeline, with which this step is compared."""
+    """Selects the loss among the outputs of a step. Other metrics may differ from those of the step
+    without a pipeline, with which this step is compared."""
     return outputs[1]["loss"]
 
 

@@ -1,4 +1,4 @@
-"""A step that is a pipeline as the lowered programs of its stages (jax)."""
+"""A pipeline step as the lowered programs of its stages (jax)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StagedProgram:
     """A pipeline step that is traced and cut into stages, with its forward passes lowered.
 
     Attributes:
-      args: arguments of the step: the state and the batch, abstract or not.
+      args: the arguments of the step: the state and the batch, abstract or not.
       lowered: the result of `TrainStep.lower`.
     """
 
@@ -82,7 +82,7 @@ class StagedProgram:
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        """For each leaf, whether it is donated: the state is."""
+        """Whether each leaf is donated: the leaves of the state are."""
         state, batch = (len(jax.tree.leaves(arg)) for arg in self.args)
         return (True,) * state + (False,) * batch
 
@@ -168,7 +168,7 @@ def lower_pipeline(
     """Traces and cuts the loss, and lowers each stage's forward pass on its submesh.
 
     Args:
-      on: gives the mesh to lower a stage for instead of its submesh.
+      on: returns the mesh to lower a stage for instead of its submesh.
 
     Raises:
       UsageError: the workload's arguments are not those of a pipeline's step, or the loss cannot
@@ -198,6 +198,6 @@ def lower_pipeline(
 
 
 def pipeline_of(built: Built) -> TrainStep | None:
-    """The pipeline that a workload's step is; None if it is an ordinary step."""
+    """Returns the pipeline if a workload's step is one; None for an ordinary step."""
     step = built.workload.step
     return step if isinstance(step, TrainStep) else None

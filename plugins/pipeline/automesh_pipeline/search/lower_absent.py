@@ -1,6 +1,7 @@
-"""Pipelines for devices that are not here are lowered for the submesh of the first rank (jax).
+"""Lowers pipelines for absent devices: all stages are lowered for the submesh of the first rank
+(jax).
 
-libtpu compiles for the first devices of a topology alone.
+The reason is that libtpu only compiles for the first devices of a topology.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from automesh_pipeline.search.lower import StagedProgram, lower_pipeline
 def lower_for_absent(
     built: Built, step: TrainStep, one: AbsentDevices
 ) -> tuple[StagedProgram, AbsentDevices]:
-    """Lowers each stage for the submesh of the first rank, or one that is wired as that is.
+    """Lowers each stage for the submesh of the first rank, or for a submesh with the same links.
 
     Args:
       one: all devices of the pipeline.
 
     Returns:
-      The pipeline; and what it was lowered for: of several slices as many as a rank spans.
+      The lowered pipeline, and the devices that it was lowered for: as many slices as a rank spans.
 
     Raises:
       UsageError: see `lower_pipeline`.
       StepRefused: the submeshes differ in shape, or are no parts of the mesh along one of its axes;
-        or as `devices_of`.
+        or as for `devices_of`.
     """
     submeshes = step.mesh.submeshes
     if step.mesh.axis not in built.mesh.axis_names:
@@ -58,7 +59,8 @@ def lower_for_absent(
 
 
 def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
-    """The first slices of several TPU slices; GPUs as they are, whose nodes are compiled for alike.
+    """Reduces a description of several TPU slices to the first `count` of them. GPUs are returned
+    unchanged: their programs do not depend on the node.
 
     >>> slices = AbsentDevices(platform="tpu", device_kind="TPU v5e", num_devices=64,
     ...                        num_granules=4, num_hosts=16, topology="v5e:4x4")
@@ -76,8 +78,8 @@ def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
 
 
 def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
-    """Returns those devices, of a description with fewer slices, that have the places of the chosen
-    ones, slice by slice."""
+    """Returns the devices, of a description with fewer slices, that have the same positions as the
+    chosen ones, slice by slice."""
     granules = sorted({_granule(device) for device in chosen})
     places = {_place(device, device.coords): device for device in devices}
     return [
@@ -87,16 +89,16 @@ def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
 
 
 def first_devices(chosen: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
-    """Chosen devices of a torus, turned so that they are the first ones of their granules.
+    """Turns chosen devices of a torus so that they are the first ones of their granules.
 
     A part of a torus has the same links in whichever direction it lies.
 
     Args:
-      devices: all that there are.
+      devices: all devices of the torus.
 
     Returns:
-      As many devices in the same order; the chosen ones themselves where no turn makes them the
-      first ones, or where there is no torus.
+      The turned devices in the same order; the chosen ones themselves if no turn makes them the
+      first ones, or if there is no torus.
     """
     if chosen[0].platform != "tpu":
         return list(chosen)
@@ -123,7 +125,7 @@ def _place(device: Any, coords: Sequence[int]) -> tuple[int, ...]:
 
 
 def _first_of_granules(devices: Sequence[Any], chosen: Sequence[Any]) -> set[int]:
-    """The ids of as many first devices of each granule as are chosen of it."""
+    """Returns the ids of the first devices of each granule, as many as are chosen there."""
     found: set[int] = set()
     for granule in {_granule(device) for device in chosen}:
         ids = sorted(device.id for device in devices if _granule(device) == granule)

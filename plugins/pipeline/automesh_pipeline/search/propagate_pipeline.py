@@ -39,20 +39,20 @@ from automesh_pipeline.runtime.training import TrainStep
 from automesh_pipeline.search.lower import pipeline_of
 
 _Program = ActionKind | Literal["finish"]
-_Whole = tuple[TrainStep, Parts, Hashable]  # and the arguments of `build`
+_Whole = tuple[TrainStep, Parts, Hashable]  # the step, its stages, and the arguments of `build`
 _FINISH: _Program = "finish"
 _KEPT = 4  # number of meshes whose stages are cached: those of one job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GivenStage:
-    """A stage before anything is compiled.
+    """A stage that is not compiled.
 
-    It has the user's shardings; propagation chooses all others, as the compiler does.
+    It has the shardings that the user gave; propagation chooses the others, as the compiler does.
 
     Attributes:
-      update: of the parameters that it keeps.
-      state: of the optimizer, for these.
+      update: the update of the parameters that it keeps.
+      state: the optimizer's state for these parameters.
       call: the arguments of `build` for this step.
     """
 
@@ -62,7 +62,7 @@ class _GivenStage:
     call: Hashable
 
     def built(self, program: _Program) -> Built:
-        """Makes one of its programs into the step of a workload."""
+        """Makes one program of the stage into the step of a workload."""
         step, args = self._finish() if program == "finish" else self.stage.action(program)
         return Built(
             mesh=self.stage.mesh,
@@ -72,7 +72,8 @@ class _GivenStage:
         )
 
     def _finish(self) -> tuple[Any, tuple[Any, ...]]:
-        """Computes new parameters from the sums, with the norm over all stages."""
+        """Makes the program that computes new parameters from the sums, with the norm over all
+        stages."""
         stage, update = self.stage, self.update
         params, sums = update.likes, stage.owned(stage.sums)
 
@@ -142,7 +143,7 @@ class PropagatedStages:
       build: the step on a mesh of these axes.
       axis: the pipeline's mesh axis.
       ranks: number of parts of the mesh.
-      axis_names: of the whole mesh, in order.
+      axis_names: the axes of the whole mesh, in order.
       platform: see `Programs`.
     """
 
@@ -277,8 +278,8 @@ def _stage_terms(
     """Makes one stage's terms.
 
     Args:
-      made: terms of each program.
-      sent: bytes of the forward pass's results of each stage.
+      made: the terms of each program.
+      sent: the bytes that the forward pass of each stage returns.
     """
     stage, function, split = given.stage, given.stage.function, given.stage.parts.split
 
@@ -310,7 +311,8 @@ def _stage_terms(
 def _joined(
     pipeline: PipelineTerms, found: Sequence[Propagation], sizes: Sizes, stages: PropagatedStages
 ) -> Propagation:
-    """Joins the answers of all programs; its terms only say where those of all programs hold."""
+    """Joins the propagations of all programs. The joined terms only say for which sizes the terms
+    of all programs hold."""
     active = tuple(axis for axis, _ in sizes)
     each = [one.terms for one in found]
     fixed = {stages.axis, *(axis for one in each for axis in one.fixed)}

@@ -1,7 +1,7 @@
 """Computes the memory and traffic of a pipeline's stages from the compiler and the schedule (jax).
 
-Arguments that persist are counted once for a stage, whichever programs read them; the other memory
-of a program comes from its own compile.
+Arguments that persist are counted once for a stage, whichever programs read them; the compiled
+program shows the rest of its memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Programs = Mapping[tuple[int, str], StageProgram]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
-    """Bytes on one device of a stage that are there whichever program runs."""
+    """Bytes on one device of a stage that are allocated whichever program runs."""
 
     params: int
     sums: int
@@ -34,7 +34,7 @@ class _Resident:
 
 
 def device_bytes(leaves: Iterable[Any]) -> int:
-    """What arrays with shardings take on the device that holds most of each."""
+    """Returns the bytes of arrays with shardings on the device that holds most of each."""
     total = 0
     for leaf in leaves:
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
@@ -43,10 +43,10 @@ def device_bytes(leaves: Iterable[Any]) -> int:
 
 
 def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> PipelineOutcome:
-    """The stages of a compiled pipeline.
+    """Describes the stages of a compiled pipeline.
 
     Args:
-      trained: what `LoweredPipeline.compile` gave.
+      trained: the result of `LoweredPipeline.compile`.
       programs: the programs of each stage and action, and of each stage's update.
       axis: the mesh axis along which the pipeline runs.
     """
@@ -97,7 +97,7 @@ def _memory(one: _Resident, stage: int, programs: Programs) -> StageMemory:
         "I": one.params + one.inputs + one.saved,
         "B": one.params + one.inputs + one.saved + one.sums,
         "W": one.params + one.inputs + one.saved + one.sums,
-        # Sums become gradients in place.
+        # The gradients overwrite the sums.
         UPDATE: one.owned + one.optimizer + one.sums,
     }
     beside = {
@@ -115,7 +115,7 @@ def _memory(one: _Resident, stage: int, programs: Programs) -> StageMemory:
 
 
 def _sent(transfers: Sequence[Any], num_stages: int) -> list[tuple[int, int]]:
-    """For each stage, the bytes that one of its devices sends forward and back for one
+    """Returns, for each stage, the bytes that one of its devices sends forward and back for one
     microbatch."""
     sent = [(0, 0)] * num_stages
     for transfer in transfers:

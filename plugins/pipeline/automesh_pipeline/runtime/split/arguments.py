@@ -1,4 +1,4 @@
-"""What is known of a loss's arguments before anything is compiled (jax)."""
+"""The shapes, types and given shardings of a loss's arguments (jax)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Structs = tuple[Struct, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is known of an argument before anything is compiled.
+    """The shape, type and given sharding of an argument.
 
     Attributes:
-      sharding: on any mesh; None if it is for XLA to choose.
+      sharding: a sharding on any mesh; None if XLA chooses it.
     """
 
     shape: tuple[int, ...]
@@ -32,12 +32,12 @@ class Given:
 
     @property
     def struct(self) -> Struct:
-        """Shape and type alone."""
+        """Its shape and type alone."""
         return Struct(self.shape, self.dtype)
 
 
 def describe(leaf: Any) -> Given:
-    """What is known of an array, abstract or not: only a `NamedSharding` is one that was given."""
+    """Describes an array, abstract or not: only a `NamedSharding` counts as given."""
     sharding = getattr(leaf, "sharding", None)
     return Given(
         shape=tuple(jnp.shape(leaf)),
@@ -51,7 +51,7 @@ class Arguments:
     """The leaves of one argument of a loss.
 
     Attributes:
-      names: of each leaf, for errors.
+      names: the name of each leaf, for errors.
       dropped: the axis of the pipeline, which submeshes do not have.
     """
 
@@ -60,7 +60,7 @@ class Arguments:
     dropped: str
 
     def structs(self, leaves: Sequence[int], mesh: Mesh) -> Structs:
-        """Some leaves as a submesh gets them, with the shardings carried over that were given.
+        """Returns some leaves as a submesh gets them, with the given shardings moved to it.
 
         Raises:
           UsageError: a sharding names axes that the submesh does not have, or that do not divide
@@ -99,10 +99,10 @@ def _on_submesh(given: Given, mesh: Mesh, *, dropped: str, what: str) -> Struct:
 
 
 def cut_rows(batch: Any, *, num_microbatches: int, dim: int) -> Any:
-    """What is known of the arrays of one microbatch.
+    """Describes the arrays of one microbatch.
 
     Args:
-      batch: a tree of arrays. Those without dimensions are of every microbatch.
+      batch: a tree of arrays. Arrays without dimensions belong to every microbatch.
       dim: the dimension that is cut.
 
     Returns:
@@ -137,19 +137,20 @@ def divides(sharding: Sharding, shape: Sequence[int]) -> bool:
     """Whether an array of this shape can have this sharding."""
     try:
         sharding.shard_shape(tuple(shape))
-    # What jax raises where a dimension is no multiple, or is not there.
+    # jax raises these where a dimension is no multiple, or does not exist.
     except ValueError:
         return False
     return True
 
 
 def bytes_per_device(like: Struct) -> int:
-    """What an array with a sharding takes on each of its devices."""
+    """Returns the bytes of an array with a sharding on each of its devices."""
     sharding: Any = like.sharding
     return math.prod(sharding.shard_shape(like.shape)) * like.dtype.itemsize
 
 
 def is_same_layout(some: Sharding, other: Sharding, shape: Sequence[int]) -> bool:
-    """Whether arrays of this shape are cut alike on the devices of two meshes, in their order."""
+    """Whether two shardings cut arrays of this shape in the same way over the devices of two
+    meshes, in their order."""
     indices = [list(one.devices_indices_map(tuple(shape)).values()) for one in (some, other)]
     return indices[0] == indices[1]

@@ -16,19 +16,19 @@ Loss = Callable[[Any, Any], Any]
 
 
 def chain(stages: Sequence[Stage], loss: Callable[[Any, Any], Any]) -> Loss:
-    """One loss of functions that each are a stage: what `microbatch` and `train_step` take.
+    """Joins functions, each of which is a stage, to one loss for `microbatch` and `train_step`.
 
     Args:
-      stages: `(weights, x) -> x` each; the first gets the batch, the others what the one before
-        has returned, which may have any shape.
+      stages: functions `(weights, x) -> x`. The first gets the batch, each other one the result of
+        the one before, which may have any shape.
       loss: `(x, batch) -> scalar`, part of the last stage.
 
     Returns:
       `(params, batch) -> scalar`, where `params` is a sequence of the stages' weights. Weights that
-      two stages share are given to both: see `microbatch`.
+      two stages share are passed to both; see `microbatch`.
 
     Raises:
-      WrongType: something that is no function.
+      WrongType: something is no function.
       UsageError: there are no stages; when called: not as many weights as stages.
 
     Example:
@@ -60,15 +60,15 @@ def chain(stages: Sequence[Stage], loss: Callable[[Any, Any], Any]) -> Loss:
 
 
 def repeat_layer(layer: Stage, num_stages: int) -> tuple[Stage, ...]:
-    """The stages of a model that is one layer over and over.
+    """Makes the stages of a model that repeats one layer.
 
     Args:
       layer: `(weights, x) -> x`, with `x` of one shape throughout.
       num_stages: how many stages.
 
     Returns:
-      For each stage `(weights, x) -> x`, where the arrays of `weights` have the stage's layers
-      in front, as `split_layers` cuts them: the layers are scanned.
+      For each stage, a function `(weights, x) -> x` that scans the layers. The first dimension of
+      the arrays of `weights` is the stage's layers, as `split_layers` cuts them.
 
     Raises:
       UsageError: `num_stages` is less than 1; when called: `layer` changes the shape of `x`.
@@ -96,13 +96,13 @@ def repeat_layer(layer: Stage, num_stages: int) -> tuple[Stage, ...]:
 
 
 def split_layers(weights: Any, num_stages: int) -> tuple[Any, ...]:
-    """Cuts weights of all layers into those of each stage.
+    """Cuts the weights of all layers into the weights of each stage.
 
     Args:
       weights: a tree of arrays of shape `[layers, ...]`.
 
     Returns:
-      For each stage the same tree with arrays of shape `[layers / num_stages, ...]`.
+      For each stage, the same tree with arrays of shape `[layers / num_stages, ...]`.
 
     Raises:
       UsageError: the layers cannot be divided evenly over the stages.

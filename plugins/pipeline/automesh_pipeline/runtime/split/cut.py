@@ -1,13 +1,13 @@
 """Cuts a traced loss into the programs of its stages (jax).
 
 The rules
-* What reads a marked value, or anything that does, is of the stage after the mark, as early as what
-  it reads allows. Work inside a task is of the task's stage.
-* What reads both parameters and the batch, but nothing of a stage, is of the first stage that
-  needs it: an embedding is looked up where its rows are used.
-* What depends on parameters alone or on the batch alone is repeated on each stage that needs it,
-  and nothing of it is sent: a parameter that two stages read is a parameter of both, whose
-  gradients are summed.
+* An equation that depends on a marked value belongs to the stage after the mark, or to a later one
+  if it reads a later value. Work inside a task belongs to the task's stage.
+* An equation that reads both parameters and the batch, but no value of a stage, belongs to the
+  first stage that needs it: an embedding is looked up where its rows are used.
+* An equation that depends on parameters alone, or on the batch alone, is repeated on each stage
+  that needs it, and its result is not sent: a parameter that two stages read is a parameter of
+  both, and its gradients are summed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from automesh_pipeline.runtime.split.trace import TracedLoss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageValue:
-    """What one stage makes and others read.
+    """A value that one stage makes and others read.
 
     Attributes:
       like: its shape and type for one microbatch.
-      producer, consumers: stages.
-      has_gradient: whether it is of floats and depends on parameters.
+      producer, consumers: the numbers of these stages.
+      has_gradient: whether it has a float type and depends on parameters.
     """
 
     like: jax.ShapeDtypeStruct
@@ -95,9 +95,9 @@ def split_program(program: TracedLoss) -> SplitLoss:
     """Cuts a loss into its stages.
 
     Raises:
-      UsageError: it has both marks and tasks; a mark whose result is not used; a task that reads
-        what a later one makes; a stage that does nothing; a loss that does not depend on the
-        batch or the parameters.
+      UsageError: the loss has both marks and tasks; the result of a mark is not used; a task reads
+        a value of a later one; a stage is empty; or the loss does not depend on the batch or the
+        parameters.
     """
     homes = _Homes(program)
     count = homes.num_stages
@@ -122,12 +122,13 @@ def split_program(program: TracedLoss) -> SplitLoss:
 
 
 class _Homes:
-    """Which stage each equation is of.
+    """The stage of each equation.
 
     Attributes:
-      stage_of: equation -> its stage; those that are repeated where they are needed are missing.
+      stage_of: equation -> its stage; without equations that are repeated on each stage that needs
+        them.
       makers: variable -> the stage that makes it.
-      aliases: result of a mark -> what is marked.
+      aliases: result of a mark -> the marked value.
     """
 
     def __init__(self, program: TracedLoss) -> None:
@@ -148,7 +149,7 @@ class _Homes:
         }
 
     def resolve(self, atom: Any) -> Any:
-        """What a marked value is called where it is made."""
+        """Returns the original variable of a marked value."""
         while not isinstance(atom, core.Literal) and atom in self.aliases:
             atom = self.aliases[atom]
         return atom
@@ -185,7 +186,8 @@ class _Homes:
             self._available.update(dict.fromkeys(equation.eqn.outvars, stage + is_mark))
 
     def _place_before_anchors(self) -> None:
-        """Places what is of no stage yet, last first, and forgets what nothing needs."""
+        """Assigns stages to the remaining equations, beginning with the last, and drops those that
+        nothing needs."""
         program = self._program
         wanted: dict[Any, int] = {}
         if not isinstance(program.result, core.Literal):
@@ -230,7 +232,7 @@ class _Homes:
 
 
 def _find_anchors(program: TracedLoss) -> dict[int, int]:
-    """The equations whose stage is given: marks, and what is inside tasks."""
+    """Finds the equations whose stage is given: marks, and equations inside tasks."""
     anchors: dict[int, int] = {}
     marks = 0
     for index, equation in enumerate(program.equations):
@@ -255,12 +257,12 @@ def _count_stages(program: TracedLoss, anchors: Mapping[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StagePlan:
-    """What a stage does before its program is built.
+    """The work of a stage, before its program is built.
 
     Attributes:
       equations: in order.
-      reads: every variable that comes from outside.
-      values: those that other stages make.
+      reads: all variables that it reads from outside.
+      values: the variables that other stages make.
     """
 
     equations: tuple[int, ...]
@@ -296,7 +298,8 @@ def _plan_stage(program: TracedLoss, homes: _Homes, stage: int) -> _StagePlan:
 
 
 def _find_crossing(plans: Sequence[_StagePlan], homes: _Homes) -> list[Any]:
-    """The variables that one stage makes and another reads, in the order of their makers."""
+    """Returns the variables that one stage makes and another reads, in the order of their
+    makers."""
     crossing = {var for plan in plans for var in plan.values}
     return [var for var in homes.makers if var in crossing]
 

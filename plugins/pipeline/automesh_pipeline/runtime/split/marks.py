@@ -1,4 +1,5 @@
-"""Where a loss is cut into stages: marks on values, and tasks on names of scopes (jax)."""
+"""Marks on values, and tasks on names of scopes: both define where a loss is cut into stages
+(jax)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Names of `checkpoint_name`: an identity that every transformation of jax lets through.
+# Marks are names of `checkpoint_name`, an identity that survives every transformation of jax.
 _MARK = "automesh.stage_boundary"
 _TASK = "automesh.task"
 _MARK_NAME = re.compile(re.escape(_MARK) + r":(\d+):(\d+)")
@@ -28,13 +29,13 @@ _TASK_NAME = re.compile(re.escape(_TASK) + r":(\d+):.*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRule:
-    """Which scopes are of which stage; see `register_task`."""
+    """A rule that assigns scopes to stages; see `register_task`."""
 
     pattern: re.Pattern[str]
     stage: int | Callable[[re.Match[str]], int]
 
     def stage_of(self, scope: str) -> int | None:
-        """The stage of a scope's name; None if the rule does not match."""
+        """Returns the stage of a scope's name; None if the rule does not match."""
         match = self.pattern.fullmatch(scope)
         if match is None:
             return None
@@ -52,16 +53,15 @@ _RULES: ContextVar[TaskRules] = ContextVar("automesh_task_rules", default=())
 
 
 def stage_boundary(x: T) -> T:
-    """Says that a stage of a pipeline ends here: `x` is what the next one goes on with.
+    """Marks the end of a stage of a pipeline: the next stage continues with `x`.
 
-    In a loss that is not run as a pipeline it does nothing.
+    In a loss that is not run as a pipeline this does nothing.
 
     Args:
-      x: a tree of arrays. Of what comes after it, everything that depends on the result is of a
-        later stage.
+      x: a tree of arrays. All later work that depends on the result belongs to a later stage.
 
     Returns:
-      The same; the loss must go on with this.
+      The same tree; the loss must use this one from here on.
 
     Raises:
       UsageError: there are no arrays in `x`.
@@ -97,16 +97,16 @@ def read_mark(name: object) -> tuple[int, int] | None:
 
 
 def task(fun: Callable[P, R], name: str | None = None, *, stage: int) -> Callable[P, R]:
-    """A function whose work is done by one stage of a pipeline, as MultiMesh's tasks are.
+    """Makes a function that one stage of a pipeline runs, as MultiMesh's tasks do.
 
     Args:
-      fun: any function of arrays; its backward pass is of the same stage.
-      name: for people; default: that of `fun`.
-      stage: from 0; several tasks may be of one stage. Work outside of tasks is done where what it
-        reads is.
+      fun: any function of arrays; its backward pass belongs to the same stage.
+      name: a name for people; default: the name of `fun`.
+      stage: the stage, from 0; several tasks may have the same one. Work outside of tasks is done
+        on the stage that has its arguments.
 
     Raises:
-      WrongType, UsageError: a stage that is no int from 0.
+      WrongType, UsageError: the stage is no int from 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -139,12 +139,12 @@ def register_task(pattern: str, stage: int | Callable[[re.Match[str]], int]) -> 
     that matches wins.
 
     Args:
-      pattern: a regex for a whole part of a scope's name: what `jax.named_scope` was given, or the
+      pattern: a regex for a whole part of a scope's name: the argument of `jax.named_scope`, or the
         name of a Flax module.
-      stage: from 0, or a function that finds it from the match.
+      stage: the stage, from 0, or a function that returns it for the match.
 
     Raises:
-      WrongType: neither of these.
+      WrongType: an argument has another type.
       UsageError: `pattern` is no regex.
 
     Example:
@@ -177,12 +177,13 @@ def register_task(pattern: str, stage: int | Callable[[re.Match[str]], int]) -> 
 
 
 def rules_in_force() -> TaskRules:
-    """The rules of every `register_task` around this point, outermost first."""
+    """Returns the rules of all enclosing `register_task` contexts, outermost first."""
     return _RULES.get()
 
 
 def find_task(scopes: Sequence[str], rules: TaskRules) -> int | None:
-    """The stage that the parts of a scope's name are of; None if no task is among them."""
+    """Returns the stage of the first scope name that a rule matches; None if no task is among
+    them."""
     for scope in scopes:
         own = _TASK_NAME.fullmatch(scope)
         if own is not None:

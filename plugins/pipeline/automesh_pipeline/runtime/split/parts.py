@@ -33,12 +33,13 @@ class Parts:
     """A loss cut into stages, with what is known of its arguments.
 
     Attributes:
-      functions, splits, meshes: of each stage. The splits differ in nothing but the mesh for which
+      functions, splits, meshes: one for each stage. The splits differ only in the mesh for which
         the loss was traced.
       params: the leaves of the loss's first argument.
-      batch: of one microbatch.
-      structures: of the trees of parameters and batch.
-      owned: of each stage the parameters that it keeps and updates: those that it reads first.
+      batch: the leaves of one microbatch.
+      structures: the structures of the trees of parameters and batch.
+      owned: for each stage, the parameters that it keeps and updates: it is the first stage that
+        reads them.
     """
 
     options: PipelineOptions
@@ -53,11 +54,12 @@ class Parts:
 
     @property
     def split(self) -> SplitLoss:
-        """What the stages read and make."""
+        """The arguments and results of the stages."""
         return self.splits[0]
 
     def in_order(self, of_stages: Sequence[Sequence[Any]]) -> list[Any]:
-        """In the order of the parameters, what there is for those that each stage keeps."""
+        """Turns lists of one item for each parameter that a stage keeps into one list in the order
+        of the parameters."""
         found = {
             leaf: one
             for leaves, of_stage in zip(self.owned, of_stages, strict=True)
@@ -66,7 +68,8 @@ class Parts:
         return [found[leaf] for leaf in range(len(found))]
 
     def owned_structs(self, stage: int) -> Structs:
-        """What a stage keeps, with the shardings that were given; else on all of its devices."""
+        """Returns the parameters that a stage keeps, with the given shardings; those without one
+        are on all of its devices."""
         mesh = self.meshes[stage]
         return tuple(
             struct if struct.sharding is not None else _everywhere(struct, mesh)
@@ -74,10 +77,10 @@ class Parts:
         )
 
     def leaves(self, tree: Any, which: int) -> list[Any]:
-        """The leaves of parameters (0) or a batch (1).
+        """Returns the leaves of parameters (0) or a batch (1).
 
         Raises:
-          UsageError: it is another tree than the pipeline was made for.
+          UsageError: the tree is not the one that the pipeline was made for.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structures[which]:
@@ -96,8 +99,8 @@ def split_pipeline(loss: Loss, options: PipelineOptions, params: Any, batch: Any
       params, batch: arrays, abstract or not.
 
     Raises:
-      UsageError: the batch cannot be cut, the loss not be split, a sharding that was given does not
-        fit a submesh, or the schedule is not for it.
+      UsageError: the batch or the loss cannot be cut, a given sharding does not fit a submesh, or
+        the schedule does not fit the loss.
     """
     part = cut_rows(batch, num_microbatches=options.num_microbatches, dim=options.dim)
     known = jax.tree_util.tree_map_with_path(_describe_param, params)
@@ -111,7 +114,7 @@ def split_pipeline(loss: Loss, options: PipelineOptions, params: Any, batch: Any
     params_given = _arguments(known, "params", options)
     batch_given = _arguments(part, "batch", options)
     for split, stage, mesh in zip(of_stages, range(num_stages), meshes, strict=True):
-        # What fits no submesh is said before anything is kept of it.
+        # A sharding that fits no submesh is reported before anything is cached.
         params_given.structs(split.stages[stage].params, mesh)
         batch_given.structs(split.stages[stage].batch, mesh)
     return Parts(
@@ -133,7 +136,7 @@ def split_pipeline(loss: Loss, options: PipelineOptions, params: Any, batch: Any
 
 
 def shapes_key(*trees: Any) -> Any:
-    """What arguments for which the same programs are run have in common."""
+    """Returns a key that is equal for arguments with which the same programs are run."""
     return (
         jax.tree.structure(trees),
         tuple((one.shape, one.dtype) for one in map(describe, jax.tree.leaves(trees))),
@@ -166,7 +169,8 @@ def _arguments(tree: Any, root: str, options: PipelineOptions) -> Arguments:
 def _split_for_meshes(
     loss: Loss, options: PipelineOptions, params: Any, batch: Any
 ) -> dict[jax.sharding.AbstractMesh, SplitLoss]:
-    """The split loss for each shape of submesh: shardings inside it depend on that alone."""
+    """Returns the split loss for each shape of submesh: the shardings inside it depend only on the
+    shape."""
     splits: dict[jax.sharding.AbstractMesh, SplitLoss] = {}
     for mesh in options.mesh.submeshes:
         if mesh.abstract_mesh not in splits:

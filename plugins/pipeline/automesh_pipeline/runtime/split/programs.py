@@ -1,4 +1,5 @@
-"""What a stage computes, as functions for `jax.jit`: forward, backward and its two halves (jax)."""
+"""The computations of a stage as functions for `jax.jit`: forward, backward, and its two halves
+(jax)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Backward = Callable[..., tuple[Arrays, Arrays, Arrays]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptResidual:
-    """Where a residual is found: among the arguments, or what the forward pass saved."""
+    """The source of a residual: an argument, or a value that the forward pass saved."""
 
     source: _Source
     place: int
@@ -33,7 +34,7 @@ class _KeptResidual:
 
 @dataclass(slots=True, kw_only=True)
 class _Residuals:
-    """What tracing the forward pass finds out for the backward pass."""
+    """The facts that tracing the forward pass finds for the backward pass."""
 
     structure: Any = None
     kept: list[_KeptResidual] = field(default_factory=list[_KeptResidual])
@@ -44,12 +45,12 @@ class StageFunctions:
     """The computations of one stage.
 
     Attributes:
-      part: of the split loss.
-      residuals: whether the backward pass computes the forward pass again, or reads what that has
+      part: the stage's part of the split loss.
+      residuals: whether the backward pass repeats the forward pass, or reads the values that it has
         saved.
-      is_last: its result is the loss.
+      is_last: whether its result is the loss.
       with_gradient: which inputs have a gradient.
-      outputs_with_gradient: which outputs have.
+      outputs_with_gradient: which outputs have one.
     """
 
     part: StagePart
@@ -61,11 +62,13 @@ class StageFunctions:
 
     @property
     def skips_forward(self) -> bool:
-        """Whether nothing is left to do forward: the last stage has its loss from going back."""
+        """Whether the stage has no separate forward pass: the backward pass of the last stage also
+        computes the loss."""
         return self.is_last and self.residuals == "recompute"
 
     def forward(self, params: Arrays, batch: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
-        """The outputs, or the loss, and what is saved for the backward pass."""
+        """Computes the outputs, or the loss, and the values that are saved for the backward
+        pass."""
         if self.residuals == "recompute":
             return self._evaluate(params, batch, inputs), ()
         outputs, pullback = self._pull_back(params, batch, inputs)
@@ -83,7 +86,7 @@ class StageFunctions:
         saved: list[Any] = []
         self._found.kept.clear()
         for leaf in leaves:
-            # What an argument is already need not be kept a second time for each microbatch.
+            # A residual that is an argument need not be saved again for each microbatch.
             kept = known.get(id(leaf))
             if kept is None:
                 kept = known[id(leaf)] = _KeptResidual(source="saved", place=len(saved))
@@ -92,7 +95,7 @@ class StageFunctions:
         return outputs, tuple(saved)
 
     def backward(self, kind: ActionKind) -> Backward:
-        """The function of `B`, `I` or `W`; it adds to the sums that it is given, if any."""
+        """Returns the function of `B`, `I` or `W`; it adds to the given sums, if there are any."""
 
         def run(
             params: Arrays,
@@ -124,7 +127,8 @@ class StageFunctions:
         return run
 
     def _seeds(self, gradients: tuple[Arrays, ...]) -> list[Any]:
-        """Gradients of what the stage makes: 1 for the loss, else summed over who reads it."""
+        """Returns the gradients of the stage's outputs: 1 for the loss, otherwise summed over the
+        stages that read the output."""
         if self.is_last:
             loss: Any = self.part.program.out_avals[0]
             return [jnp.ones((), loss.dtype)]
@@ -136,7 +140,8 @@ class StageFunctions:
     def _pull_back(
         self, params: Arrays, batch: Arrays, inputs: Arrays
     ) -> tuple[Arrays, Callable[[list[Any]], Any]]:
-        """The outputs, and what makes gradients of parameters and inputs of those of outputs."""
+        """Returns the outputs, and a function from their gradients to the gradients of parameters
+        and inputs."""
 
         def run(params: Arrays, moving: Sequence[Any]) -> tuple[list[Any], Arrays]:
             left = iter(moving)
@@ -167,7 +172,7 @@ class StageFunctions:
 
 
 def stage_functions(split: SplitLoss, stage: int, residuals: Residuals) -> StageFunctions:
-    """The computations of a stage of a split loss."""
+    """Makes the computations of a stage of a split loss."""
     part = split.stages[stage]
     return StageFunctions(
         part=part,

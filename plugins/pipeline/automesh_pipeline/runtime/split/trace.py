@@ -1,4 +1,4 @@
-"""A loss as a flat list of equations, with the places where it is cut in view (jax)."""
+"""A loss as a flat list of equations, in which the places of the cuts are visible (jax)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from automesh.errors import UsageError
 from automesh_pipeline.runtime.split.marks import TaskRules, find_task, read_mark
 
-# Calls that are nothing but their body. Other equations with a body (loops, branches,
-# rematerialization, custom derivatives) are indivisible.
+# Calls that only wrap their body. Other equations with a body (loops, branches, rematerialization,
+# custom derivatives) are indivisible.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 # Transformations wrap the names of scopes: `jvp(layers_0)/dot`.
 _SCOPES = re.compile(r"[^/()]+")
@@ -26,7 +26,8 @@ class Equation:
     """One equation of a loss.
 
     Attributes:
-      mark: if it marks a value as the end of a stage: which leaf of how many.
+      mark: the index of the leaf and the number of leaves, if it marks a value as the end of a
+        stage.
       task: the stage that its scope is registered for.
     """
 
@@ -37,13 +38,13 @@ class Equation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedLoss:
-    """A loss, traced and flattened as far as it is cut.
+    """A loss, traced and flattened as far as necessary to cut it.
 
     Attributes:
       params, batch: the variables of the leaves of the loss's arguments.
       constants: arrays that the loss closes over.
       result: what the loss returns.
-      debug_info: of the loss, for jax's own messages.
+      debug_info: the debug info of the loss, for jax's own messages.
     """
 
     params: tuple[core.Var, ...]
@@ -66,14 +67,13 @@ def trace_loss(
 
     Args:
       params: a tree of abstract arrays.
-      batch: the same, of one microbatch.
-      mesh: a stage's submesh. The program is that of every mesh of the same shape: shardings on
-        this one become abstract.
-      rules: of tasks.
+      batch: likewise, for one microbatch.
+      mesh: a stage's submesh. The program is the same for every mesh of this shape: shardings on
+        this mesh become abstract.
+      rules: the rules of the tasks.
 
     Raises:
-      UsageError: the loss does not return a scalar of floats, or is cut inside something that is
-        indivisible.
+      UsageError: the loss does not return a float scalar, or is cut inside an indivisible equation.
     """
     with jax.set_mesh(mesh):
         closed: core.ClosedJaxpr = jax.make_jaxpr(loss)(params, batch)
@@ -108,7 +108,7 @@ def _fresh(var: Any) -> Any:
 
 
 class _Flattening:
-    """The equations of a program, with calls taken apart where a stage ends inside them."""
+    """The equations of a program. Calls in which a stage ends are replaced by their bodies."""
 
     def __init__(self, rules: TaskRules) -> None:
         self.inputs: list[core.Var] = []
@@ -164,7 +164,7 @@ class _Flattening:
 
 
 def _has_mark(eqn: core.JaxprEqn) -> bool:
-    """Whether something inside the equation is marked; not whether it is a mark itself."""
+    """Whether an equation inside this one is a mark."""
     return any(
         (one.primitive.name == "name" and read_mark(one.params.get("name")) is not None)
         or _has_mark(one)
@@ -198,10 +198,11 @@ def _indivisible(eqn: core.JaxprEqn) -> UsageError:
 
 
 def _without_devices(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an equation with their meshes made abstract, in its bodies too.
+    """Returns the parameters of an equation with abstract meshes, also in its bodies.
 
-    What a loss says of one stage's submesh holds for the others, which have other devices. What
-    names no devices stays the same object: jax lowers the body of a call that occurs twice once.
+    A sharding on the submesh of one stage is valid for the others, which have other devices.
+    Parameters without devices stay the same objects, so that jax lowers a body only once if it is
+    called twice.
     """
     changed = {name: _abstracted(value) for name, value in params.items()}
     return changed if any(changed[name] is not params[name] for name in params) else params
@@ -231,7 +232,7 @@ def _abstracted(value: Any) -> Any:
 
 
 def _own_memory_kind(sharding: NamedSharding) -> str | None:
-    # The kind that every device has by default is not written down, for it names the platform.
+    # The default memory kind of the devices is omitted, because it names the platform.
     devices: Any = sharding.mesh.devices
     default = devices.flat[0].default_memory().kind
     return None if sharding.memory_kind == default else sharding.memory_kind

@@ -1,1 +1,1 @@
-"""The compiled programs of the stages, and what moves between them (jax)."""
+"""The compiled programs of the stages, and the transfers between them (jax)."""

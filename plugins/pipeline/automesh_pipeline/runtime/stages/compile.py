@@ -1,8 +1,8 @@
 """Compiles the programs of all stages ahead of time, each for its submesh (jax).
 
-Where no sharding is given, XLA chooses: an argument is left unspecified, and the sharding that the
-compiled forward pass takes is read back, said with the axes of the mesh where they can say it, and
-fixed for everything else.
+If no sharding is given, XLA chooses one: the argument is left unspecified, and the sharding of the
+compiled forward pass is read back. It is expressed by the axes of the mesh where that is possible,
+and all other programs must use it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from automesh_pipeline.runtime.stages.stage import Stage, given_arguments, shard
 from automesh_pipeline.runtime.stages.transfer import ArrayTransfers
 
 # (a lowered program, its stage, what it does: an action's kind, or `zeros`, `finish`, `norm`,
-# `init`, `update`) -> what is called to run it
+# `init`, `update`) -> the function that runs it
 CompileOne = Callable[[jax.stages.Lowered, int | None, str], Any]
 
 
 class Job(NamedTuple):
-    """A program to be compiled.
+    """A program that will be compiled.
 
     Attributes:
-      stage: None for what belongs to no stage.
+      stage: its stage; None for a program of no stage.
       what: see `CompileOne`.
     """
 
@@ -49,17 +49,17 @@ class ProgramCompiler:
     """How the programs of a pipeline are compiled.
 
     Attributes:
-      compile_one: called for one after the other, so that it can keep account of them; None
-        compiles several at a time, since XLA does not hold Python's lock.
-      only_programs: whether what is needed to run the stages is left out, for devices that are not
-        here.
+      compile_one: compiles a program; it is called for one after the other, so that it can keep
+        account of them. None compiles several at a time, since XLA does not hold Python's lock.
+      only_programs: whether helper programs, which are only needed to run the stages, are left out,
+        for absent devices.
     """
 
     compile_one: CompileOne | None = None
     only_programs: bool = False
 
     def compile(self, jobs: Iterable[Job]) -> tuple[Any, ...]:
-        """The executables of some programs, in their order."""
+        """Compiles some programs, and returns their executables in their order."""
         listed = tuple(jobs)
         if self.compile_one is not None:
             return tuple(self.compile_one(*job) for job in listed)
@@ -70,17 +70,18 @@ class ProgramCompiler:
 
 
 class CompiledStages:
-    """The programs of all stages; those of the backward pass are compiled when asked for.
+    """The programs of all stages; those of the backward pass are compiled when they are first
+    needed.
 
     Attributes:
       functions, split, meshes: see `Parts`.
-      transfers: between the submeshes; knows which stages are of this process.
-      shapes: each stage, as its compiled forward pass takes and gives arrays.
+      transfers: moves arrays between the submeshes.
+      shapes: each stage, with the arguments and results of its compiled forward pass.
       places: shardings by number; see `PipelineSlots`.
-      zeros: of each stage that is run here a program without arguments that makes its first sums.
+      zeros: for each stage of this process, a program without arguments that makes its first sums.
 
     Args:
-      forward: of each stage its lowered forward pass.
+      forward: the lowered forward pass of each stage.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class CompiledStages:
         self.parts, self.compiler = parts, compiler
         self.functions, self.split, self.meshes = parts.functions, parts.split, parts.meshes
         self.transfers = ArrayTransfers(parts.meshes, is_run=not compiler.only_programs)
-        # Those of other processes, too: they tell what the stages of this one get.
+        # Those of other processes are compiled, too: they show what the stages of this process
+        # receive.
         self.forward = compiler.compile(Job(one, stage, "F") for stage, one in enumerate(forward))
         self.shapes = tuple(
             _compiled_stage(parts, stage, program, lowered)
@@ -104,7 +106,7 @@ class CompiledStages:
             self.zeros.update(zip(self.here, compiler.compile(jobs), strict=True))
 
     def prepare(self, needed: Iterable[tuple[int, ActionKind]]) -> None:
-        """Compiles backward programs of this process' stages that are not compiled yet."""
+        """Compiles the missing backward programs of this process' stages."""
         here = {one for one in needed if one[0] in self.here}
         missing = sorted(here - set(self._backward))
         jobs = (
@@ -114,18 +116,18 @@ class CompiledStages:
 
     @property
     def here(self) -> tuple[int, ...]:
-        """The stages that this process runs: all, if there is one process."""
+        """The stages that this process runs; all stages if there is one process."""
         return tuple(
             stage for stage, mesh in enumerate(self.meshes) if self.transfers.is_here(mesh)
         )
 
     def backward(self, stage: int, kind: ActionKind) -> Any:
-        """The program of an action of a kind that `prepare` has compiled."""
+        """Returns the program of an action of a kind that `prepare` has compiled."""
         return self._backward[stage, kind]
 
     @property
     def programs(self) -> Mapping[tuple[int, ActionKind], Any]:
-        """Every program that this process runs, by stage and kind: `jax.stages.Compiled`."""
+        """All programs that this process runs, by stage and kind: `jax.stages.Compiled`."""
         forward: dict[tuple[int, ActionKind], Any] = {
             (stage, "F"): self.forward[stage]
             for stage in self.here
@@ -149,7 +151,7 @@ class CompiledStages:
         )
 
     def _place(self, like: Struct) -> int:
-        """The number of a sharding; equivalent ones have the same."""
+        """Returns the number of a sharding; equivalent shardings have the same number."""
         sharding = cast("Sharding", like.sharding)
         for number, known in enumerate(self.places):
             if known.device_set == sharding.device_set and _equivalent(known, sharding, like):
@@ -162,7 +164,7 @@ def lower_forward(parts: Parts) -> tuple[jax.stages.Lowered, ...]:
     """Lowers the forward pass of each stage for its submesh.
 
     Raises:
-      UsageError: a sharding that was given does not fit a submesh.
+      UsageError: a given sharding does not fit a submesh.
     """
     return tuple(_lower_stage(parts, stage) for stage in range(len(parts.functions)))
 
@@ -214,7 +216,8 @@ def _compiled_stage(parts: Parts, number: int, program: Any, lowered: Any) -> St
 
 
 def _usable(sharding: Sharding | None, shape: Sequence[int], mesh: Mesh) -> Sharding:
-    """A sharding that arrays can have; what XLA pads or does not read is on every device."""
+    """Returns a sharding that arrays can have: an array that XLA pads or does not read gets a copy
+    on every device."""
     if sharding is None or mesh.size == 1 or not divides(sharding, shape):
         return NamedSharding(mesh, PartitionSpec())
     return name_sharding(sharding, shape, mesh)
@@ -223,19 +226,19 @@ def _usable(sharding: Sharding | None, shape: Sequence[int], mesh: Mesh) -> Shar
 def _equivalent(some: Sharding, other: Sharding, like: Struct) -> bool:
     try:
         return some.is_equivalent_to(other, len(like.shape))
-    # Of an array with fewer dimensions than one of the shardings has.
+    # The array may have fewer dimensions than one of the shardings.
     except (ValueError, IndexError):
         return False
 
 
 def name_sharding(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> Sharding:
-    """A sharding over the devices of a mesh as a `NamedSharding` on it.
+    """Expresses a sharding over the devices of a mesh as a `NamedSharding` on it.
 
     Args:
-      shape: of an array that can have it.
+      shape: the shape of an array that can have the sharding.
 
     Returns:
-      The same sharding if no axes of the mesh say what it does.
+      The named sharding; the given one if no axes of the mesh can express it.
     """
     if isinstance(sharding, NamedSharding):
         return sharding
@@ -248,7 +251,7 @@ def name_sharding(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> Shard
 
 
 def _sizes(sharding: Sharding, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    # A dimension without elements is in one part.
+    # A dimension without elements has one part.
     for whole, part in zip(shape, sharding.shard_shape(tuple(shape)), strict=True):
         yield (whole, part) if part else (1, 1)
 
@@ -256,7 +259,7 @@ def _sizes(sharding: Sharding, shape: Sequence[int]) -> Iterator[tuple[int, int]
 def _specs(
     parts: Sequence[int], axes: Sequence[str], mesh: Mesh
 ) -> Iterator[tuple[tuple[str, ...] | None, ...]]:
-    """All ways to split dimensions into so many parts by different axes, in every order."""
+    """Yields all ways to split dimensions into so many parts by different axes, in every order."""
     if not parts:
         yield ()
         return

@@ -1,6 +1,7 @@
-"""One stage of a pipeline: what its programs compute, and on which arrays (jax).
+"""One stage of a pipeline: the computations of its programs, and their arguments (jax).
 
-The runtime compiles them for the stage's submesh; a search propagates shardings through them.
+The runtime compiles the programs for the stage's submesh; a search propagates shardings through
+them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ T = TypeVar("T")
 
 
 class Optimizer(Protocol):
-    """What makes updates of gradients: any `optax.GradientTransformation`.
+    """An optimizer: any `optax.GradientTransformation`.
 
-    It is called once for each stage with that stage's part of the trees, where None is in the place
-    of what other stages keep. So nothing in it may look at all gradients together: clipping by the
-    global norm is `train_step`'s.
+    It is called once for each stage, with trees in which None replaces the leaves of other stages.
+    So it must not combine all gradients: `train_step` clips by the global norm itself.
     """
 
     @property
@@ -38,21 +38,21 @@ class Optimizer(Protocol):
 
     @property
     def update(self) -> Any:
-        """`(gradients, state, params) -> (what is added to the parameters, state)`."""
+        """`(gradients, state, params) -> (changes to add to the parameters, state)`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stage:
-    """A stage, with shapes, types and shardings of what it reads and makes.
+    """A stage, with the shapes, types and shardings of its arguments and results.
 
-    A sharding is None where it is left to the compiler.
+    A sharding is None if the compiler chooses it.
 
     Attributes:
-      parts: the loss that it is a part of.
-      number: its place there.
-      params, batch, inputs, outputs: as its forward pass takes and gives them.
-      saved: what that keeps for the backward pass.
+      parts: the loss that contains it.
+      number: its number among the stages.
+      params, batch, inputs, outputs: the arguments and results of its forward pass.
+      saved: the values that the forward pass saves for the backward pass.
     """
 
     parts: Parts
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def function(self) -> StageFunctions:
-        """What it computes."""
+        """Its computations."""
         return self.parts.functions[self.number]
 
     @property
@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def sums(self) -> Structs:
-        """What the gradients of its parameters are summed in: at least float32."""
+        """The arrays in which the gradients of its parameters are summed; at least float32."""
         return tuple(
             Struct(
                 param.shape, jnp.promote_types(param.dtype, jnp.float32), sharding=param.sharding
@@ -85,21 +85,20 @@ class Stage:
 
     @property
     def gradients(self) -> tuple[Structs, ...]:
-        """What the stages that read an output with a gradient send back, one entry a stage, for
-        each such output."""
+        """For each output with a gradient, one gradient from each stage that reads it."""
         function, values = self.function, self.parts.split.values
         # The last stage's output is the loss, which is no value.
         outputs = zip(function.part.outputs, self.outputs, function.outputs_with_gradient)
         return tuple((like,) * len(values[value].consumers) for value, like, has in outputs if has)
 
     def owned(self, of_params: Sequence[T]) -> tuple[T, ...]:
-        """Selects, from one thing for each parameter that the stage reads, the things for the
-        parameters that it owns."""
+        """Selects the entries for the parameters that the stage owns, from one entry for each
+        parameter that it reads."""
         of_leaf = dict(zip(self.function.part.params, of_params, strict=True))
         return tuple(of_leaf[leaf] for leaf in self.parts.owned[self.number])
 
     def action(self, kind: ActionKind) -> tuple[Any, tuple[Any, ...]]:
-        """The program of an action as a jitted function, and its arguments."""
+        """Returns the program of an action as a jitted function, and its arguments."""
         function = self.function
         if kind == "F":
             return jax.jit(function.forward), (self.params, self.batch, self.inputs)
@@ -116,11 +115,11 @@ class Stage:
     def finish(
         self, own: Sequence[Any], others: Sequence[Sequence[Any]]
     ) -> tuple[tuple[Any, ...], Any]:
-        """Sums become gradients.
+        """Turns sums into gradients.
 
         Args:
-          own: sums of the parameters that the stage keeps.
-          others: for each of them, what further stages have summed.
+          own: the sums of the parameters that the stage keeps.
+          others: for each of them, the sums of other stages.
 
         Returns:
           The gradients, in the types of the parameters; and the sum of their squares.
@@ -137,10 +136,10 @@ class Stage:
 
 
 def given_arguments(parts: Parts, number: int) -> tuple[Structs, Structs, Structs]:
-    """Parameters, batch and inputs of a stage, with the shardings that were given.
+    """Returns parameters, batch and inputs of a stage, with the given shardings.
 
     Raises:
-      UsageError: an array cannot be split as it is said to be on the stage's submesh.
+      UsageError: an array cannot have its given sharding on the stage's submesh.
     """
     part, split, mesh = parts.functions[number].part, parts.splits[number], parts.meshes[number]
     return (
@@ -151,7 +150,7 @@ def given_arguments(parts: Parts, number: int) -> tuple[Structs, Structs, Struct
 
 
 def given_stage(parts: Parts, number: int) -> Stage:
-    """A stage before anything is compiled, with the shardings that were given.
+    """Returns a stage with the given shardings; compiles nothing.
 
     Raises:
       UsageError: see `given_arguments`.
@@ -172,12 +171,12 @@ def given_stage(parts: Parts, number: int) -> Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageUpdate:
-    """How one stage's parameters are updated.
+    """The update of one stage's parameters.
 
     Attributes:
       parts, number: see `Stage`.
       likes: the parameters that it keeps, with their shardings.
-      clip_norm: None does not clip.
+      clip_norm: the largest norm; None does not clip.
     """
 
     parts: Parts
@@ -188,7 +187,7 @@ class StageUpdate:
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """Which parameters of all the stage keeps."""
+        """The numbers of the parameters that the stage keeps."""
         return self.parts.owned[self.number]
 
     @property
@@ -198,11 +197,12 @@ class StageUpdate:
 
     @property
     def everywhere(self) -> NamedSharding:
-        """On every device of the submesh."""
+        """The sharding with a copy on every device of the submesh."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def state(self) -> Any:
-        """Shapes and shardings of the state: what is like the parameters is split like them."""
+        """Returns shapes and shardings of the state: leaves that are like parameters have their
+        shardings."""
         params = self._tree(self.likes)
         structure = jax.tree.structure(params)
         with jax.set_mesh(self.mesh):
@@ -220,7 +220,7 @@ class StageUpdate:
         return jax.tree.map(place, state, is_leaf=is_like_params)
 
     def lower_init(self) -> jax.stages.Lowered:
-        """`params -> state`."""
+        """Lowers `params -> state`."""
 
         def init(params: tuple[Any, ...]) -> Any:
             return self.optimizer.init(self._tree(params))
@@ -229,10 +229,11 @@ class StageUpdate:
             return jax.jit(init, out_shardings=shardings_of(self.state())).lower(self.likes)
 
     def lower_update(self) -> jax.stages.Lowered:
-        """`(params, gradients, state, norm) -> (params, state)`; takes over params and state."""
+        """Lowers `(params, gradients, state, norm) -> (params, state)`; params and state are
+        donated."""
         state = self.state()
 
-        # Programs have names, and stored fingerprints hold this one.
+        # The program's name must not change: stored fingerprints contain it.
         def _update(params: Any, gradients: Any, state: Any, norm: Any) -> Any:
             return self.update(params, gradients, state, norm)
 
@@ -246,10 +247,10 @@ class StageUpdate:
     def update(
         self, params: Sequence[Any], gradients: Sequence[Any], state: Any, norm: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """New parameters and state.
+        """Computes new parameters and state.
 
         Args:
-          norm: of the gradients of all stages together.
+          norm: the norm of the gradients of all stages together.
         """
         shrink = _shrink(norm, self.clip_norm)
         gradients = tuple(gradient * shrink.astype(gradient.dtype) for gradient in gradients)
@@ -261,7 +262,7 @@ class StageUpdate:
         return moved, state
 
     def _tree(self, leaves: Sequence[Any]) -> Any:
-        """The whole tree with None for what other stages keep."""
+        """Returns the whole tree, with None for the leaves of other stages."""
         own, structure = dict(zip(self.leaves, leaves, strict=True)), self.parts.structures[0]
         return jax.tree.unflatten(structure, map(own.get, range(structure.num_leaves)))
 
@@ -272,12 +273,12 @@ class StageUpdate:
 
 
 def _shrink(norm: Any, clip_norm: float | None) -> Any:
-    """What gradients are multiplied with, so that their norm is at most `clip_norm`."""
+    """Returns the factor that reduces the norm of the gradients to at most `clip_norm`."""
     if clip_norm is None:
         return jnp.ones(())
     return jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
 
 
 def shardings_of(tree: Any) -> Any:
-    """The sharding of each leaf; None where it is left to the compiler."""
+    """Returns the sharding of each leaf; None where the compiler chooses it."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -1,8 +1,8 @@
 """Moves arrays between the submeshes of a pipeline, in one process or in several (jax).
 
-With several processes, each of them plans and dispatches the same steps in the same order and does
-its own part of them: programs of the stages that it has devices of, and both ends of a transfer
-that it has devices of. What only others have is stood in for by an array without shards.
+Several processes all plan the same steps in the same order, and each does its own part: it runs the
+programs of stages on its devices, and the ends of transfers on its devices. An array without shards
+represents an array that only other processes have.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ArrayTransfers:
     """Moves arrays between submeshes.
 
     Attributes:
-      spans: whether the submeshes are of several processes.
+      spans: whether the submeshes belong to several processes.
 
     Args:
-      meshes: of all stages.
-      is_run: whether anything is to be run on them; topologies that are not here span nothing.
+      meshes: the submeshes of all stages.
+      is_run: whether programs will run on them; for absent devices `spans` is False.
 
     Raises:
-      UsageError: this process has no device of them, or transfers between processes are not
+      UsageError: this process has none of their devices, or transfers between processes are not
         possible.
     """
 
@@ -58,7 +58,7 @@ class ArrayTransfers:
         return not self.spans or jax.process_index() in _processes(mesh)
 
     def placeholder(self, like: Struct) -> jax.Array:
-        """For an array that only other processes have shards of."""
+        """Returns an array without shards, for one that only other processes have."""
         key = (like.shape, like.dtype, like.sharding)
         if key not in self._placeholders:
             self._placeholders[key] = jax.make_array_from_single_device_arrays(
@@ -67,11 +67,11 @@ class ArrayTransfers:
         return self._placeholders[key]
 
     def placeholders(self, tree: Any) -> Any:
-        """`placeholder` for every leaf of a tree."""
+        """Returns placeholders for all leaves of a tree."""
         return jax.tree.map(self.placeholder, tree)
 
     def move(self, array: Any, sharding: Any, *, is_overwritten: bool = False) -> Any:
-        """An array of one submesh on another, or in another layout on the same.
+        """Moves an array to another submesh, or to another layout on the same one.
 
         Args:
           is_overwritten: whether a later program takes over the array's memory.
@@ -79,7 +79,8 @@ class ArrayTransfers:
         if not self.spans:
             return jax.device_put(array, sharding)
         if is_overwritten and self.is_here(_mesh_of(array.sharding)):
-            # Another process fetches it when it likes (jax 0.10.2), which may be after that.
+            # Another process fetches the array at any later time (jax 0.10.2), perhaps after it was
+            # overwritten.
             array = jax.numpy.copy(array)
         key = (array.shape, array.dtype, array.sharding, sharding)
         if key not in self._routes:
@@ -89,10 +90,11 @@ class ArrayTransfers:
         return array
 
     def load(self, array: Any, sharding: Any) -> Any:
-        """An array that this process has, on a submesh.
+        """Puts an array that this process has on a submesh.
 
         Raises:
-          UsageError: it is spread over processes, which does not say how to split it.
+          UsageError: the array is spread over several processes, so it is not clear how to split
+            it.
         """
         if not self.spans:
             return jax.device_put(array, sharding)
@@ -105,7 +107,7 @@ class ArrayTransfers:
         )
 
     def tell(self, scalar: Any) -> Any:
-        """A scalar that is on every device of one submesh, on every device of all of them."""
+        """Copies a scalar that is on every device of one submesh to every device of all of them."""
         if not self.spans:
             return scalar
         copies = [self.move(scalar, NamedSharding(mesh, PartitionSpec())) for mesh in self.meshes]
@@ -118,7 +120,7 @@ class ArrayTransfers:
         )
 
     def _hop(self, array: jax.Array, target: NamedSharding) -> jax.Array:
-        """Within a submesh, or in one layout from one to another."""
+        """Moves an array within a submesh, or to another submesh without a change of layout."""
         source, there = _mesh_of(array.sharding), _mesh_of(target)
         if not (self.is_here(source) or self.is_here(there)):
             return self.placeholder(Struct(array.shape, array.dtype, sharding=target))
@@ -128,7 +130,7 @@ class ArrayTransfers:
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
-    """An array as one of the host.
+    """Returns an array as a NumPy array.
 
     Raises:
       UsageError: this process does not have all of it.
@@ -145,7 +147,7 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _copy_shards(array: jax.Array, target: NamedSharding) -> jax.Array:
-    """Each shard to the device with its number, which is of the same process."""
+    """Copies each shard to the device with the same number, which belongs to the same process."""
     here = {shard.device: shard.data for shard in array.addressable_shards}
     source = _mesh_of(array.sharding)
     pairs = zip(source.devices.flat, _mesh_of(target).devices.flat, strict=True)
@@ -158,10 +160,10 @@ def _copy_shards(array: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def _plan_route(array: jax.Array, target: NamedSharding) -> tuple[NamedSharding, ...]:
-    """The shardings through which an array gets to its target.
+    """Returns the shardings through which an array gets to its target.
 
-    Between processes jax changes no layout: that is done before or after, so that the smaller
-    shards travel.
+    jax changes no layout during a transfer between processes, so this is done before or after it,
+    such that the smaller shards are sent.
     """
     mesh, source = _mesh_of(array.sharding), cast("NamedSharding", array.sharding)
     if source.device_set == target.device_set or is_same_layout(source, target, array.shape):

@@ -1,4 +1,4 @@
-"""The end of a step: from the sums to gradients, their norm, and new parameters (jax)."""
+"""The end of a step: turns the sums into gradients, their norm, and new parameters (jax)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StepGradients:
     """The gradients of a step.
 
     Attributes:
-      gradients: of each parameter, on the stage that owns it.
-      norm: of all gradients together, on the first stage: the root of the sum of squares.
+      gradients: the gradient of each parameter, on the stage that owns it.
+      norm: the norm of all gradients together, on the first stage: the root of the sum of squares.
     """
 
     gradients: tuple[Any, ...]
@@ -34,14 +34,16 @@ class StepGradients:
 class Finisher:
     """Turns the sums of all stages into gradients.
 
-    A parameter that several stages read is owned by the first: the others' sums are sent there.
+    If several stages read a parameter, the first of them owns it, and the other stages send their
+    sums to it.
     """
 
     def __init__(self, stages: CompiledStages) -> None:
         self._stages = stages
         self._users = stages.split.users
         self.owned, scale = stages.parts.owned, stages.parts.options.scale
-        # What is on every device of a submesh, for scalars that go from stage to stage.
+        # The sharding of a scalar that is sent from stage to stage: a copy on every device of the
+        # submesh.
         self.everywhere = tuple(NamedSharding(mesh, PartitionSpec()) for mesh in stages.meshes)
         self._add = jax.jit(
             lambda losses: functools.reduce(operator.add, losses) * scale,
@@ -57,10 +59,10 @@ class Finisher:
             self._norm = compiled[-1]
 
     def finish(self, sums: Sequence[tuple[Any, ...]]) -> StepGradients:
-        """The gradients.
+        """Computes the gradients.
 
         Args:
-          sums: of each stage, of the parameters that it reads; given away.
+          sums: for each stage, the sums of the parameters that it reads; their memory is reused.
         """
         transfers = self._stages.transfers
         gradients: dict[int, Any] = {}
@@ -88,7 +90,8 @@ class Finisher:
         return StepGradients(gradients=ordered, norm=norm)
 
     def add_losses(self, losses: Sequence[Any]) -> Any:
-        """The losses of all microbatches as one, on the last stage; whole on several processes."""
+        """Adds the losses of all microbatches to one, on the last stage; with several processes
+        each of them gets it."""
         last = len(self.owned) - 1
         if last in self._stages.here:
             return self._stages.transfers.tell(self._add(tuple(losses)))
@@ -109,7 +112,7 @@ class Finisher:
             (like,) * (len(self._users[leaf]) - 1)
             for leaf, like in zip(self.owned[stage], likes, strict=True)
         )
-        # Only what has the type of its parameter can become its gradient in place.
+        # A gradient can only overwrite a sum that has the type of the parameter.
         in_place = all(sums.dtype == like.dtype for sums, like in zip(likes, params, strict=True))
         jitted = jax.jit(
             one.finish,
@@ -131,10 +134,10 @@ class Finisher:
 def plan_updates(
     parts: Parts, likes: Sequence[Structs], optimizer: Optimizer, clip_norm: float | None
 ) -> tuple[StageUpdate, ...]:
-    """The updates of all stages.
+    """Plans the updates of all stages.
 
     Args:
-      likes: of each stage the parameters that it keeps, with their shardings.
+      likes: for each stage, the parameters that it keeps, with their shardings.
     """
     return tuple(
         StageUpdate(
@@ -148,9 +151,9 @@ class Updates:
     """The compiled programs of all stages' updates.
 
     Attributes:
-      planned: of each stage.
-      states: of each stage shapes and shardings of the optimizer's state.
-      programs: of each stage of this process the one that updates.
+      planned: the update of each stage.
+      states: for each stage, shapes and shardings of the optimizer's state.
+      programs: the update program of each stage of this process.
     """
 
     def __init__(self, stages: CompiledStages, planned: Sequence[StageUpdate]) -> None:
@@ -166,7 +169,7 @@ class Updates:
         self._init = dict(zip(here, compiled[len(here) :], strict=False))
 
     def init(self, params: Sequence[Any]) -> tuple[Any, ...]:
-        """The optimizer's first states."""
+        """Makes the optimizer's first states."""
         return tuple(
             self._init[stage](tuple(params[leaf] for leaf in one.leaves))
             if stage in self._init
@@ -177,7 +180,7 @@ class Updates:
     def apply(
         self, params: Sequence[Any], gradients: Sequence[Any], states: tuple[Any, ...], norm: Any
     ) -> tuple[list[Any], tuple[Any, ...]]:
-        """New parameters and states; the old ones are given away."""
+        """Computes new parameters and states; the memory of the old ones is reused."""
         new, kept = list(params), list[Any]()
         for stage, one in enumerate(self.planned):
             own_norm = self._transfers.move(norm, one.everywhere)
