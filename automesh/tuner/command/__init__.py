@@ -1,1 +1,1 @@
-"""Searches for programs whose mesh is a flag: a command is run for each plan, its steps timed."""
+"""Searches for programs whose mesh is a flag: runs a command for each plan, and times its steps."""

@@ -1,7 +1,7 @@
-"""Finds the pattern of `--step-time regex:` in what a command prints, in bounded time.
+"""Finds the pattern of `--step-time regex:` in the output of a command, in bounded time.
 
-Python's engine may need years for one line, during which nothing else of this process would run.
-So it runs in another one (`matching_process`), which is ended when it takes too long.
+Python's engine may need years for one line, and meanwhile blocks its whole process. So it runs in
+another process (`matching_process`), which is ended when it takes too long.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from automesh.errors import UsageError
 _SCRIPT = Path(__file__).with_name("matching_process.py")
 _CHUNK_BYTES = 2**16
 Found = tuple[dict[str, str | None], str | None]
-"""Named groups, and the text of the one group without a name."""
+"""The named groups, and the text of the one group without a name."""
 
 
 class LineMatcher:
-    """A pattern and the process that looks for it, started with the first line.
+    """A pattern, and the process that searches for it; the process starts with the first line.
 
-    It ends with `close`, with this object, or with this process.
+    The process ends with `close`, with this object, or with this process.
 
     Args:
       pattern: a regular expression that Python can compile.
@@ -43,14 +43,14 @@ class LineMatcher:
         self._end: weakref.finalize[..., LineMatcher] | None = None
 
     def find(self, lines: Iterable[str]) -> list[Found]:
-        """What the pattern finds, in those of the lines in which it finds something.
+        """Returns what the pattern finds, for those lines in which it finds something.
 
         Raises:
-          UsageError: it takes too long, or no process can be started.
+          UsageError: the search takes too long, or no process can be started.
         """
         found: list[Found] = []
         left = iter(lines)
-        # A part at a time: a command may have printed gigabytes.
+        # In parts: a command may have printed gigabytes.
         while part := [one[: limits.LINE_CHARS] for one in islice(left, limits.MATCHING_LINES)]:
             answers = self._ask(self._process or self._start(), part)
             found += [(named, unnamed) for named, unnamed in filter(None, answers)]
@@ -69,7 +69,7 @@ class LineMatcher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is ours.
+                start_new_session=True,  # Ctrl-C ends only the search.
             )
         except OSError as error:
             raise UsageError(
@@ -102,7 +102,7 @@ class LineMatcher:
         try:
             process.stdin.write(json.dumps(message).encode() + b"\n")
             process.stdin.flush()
-        except BrokenPipeError:  # It has ended, which the answer tells.
+        except BrokenPipeError:  # The process has ended; reading its answer shows why.
             return
 
     def _ended(self, process: subprocess.Popen[bytes]) -> UsageError:
@@ -120,7 +120,7 @@ class LineMatcher:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that need not obey, and takes notice of it."""
+    """Kills a process, and waits for its end."""
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:

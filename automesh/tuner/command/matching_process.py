@@ -1,9 +1,9 @@
 """Searches lines for a pattern, in a process that the kernel ends if it takes too long.
 
-Run as a script, with nothing imported but the standard library. The first line that it reads is
-`[pattern, seconds]`; each further one a list of lines, to which it answers with a list: null for a
-line in which nothing is found, else `[named groups, text of the one group without a name]`. For
-one list it has that many seconds of a processor: then SIGPROF ends it, in the middle of a match.
+It is run as a script and imports only the standard library. The first line of its input is
+`[pattern, seconds]`. Each further line is a list of lines, and it answers with a list: null for a
+line without a match, else `[named groups, text of the one group without a name]`. It may use so
+many seconds of processor time for one list; then SIGPROF ends it, even in the middle of a match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 
 def found(pattern: re.Pattern[str], line: str) -> tuple[dict[str, str | None], str | None] | None:
-    """What a pattern finds in a line: its named groups, and the one without a name."""
+    """Searches a line for a pattern; returns its named groups, and the text of the one without a
+    name."""
     match = pattern.search(line)
     if match is None:
         return None
@@ -26,7 +27,7 @@ def found(pattern: re.Pattern[str], line: str) -> tuple[dict[str, str | None], s
 
 
 def main() -> None:
-    """Answers until its input ends, which the end of the process that asks is as well."""
+    """Answers until its input ends, which also happens when the parent process ends."""
     text, seconds = json.loads(sys.stdin.readline())
     pattern = re.compile(text)
     for order in sys.stdin:

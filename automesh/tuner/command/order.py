@@ -1,15 +1,16 @@
-"""In which order plans are tried of which nothing is estimated.
+"""The order in which plans are tried if there are no estimates.
 
-A command tells nothing before it has run, so plans are chosen by where they lie:
+Nothing is known of a command before it has run, so plans are chosen by their positions in the
+space:
 1. the baseline;
-2. a spread: as many plans as there are axes, and one more, each as far as can be from all that were
-   tried. The first is the first legal one (all devices along the first axis);
-3. then, in turn, a neighbour of the fastest so far, and another one of the spread: half of the runs
-   go to where it is good, half to where nothing is known. Of several neighbours that one is taken
-   around which plans were fastest, by a mean that is weighted with the inverse square of distances.
-The distance of two plans is how often a size would have to be doubled or halved, plus one for each
-knob that differs. The rule is a function of what was found, so that a search that is resumed tries
-what it would have tried.
+2. a spread: one plan more than there are axes, each as far as possible from all plans tried so far.
+   The first of them is the first legal plan (all devices along the first axis);
+3. then, in turn, a neighbour of the fastest so far, and a further plan of the spread: half of the
+   runs are near good plans, half in unknown regions. Among several neighbours, the one around which
+   plans were fastest is chosen, by a mean that is weighted with the inverse square of distances.
+The distance of two plans is the number of doublings and halvings of sizes from one to the other,
+plus one for each knob that differs. The choice only depends on the results so far, so a resumed
+search tries the same plans as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class PlanOrder:
     """The next plan to try.
 
     Args:
-      plans: all, the legal ones in the order of the enumeration.
-      baseline: among `plans`; nothing for none.
+      plans: all plans, the legal ones in the order of the enumeration.
+      baseline: one of `plans`; empty if there is none.
     """
 
     def __init__(self, plans: Sequence[Plan], baseline: Sequence[Plan]) -> None:
@@ -39,7 +40,7 @@ class PlanOrder:
         )
         self._sizes = np.log2(self._sizes)
         codes: dict[object, int] = {}
-        # In words: True == 1.
+        # As texts, because True == 1.
         self._settings = np.array(
             [
                 [codes.setdefault(repr(setting), len(codes)) for setting in plan.settings]
@@ -53,7 +54,7 @@ class PlanOrder:
         """Returns the next plan; None when all were tried.
 
         Args:
-          seconds: of the plans that were tried; None for one that failed.
+          seconds: seconds per step of the plans that were tried; None for one that failed.
         """
         for plan in self._baseline:
             if plan not in seconds:
@@ -78,7 +79,8 @@ class PlanOrder:
         return self._plans[int(neighbours[np.argmin(self._around(neighbours, known))])]
 
     def _around(self, rows: NDArray[np.int64], known: Mapping[Plan, float]) -> NDArray[np.float64]:
-        """Seconds of what was tried around each of some plans that were not."""
+        """Returns, for some untried plans, the mean seconds of the tried plans around each of
+        them."""
         seconds = np.array(list(known.values()))
         weights = np.stack([self._distances(self._row[plan])[rows] for plan in known]) ** -2.0
         return seconds @ weights / weights.sum(axis=0)

@@ -1,8 +1,8 @@
-"""What the runs of a command say of its plans: figures, losses, and the result that is printed.
+"""The results of a command's runs: figures and losses of the plans, and the result that is printed.
 
-Each run is a trial of the study's rung `measure`. Its label says what it was for: `first` when the
-plan was tried, `again` to see whether losses repeat, `race-ID-NN` for a round of a race,
-`fresh-NN` for the figures that are exported: runs of the same number belong together.
+Each run is a trial of the study's rung `measure`. Its label is its purpose: `first` for the first
+try of a plan, `again` to check whether losses repeat, `race-ID-NN` for a round of a race,
+`fresh-NN` for the figures that are exported. Runs with the same number belong together.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Runs:
         return self.found.get(plan, {}).get(label)
 
     def measured(self, plan: Plan) -> list[Measured]:
-        """Returns the runs of a plan that gave a time, in the order in which they were made."""
+        """Returns the runs of a plan that measured a time, in the order in which they were made."""
         return [one for one in self.found.get(plan, {}).values() if isinstance(one, Measured)]
 
     def failure(self, plan: Plan) -> Failure | None:
@@ -79,7 +79,7 @@ class Runs:
         return next(failures, None)
 
     def first_s(self) -> dict[Plan, float | None]:
-        """Seconds per step of the plans that were tried; None for those that failed."""
+        """Returns the seconds per step of the plans that were tried; None for those that failed."""
         tried = {plan: runs[FIRST] for plan, runs in self.found.items() if FIRST in runs}
         return {
             plan: one.step_s if isinstance(one, Measured) and not self.failure(plan) else None
@@ -87,8 +87,8 @@ class Runs:
         }
 
     def values(self, plan: Plan) -> list[float]:
-        """Seconds per step, one per run, of the runs that may be compared with others: those side
-        by side, else those of the last race, else the first."""
+        """Returns the seconds per step, one value per run, of the runs that can be compared with
+        others: those side by side, else those of the last race, else the first run."""
         runs = self.found.get(plan, {})
         fresh = [one for label, one in runs.items() if label.startswith("fresh-")]
         if fresh:
@@ -102,7 +102,7 @@ class Runs:
 
 
 def runs_of(notebook: Notebook) -> Runs:
-    """All runs of a study that count now."""
+    """Returns all runs of a study that still count."""
     runs = Runs()
     for trial in notebook.study.measure.trials():
         if trial.outcome is not None and trial.run and notebook.is_current(trial):
@@ -111,8 +111,7 @@ def runs_of(notebook: Notebook) -> Runs:
 
 
 def outcome_of_run(ran: FinishedRun) -> Measured:
-    """Returns a run as it is stored; whether its losses agree is not known before others have
-    run."""
+    """Returns a run as it is stored; whether its losses agree is only known after other runs."""
     step_s = statistics.median(ran.samples_s)
     span = median_interval(ran.samples_s)
     return Measured(
@@ -132,12 +131,12 @@ def outcome_of_run(ran: FinishedRun) -> Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Whether plans compute the same.
+    """Whether the plans compute the same.
 
     Attributes:
-      reference: whose losses the others are compared with, in words.
-      plan: the reference; nothing if there is none.
-      numerics: of every plan that ran, with a sentence if it does not agree.
+      reference: a name for the source of the losses that others are compared with.
+      plan: the plan of the reference; empty if there is none.
+      numerics: the result for every plan that ran, with a sentence if it does not agree.
       notice: a sentence if the command computes something else each time; else empty.
     """
 
@@ -156,7 +155,7 @@ class Judged:
 def judge(runs: Runs, baseline: Sequence[Plan]) -> Judged:
     """Compares the losses of all plans with those of the baseline, else of the plan tried first.
 
-    A reference whose own runs differ compares with nothing: the command is then left alone.
+    If the reference's own runs differ, nothing can be compared with it, and all plans are accepted.
     """
     ran = {plan: found for plan in runs.found if (found := runs.measured(plan))}
     told = [plan for plan, found in ran.items() if found[0].losses]
@@ -196,7 +195,7 @@ def _compared(reference: Measured, one: Measured) -> tuple[Numerics, str]:
 
 
 def outcomes_of_plans(runs: Runs, judged: Judged, decision: Decision | None) -> dict[Plan, Outcome]:
-    """Returns the strongest that is known of each plan that was tried."""
+    """Returns the outcome of each plan that was tried, by its best evidence."""
     noise = _noise(runs)
     found: dict[Plan, Outcome] = {}
     for plan in runs.found:
@@ -243,9 +242,10 @@ def measured_of(
 
 
 def _noise(runs: Runs) -> float:
-    """Half of the 95 % interval of a single run, as a logarithm; 0 where too few plans ran again.
+    """Returns half of the 95 % interval of a single run, as a logarithm; 0 if too few plans ran
+    again.
 
-    Runs of one plan are taken to differ by as much as runs of another.
+    It assumes that the runs of each plan differ by the same amount.
     """
     groups = [np.log(values) for plan in runs.found if len(values := runs.values(plan)) > 1]
     freedom = sum(len(group) - 1 for group in groups)
@@ -256,7 +256,7 @@ def _noise(runs: Runs) -> float:
 
 
 def assemble_command(study: Study, header: Header) -> SearchResult:
-    """Reads everything that a study knows of a command, as it was when it was last searched."""
+    """Reads everything that a study contains about a command, as of its last search."""
     notebook = notebook_of(study, header)
     runs = runs_of(notebook)
     judged = judge(runs, header.baseline)
@@ -281,7 +281,7 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
 
 def _command(header: Header, plan: Plan) -> str:
     """Returns the command that runs a plan; empty if the stored template does not fit the plan.
-    Others may have written the template."""
+    Another user may have written the template."""
     try:
         words = parse_template(header.facts.searched.template).for_plan(plan, run_dir="RUN_DIR")
     except (UsageError, KeyError):

@@ -1,7 +1,8 @@
-"""One run of a command: started under a guardian, watched until its steps are timed, and ended.
+"""One run of a command: starts it under a guardian, watches it until its steps are timed, and ends
+it.
 
-Whatever a run has found lies in its folder and its log before this process knows of it. So a run
-that was complete when the search was killed is not repeated: `recovered` reads what it left.
+The results of a run are in its folder and its log before this process reads them. So a run that was
+complete when the search was killed is not repeated: `recovered` reads its results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from automesh.worker.messages import Surroundings
 from automesh.worker.process import Ending, Guarded, log_tail, read_ending
 
 RUN_VARIABLE = "AUTOMESH_RUN"
-_TIMER_VARIABLE = "AUTOMESH_STEP_TIMER"  # of program/step_timer/sitecustomize.py
+_TIMER_VARIABLE = "AUTOMESH_STEP_TIMER"  # also in program/step_timer/sitecustomize.py
 _TIMER = PACKAGE / "program" / "step_timer"
 _CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _LOOK_S = 0.1
@@ -61,17 +62,17 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Iterati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How all runs of a search are made.
+    """The settings that all runs of a search share.
 
     Attributes:
-      program: path of what is run; the first word of the command is only its name.
+      program: the path of the program; the first word of the command is only its name.
       surroundings: the environment of the command.
-      source: of the step times.
-      skip: first steps that do not count.
-      steps: steps after which a run is ended.
-      timeout_s: the most that a run may take.
-      memory_limit_bytes: for the command and what it starts together.
-      cache_dir: where jax keeps compiled programs from run to run.
+      source: the source of the step times.
+      skip: number of first steps that do not count.
+      steps: number of steps that count; a run is ended after them.
+      timeout_s: the most seconds that a run may take.
+      memory_limit_bytes: the limit for the command and all processes that it starts, together.
+      cache_dir: the folder in which jax keeps compiled programs for later runs.
     """
 
     program: str
@@ -86,11 +87,11 @@ class Manner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run keeps what it finds.
+    """The place of a run's files.
 
     Attributes:
-      logs: folder of the study's logs.
-      name: of the run, such as `run-0007`; another one for each attempt.
+      logs: the folder of the study's logs.
+      name: the name of the run, such as `run-0007`; each attempt has another one.
     """
 
     logs: Path
@@ -102,31 +103,31 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        """Emptied once the run is over."""
+        """The folder of the run, which is removed after the run."""
         return self.logs / self.name
 
     @property
     def run_dir(self) -> Path:
-        """What `{run_dir}` stands for."""
+        """The value of `{run_dir}`."""
         return self.folder / "files"
 
     @property
     def steps(self) -> Path:
-        """What timers write."""
+        """The folder in which timers write."""
         return self.folder / "steps"
 
     @property
     def mark(self) -> Path:
-        """How long a file of JSON lines was before the run."""
+        """The file with the length of a file of JSON lines before the run."""
         return self.folder / "mark.json"
 
     @property
     def ending(self) -> Path:
-        """How the command ended, if it did so by itself."""
+        """The file that records how the command ended, if it ended by itself."""
         return self.folder / "ended.json"
 
     def clear(self) -> None:
-        """Removes all but the log."""
+        """Removes all files except the log."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -136,8 +137,8 @@ class FinishedRun:
 
     Attributes:
       samples_s: seconds per step.
-      losses: of the first steps, as far as the source tells.
-      step: what was timed; None unless it was captured.
+      losses: losses of the first steps, as far as the source has them.
+      step: the step that was timed; None unless it was captured.
     """
 
     samples_s: tuple[float, ...]
@@ -148,7 +149,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """A run that ended well, and of which no step was seen: the same would become of all others.
+    """A run that ended well, but showed no step; all other runs would do the same.
 
     Attributes:
       reason: one sentence, as in `Failed`.
@@ -177,11 +178,11 @@ def run(
 
     Args:
       clock: monotonic seconds.
-      pulse: called every two seconds; what it raises ends the run.
-      on_steps: called with the steps seen so far, whenever they are more.
+      pulse: called every two seconds; an exception from it ends the run.
+      on_steps: called with the steps so far, whenever there are more.
 
     Raises:
-      UsageError: the folder of the run cannot be written, the system lets no process be started, or
+      UsageError: the folder of the run cannot be written, the system refuses to start a process, or
         the pattern of step times takes too long.
     """
     try:
@@ -199,7 +200,7 @@ def run(
         steps = reader.read()
     if late and not steps.samples_s:
         return TimedOut(stage="run", limit_s=manner.timeout_s, log_tail=log_tail(place.log))
-    # What was killed for its steps or for its time has no exit code of its own.
+    # A process that was killed for its steps or its time has no exit code of its own.
     return _result(manner, place, steps, ending, was_stopped=late or steps.is_enough)
 
 
@@ -222,12 +223,13 @@ def _start(
 
 
 def recovered(manner: Manner, place: Place) -> RunResult | None:
-    """What a run left that was over when the search was killed; None if it was not over."""
+    """Returns the result of a run that had ended when the search was killed; None if it had not
+    ended."""
     if not place.folder.is_dir():
         return None
     mark = _read_mark(place)
     if mark is None and isinstance(manner.source, JsonLines):
-        return None  # What in the file is of this run, nobody can tell.
+        return None  # It is not known which lines of the file belong to this run.
     with closing(_reader(manner, place, mark or Mark())) as reader:
         steps = reader.read()
     ending = _read_ending(place)
@@ -245,7 +247,8 @@ class _Watch:
     on_steps: Callable[[int], None]
 
     def until(self, deadline_s: float) -> bool:
-        """Waits until there are enough steps, or the command has ended; True if it is too late."""
+        """Waits until there are enough steps or the command has ended; returns True if it is too
+        late."""
         seen, next_pulse_s = 0, self.clock() + _PULSE_S
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.leash, selectors.EVENT_READ)
@@ -267,7 +270,7 @@ class _Watch:
 
 
 def _end(process: Guarded) -> Ending:
-    """Kills what is left of a command with everything that it started."""
+    """Kills the command and all processes that it has started."""
     process.kill()
     with selectors.DefaultSelector() as selector:
         selector.register(process.leash, selectors.EVENT_READ)
@@ -275,7 +278,8 @@ def _end(process: Guarded) -> Ending:
             for _ in range(int(_KILL_LIMIT_S / _LOOK_S)):
                 if selector.select(_LOOK_S) and process.has_ended():
                     return process.collect_ending()
-            process.kill_deputy()  # It is stopped or stuck: the guardian then does all the killing.
+            # The deputy is stopped or stuck: then the guardian does all the killing.
+            process.kill_deputy()
     return process.collect_ending()
 
 
@@ -322,7 +326,7 @@ def _json_file(source: JsonLines, place: Place) -> Path:
 def _read_mark(place: Place) -> Mark | None:
     try:
         return read_json(read_bytes(place.mark, limit_bytes=limits.SMALL_RECORD_BYTES), Mark)
-    except AutomeshError:  # Never written, or torn by a power cut.
+    except AutomeshError:  # The file was never written, or a power cut has damaged it.
         return None
 
 
@@ -380,7 +384,7 @@ def _where(place: Place) -> str:
 
 
 def _last_words(tail: str) -> str:
-    """Returns the line that says most: the last one with an exception, else the last one."""
+    """Returns the most informative line: the last one with an exception, else the last one."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = (raised or lines or [""])[-1]

@@ -1,14 +1,16 @@
-"""A search by a command: plans are run one after the other, the best are raced, then compared.
+"""A search by a command: runs plans one after the other, races the best of them, then compares
+these.
 
-Every run is a fresh process, and a trial of the study; a run that is finished is never repeated.
+Every run is a fresh process and a trial of the study; a finished run is never repeated.
 1. Explore, for up to three fifths of the budget: each plan once, in the order of `order`.
 2. Race: the best of them and the baseline in rounds, in shuffled order, until `measure.race` can
-   tell them apart or the time is over; not where only one came near. What a plan took when it was
-   explored does not count here: it is in the race because that was little, which may be luck.
+   tell them apart or the time is over; skipped if only one plan is fast. The time of a plan when it
+   was explored does not count here: it is in the race because that time was short, which may be
+   chance.
 3. Side by side: the best two or three and the baseline in turn, again and again, until they are
-   told apart or the time is over; only these figures are exported. What stays undecided is where
-   the next search goes on.
-Whatever time is left goes to plans that were not tried, and to races of those that may be faster.
+   told apart or the time is over; only these figures are exported. The next search continues with
+   what is undecided.
+The remaining time is used for plans that were not tried, and for races of those that may be faster.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ from automesh.tuner.study.study import Study, Trial
 from automesh.units import format_seconds
 
 EXPLORE_SHARE = 0.6
-RULES = RaceRules(max_rounds=12, keep=FinalRules().entrants)  # a round: a process for each finalist
-WIDE = 1.5  # single runs of one plan may differ by a third: beyond this none is a finalist
-NEAR = 1.1  # and this near to the winner's, when it was explored, a later plan may beat it
-_MOST_FAILURES = 3  # before anything has run: then it is the command that fails, not its plans
+# a round: one process for each finalist
+RULES = RaceRules(max_rounds=12, keep=FinalRules().entrants)
+WIDE = 1.5  # single runs of one plan may differ by a third: a plan slower than this is no finalist
+NEAR = 1.1  # a later plan so close to the winner's time, when it was explored, may be faster
+_MOST_FAILURES = 3  # failures before any success: then the command fails, not its plans
 _RACE = "race"
 _RACES = "all races"
 _STEP = "step"
@@ -77,11 +80,11 @@ _STEP = "step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRace:
-    """A race that was begun, kept in the study until it is decided.
+    """A race that was begun; the study keeps it until it is decided.
 
     Attributes:
-      key: in the labels of its runs.
-      finalists: in the order in which the race has them.
+      key: its key in the labels of its runs.
+      finalists: the finalists in the order of the race.
     """
 
     key: str
@@ -93,9 +96,9 @@ class CommandStrategy(Strategy):
     """Runs plans, races the best and runs them side by side; see `Strategy`.
 
     Attributes:
-      plans: all, the baseline included.
+      plans: all plans, including the baseline.
       logs: folder of the study's logs.
-      started_s: on `clock`, when the budget began.
+      started_s: when the budget began, on `clock`.
     """
 
     request: SearchRequest
@@ -126,7 +129,7 @@ class CommandStrategy(Strategy):
 
         Raises:
           LeaseLost: another search has taken over.
-          UsageError: the command itself fails or shows no steps, whatever the plan.
+          UsageError: the command fails or shows no steps with every plan.
         """
         if not wait_for_lease(
             self.study, self.progress, until_s=self._deadline_s, clock=self.clock
@@ -154,8 +157,9 @@ class CommandStrategy(Strategy):
         self._runs = runs_of(self.notebook)
 
     def _recover(self) -> None:
-        """Takes over what runs have left that were over when an earlier search was killed."""
-        # Again: those of another host were first seen at the start, and are free only now.
+        """Records runs that had ended when an earlier search was killed."""
+        # A second time: runs of another host were first seen at the start, and can be taken over
+        # only now.
         self.study.measure.adopt_expired()
         held: set[str] = set()
         for trial in self.study.measure.trials():
@@ -177,7 +181,7 @@ class CommandStrategy(Strategy):
             for attempt in attempts:
                 self._place(claimed, attempt).clear()
         for folder in self.logs.glob("run-*"):
-            # Its run was stored, and the search killed before it was cleared.
+            # The run was stored, but the search was killed before the run's folder was cleared.
             if folder.is_dir() and folder.name not in held:
                 Place(logs=self.logs, name=folder.name).clear()
 
@@ -255,7 +259,8 @@ class CommandStrategy(Strategy):
         )
 
     def _look_at(self, plan: Plan, step: SeenStep) -> None:
-        """Tells once what was timed, and whenever it is something else or on too few devices."""
+        """Reports once which step was timed, and again if it is another one or on too few
+        devices."""
         known: SeenStep | None = self.notebook.read(_STEP, SeenStep)
         if known is None:
             self.notebook.note(_STEP, to_json(step, SeenStep))
@@ -277,10 +282,10 @@ class CommandStrategy(Strategy):
         name = f"run-{trial.number:04d}"
         return Place(logs=self.logs, name=name if attempt == 1 else f"{name}-{attempt}")
 
-    # Exploring
+    # Exploration
 
     def _explore(self, until_s: float) -> None:
-        """Runs plans that were not tried, until a time; at least two."""
+        """Runs plans that were not tried until a given time; at least two."""
         tried = self._runs.first_s()
         begun = len(tried)
         self._show_explored(len(tried))
@@ -297,8 +302,8 @@ class CommandStrategy(Strategy):
             self._check_reference()
 
     def _check_reference(self) -> None:
-        """Before a plan is dropped for its losses, it is seen whether the reference has them
-        again."""
+        """Before a plan is dropped for its losses, checks whether the reference gives the same
+        losses again."""
         judged = self._judged()
         if judged.differing and judged.plan and len(self._runs.measured(judged.plan[0])) < 2:
             self._run(judged.plan[0], AGAIN)
@@ -327,13 +332,14 @@ class CommandStrategy(Strategy):
         return statistics.median(self._took_s) if self._took_s else 0.0
 
     def _fits(self, runs: int) -> bool:
-        """Whether there should be time for so many runs."""
+        """Whether there is probably time for so many runs."""
         return self.clock() + runs * self._expected_s() <= self._deadline_s
 
-    # Racing
+    # Races
 
     def _open_race(self) -> OpenRace | None:
-        """Returns the race that an earlier search has not decided, if all of it is still legal."""
+        """Returns the race that an earlier search has not decided, if all of its plans are still
+        legal."""
         race: OpenRace | None = self.notebook.read(_RACE, OpenRace)
         if race is None or not set(race.finalists) <= set(self.plans):
             return None
@@ -350,14 +356,13 @@ class CommandStrategy(Strategy):
         return race
 
     def _races(self) -> list[OpenRace]:
-        """All races that were begun, in order; what is not searched any more is left out."""
+        """Returns all races that were begun, in order, without those of other spaces."""
         found: list[OpenRace] = self.notebook.read(_RACES, list[OpenRace]) or []
         plans = set(self.plans)
         return [one for one in found if set(one.finalists) <= plans]
 
     def _finalists(self) -> list[Plan]:
-        """Returns the best of what was explored, with the baseline; nothing if it is decided
-        already."""
+        """Returns the best explored plans and the baseline; empty if they are decided already."""
         judged = self._judged()
         excluded = set(judged.differing)
         seconds = {
@@ -385,7 +390,8 @@ class CommandStrategy(Strategy):
         return [*kept, *newcomers[: self.request.top]]
 
     def _decide(self, race: OpenRace) -> tuple[str, bool]:
-        """Races and runs the best side by side; how it ended, and whether all is decided."""
+        """Races and runs the best side by side; returns how it ended, and whether everything is
+        decided."""
         self._race(race)
         if not self._left(race):
             self.notebook.note(_RACE, None)
@@ -400,7 +406,7 @@ class CommandStrategy(Strategy):
         return [plan for plan in race.finalists if self._runs.failure(plan) is None]
 
     def _race(self, race: OpenRace) -> None:
-        """Runs rounds of all finalists until so few are left as one process has room for."""
+        """Runs rounds of all finalists until only as many are left as run side by side."""
         contest = self._contest(race)
         if len(contest.survivors) <= RULES.keep:
             return
@@ -431,7 +437,7 @@ class CommandStrategy(Strategy):
         )
 
     def _contest(self, race: OpenRace) -> Race[Plan]:
-        """Returns a race as its runs in the study have left it."""
+        """Returns the state of a race, from its runs in the study."""
         values = {
             plan: self._rounds(plan, lambda number: race_label(race.key, number))
             for plan in race.finalists
@@ -440,14 +446,14 @@ class CommandStrategy(Strategy):
         return Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
 
     def _rounds(self, plan: Plan, label: Callable[[int], str]) -> list[float]:
-        """Seconds per step of the runs with consecutive labels."""
+        """Returns the seconds per step of the runs with consecutive labels."""
         found: list[float] = []
         while isinstance(one := self._runs.of(plan, label(len(found))), Measured):
             found.append(one.step_s)
         return found
 
     def _records(self) -> Records:
-        """All races and fresh runs side by side, as the trials have them."""
+        """Returns all races and fresh runs side by side, from the trials."""
         machine = self.study.owner.machine
         raced = (
             record_of(self._contest(race).standings(), machine=machine, sentence="")
@@ -482,7 +488,8 @@ class CommandStrategy(Strategy):
         )
 
     def _contenders(self, race: OpenRace, final: Final) -> list[Plan]:
-        """Who may be the fastest: what the race has left, in the order of its figures."""
+        """Returns the plans that may be the fastest: the survivors of the race, in the order of its
+        figures."""
         seconds = self._runs.first_s()
         left = sorted(self._left(race), key=lambda plan: seconds.get(plan) or math.inf)
         own = [plan for plan in final.baseline if plan not in final.failed]
@@ -494,7 +501,7 @@ class CommandStrategy(Strategy):
         return list(dict.fromkeys([*reference, *undecided, *unknown]))
 
     def _run_afresh(self, race: OpenRace) -> bool:
-        """Runs the best and the baseline in turn; whether nothing is left to decide."""
+        """Runs the best and the baseline in turn; returns whether nothing is left to decide."""
         ended = run_side_by_side(
             final=self._final,
             contenders=lambda final: self._contenders(race, final),
@@ -503,9 +510,9 @@ class CommandStrategy(Strategy):
         return ended != "no time"
 
     def _run_row(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        """Runs each entrant once; False if there is no time for all of them."""
+        """Runs each entrant once; returns False if there is no time for all of them."""
         label = fresh_label(len(final.rows))
-        # A row that was begun is completed: half of it compares with nothing.
+        # A row that was begun is completed: a part of a row cannot be compared.
         missing = [plan for plan in entrants if self._runs.of(plan, label) is None]
         if not self._fits(len(missing)):
             return False
@@ -542,7 +549,7 @@ class CommandStrategy(Strategy):
     # The end
 
     def _without_race(self) -> str:
-        """How it ended when nobody was raced."""
+        """Returns a sentence about the end of a search without a race."""
         decision = self.notebook.decision()
         if decision is not None:
             return decision.sentence

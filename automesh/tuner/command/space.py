@@ -15,11 +15,11 @@ from automesh.tuner.command.template import RUN_DIR, Part, Template, masked_temp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpace:
-    """What plans of a command there are.
+    """The possible plans of a command.
 
     Attributes:
-      space: every axis and knob has a placeholder.
-      notices: what of a shipped space was left out, one sentence each.
+      space: the space; every axis and knob in it has a placeholder.
+      notices: one sentence for each part of a shipped space that was left out.
     """
 
     space: SearchSpace
@@ -28,13 +28,13 @@ class CommandSpace:
     def enumerate(
         self, template: Template, *, num_devices: int, num_granules: int, platform: str
     ) -> Enumeration:
-        """All legal plans, one for each different command.
+        """Returns all legal plans, one for each different command.
 
         Raises:
           NoFeasibleMesh: no plan is legal.
         """
         space = self.space
-        # A word has no type: a knob may take `1` and `auto`.
+        # A word on a command line has no type: a knob may have the values `1` and `auto`.
         step = StepFacts(used_axes=space.names, takes_any_knob=True)
         found = find_legal(
             space, step, num_devices=num_devices, num_granules=num_granules, platform=platform
@@ -61,7 +61,7 @@ def space_of(template: Template) -> CommandSpace:
     """Returns the space of all axes that a template names, without any rule.
 
     Raises:
-      UsageError: it names none, or only the part of one between granules.
+      UsageError: it names no axis, or only the part of one between granules.
     """
     parts = _parts(template)
     if not parts:
@@ -71,7 +71,7 @@ def space_of(template: Template) -> CommandSpace:
             hint="put placeholders where the sizes stand: `--fsdp {fsdp} --tp {tp}`",
         )
     for name in parts:
-        MeshAxis(name=name)  # Checks the name.
+        MeshAxis(name=name)  # This checks the name.
         _check_parts(name, parts[name])
     axes = tuple(AxisRange(name=name, dcn=_spans(parts[name])) for name in parts)
     return CommandSpace(
@@ -198,7 +198,7 @@ def _refuse_what_commands_lack(space: SearchSpace, notices: list[str]) -> None:
 def _constraints(
     space: SearchSpace, axes: Sequence[str], knobs: Sequence[Knob], notices: list[str]
 ) -> tuple[Constraint, ...]:
-    """Returns the constraints that can be applied; an axis that is left out has the size 1."""
+    """Returns the constraints that can be applied; an axis that was left out has size 1."""
     values = {knob.name: knob.values for knob in knobs}
     kept: list[Constraint] = []
     for constraint in space.constraints:

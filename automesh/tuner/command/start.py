@@ -60,12 +60,12 @@ _LOOK_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCommand:
-    """The command, the devices and the study of a search: known before the first run.
+    """The command, the devices and the study of a search; known before the first run.
 
     Attributes:
-      name: of the study.
-      folder: of the study.
-      provenance: versions and environment; runs made with others are stale.
+      name: name of the study.
+      folder: folder of the study.
+      provenance: versions and environment; runs with other ones are stale.
       rules_before: the rules that the rules file had when the search began.
     """
 
@@ -79,7 +79,7 @@ class PreparedCommand:
     source_hash: str
     provenance: Versions
     rules_before: tuple[MeshRule, ...]
-    device_memory: DeviceMemory = NO_LIMIT  # What does not fit is found out by running it.
+    device_memory: DeviceMemory = NO_LIMIT  # Only a run shows whether a plan fits into the memory.
 
 
 def search_command(
@@ -91,7 +91,7 @@ def search_command(
     """Searches for the fastest mesh of a command.
 
     Raises:
-      UsageError: bad input, or a command that fails or shows no steps whatever the plan.
+      UsageError: the input is wrong, or the command fails or shows no steps with every plan.
       NoFeasibleMesh: no plan is legal.
     """
     refuse_launcher(
@@ -175,7 +175,7 @@ def _prepare(request: SearchRequest, progress: Progress) -> tuple[PreparedComman
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
     )
-    # A dry run leaves nothing behind.
+    # A dry run leaves no files behind.
     rules_before = () if request.dry_run else check_places(request)
     check_baseline(
         request.baseline.strip(), names=command_space.space.names, devices=known_devices(target)
@@ -218,7 +218,7 @@ def _surroundings(target: Target) -> Surroundings:
 
 
 def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
-    """Returns the devices, and the name that a rule is written for; attached ones are looked at."""
+    """Returns the devices, and the target name of the rule; detects attached devices."""
     if target.cpu_devices:
         aim = Aim(
             platform="cpu",
@@ -233,7 +233,8 @@ def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
 
 
 def _attached(target: Target, progress: Progress) -> Attachment:
-    """What jax finds here; the worker is gone when this returns: the command needs the devices."""
+    """Detects the devices that jax finds here. The worker has ended when this returns, because the
+    command needs the devices."""
     progress.now("looking at the attached devices")
     with one_worker(_surroundings(target), progress=progress) as pool:
         answer = ask(pool, DevicesJob(), Attachment, _LOOK_LIMIT_S)
@@ -250,7 +251,7 @@ def _attached(target: Target, progress: Progress) -> Attachment:
 def _baseline(
     request: SearchRequest, found: CommandSpace, enumeration: Enumeration, aim: Aim
 ) -> tuple[Plan, ...]:
-    """Returns the plan of `--baseline`: the legal one with its command, if there is one."""
+    """Returns the plan of `--baseline`: the legal plan with the same command, if there is one."""
     text = request.baseline.strip()
     if not text:
         return ()
@@ -274,7 +275,7 @@ def _baseline(
 
 
 def _dry_run(ready: PreparedCommand, legal: LegalPlans) -> SearchResult:
-    """What would be run, in the order in which it would be as long as all take the same time."""
+    """Returns the plans in the order of their runs, if all of them took the same time."""
     template, order = ready.request.command.template, PlanOrder(legal.plans, legal.baseline)
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
@@ -293,9 +294,10 @@ def _dry_run(ready: PreparedCommand, legal: LegalPlans) -> SearchResult:
     )
 
 
-# What tells one search by a command from another: its name, its sources and its versions.
+# The identity of a search by a command: its name, its sources and its versions.
 
-# What decides what a command computes; a file that it writes must not make its own figures stale.
+# Files that can change what a command computes. Other files are left out: a file that the command
+# writes must not make its own figures stale.
 _SOURCES = (
     *(".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".conf", ".gin"),
     *(".libsonnet", ".jsonnet", ".star", ".txtpb", ".textproto", ".env"),
@@ -315,8 +317,8 @@ print("\\n" + json.dumps(found))
 
 
 def study_name(request: SearchRequest, *, selector: str, axes: tuple[str, ...]) -> str:
-    """`<workload>-<target>-<hash>`; hashed are the template, where it runs, where its step times
-    come from, the target, the space and the axes."""
+    """Returns `<workload>-<target>-<hash>`. The hash covers the template, the place where it runs,
+    the source of its step times, the target, the space and the axes."""
     identity = [
         "command",
         str(request.command.template),
@@ -331,9 +333,9 @@ def study_name(request: SearchRequest, *, selector: str, axes: tuple[str, ...]) 
 
 
 def source_hash(request: SearchRequest) -> str:
-    """Hash of the scripts and settings that the command names, as far as they exist.
+    """Returns a hash of the scripts and settings that the command names, as far as they exist.
 
-    Programs that are found on PATH belong to the versions, data and what runs write to neither.
+    Programs on PATH are part of the versions; data, and files that runs write, are part of neither.
     """
     digest = hashlib.sha256()
     for path in _named_files(request):
@@ -356,13 +358,15 @@ def _named_files(request: SearchRequest) -> list[Path]:
 
 
 def provenance(request: SearchRequest, environ: Mapping[str, str]) -> Versions:
-    """Versions of what runs the command, as far as they can be asked, and the environment."""
+    """Returns the versions of the command's Python and packages, as far as they are known, and the
+    environment."""
     versions = {"automesh": version("jax-automesh")} | _versions(request.command.program)
     return tuple(sorted((*versions.items(), *relevant_environment(environ).items())))
 
 
 def _versions(program: str) -> dict[str, str]:
-    """What the Python that runs a command has installed; nothing if it is not known to be one."""
+    """Returns the packages that are installed for the Python of a command; empty if its Python is
+    not known."""
     python = program if _PYTHON.fullmatch(Path(program).name) else _interpreter(program)
     if not python:
         return {}
@@ -376,13 +380,12 @@ def _versions(program: str) -> dict[str, str]:
         )
         found: dict[str, str] = json.loads(asked.stdout.decode().strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {}  # It may still run the command: then the versions are not known.
+        return {}  # This Python may still run the command, but the versions are not known.
     return found
 
 
 def _interpreter(program: str) -> str:
-    """Returns the Python in the first line of a script, such as pip installs; empty for anything
-    else."""
+    """Returns the Python in the first line of a script, as pip writes it; empty for other files."""
     try:
         with open_regular(Path(program)) as file:
             first = file.readline(512)

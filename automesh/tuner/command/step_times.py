@@ -1,10 +1,9 @@
-"""Where the step times of a command come from, and reading them while it runs.
+"""The sources of a command's step times, and readers that read them while the command runs.
 
-`capture`            a timer inside of the command's own Python, see `program/step_timer`
-`jsonl:FILE[:KEY]`   a file to which the command writes a line of JSON per step, or every few steps
-`regex:PATTERN`      what the command prints
-The readers take what is there and can be asked again and again; a reader that is made anew, as by a
-search that was killed and resumed, reads the same.
+`capture` a timer inside of the command's own Python, see `program/step_timer` `jsonl:FILE[:KEY]` a
+file to which the command writes a line of JSON per step, or every few steps `regex:PATTERN` what
+the command prints Each call of a reader reads what is there by then. A new reader, as in a search
+that was killed and resumed, reads the same steps.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from automesh.tuner.command.line_matcher import LineMatcher
 from automesh.tuner.command.template import RUN_DIR
 from automesh.units import format_bytes
 
-LOSSES = 3  # first losses that are compared with those of other plans
+LOSSES = 3  # number of first losses that are compared with those of other plans
 SLOW_S = 60.0  # after so many seconds of timed steps, FEW samples are enough
 FEW = 3
 _KINDS = "`capture`, `jsonl:FILE`, `jsonl:FILE:KEY` or `regex:PATTERN`"
 _GROUPS = ("s", "ms", "steps_per_s")
-# Names under which frameworks write how long a step took, without what stands before a `/`.
+# Names under which frameworks write the time of a step, without the prefix that ends with `/`.
 _KEYS = re.compile(
     r"(step_time|step_duration|step_s|step_ms|step_seconds|step_time_seconds|seconds_per_step|"
     r"time_per_step|s_per_step|ms_per_step|step_time_s|step_time_ms|steps_per_s|steps_per_sec|"
@@ -43,14 +42,14 @@ _MARK_BYTES = 64
 _LOSS_KEYS = ("loss", "train_loss", "total_loss")
 _RATE = re.compile(r"steps_per_s(ec|econd)?")
 _MILLISECONDS = re.compile(r"(.*_)?(ms|millis|milliseconds)(_per_step)?")
-# Coarsest last: how much of a loss may be rounding.
+# Coarsest last: it decides how much of a difference of losses may be rounding.
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-TEXT_DTYPE = "bfloat16"  # of losses that are read from text, where they may be rounded
+TEXT_DTYPE = "bfloat16"  # of losses that are read from text, in which they may be rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSource:
-    """Steps are timed inside of the command."""
+    """A timer inside of the command's processes times the steps."""
 
     def __str__(self) -> str:
         return "capture"
@@ -58,11 +57,11 @@ class CaptureSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLines:
-    """Steps are read from a file of JSON lines.
+    """The steps are read from a file of JSON lines.
 
     Attributes:
-      file: relative to the working directory; may hold `{run_dir}`.
-      key: of the step time; empty to look for a usual one.
+      file: path relative to the working directory; may contain `{run_dir}`.
+      key: the key of the step time; empty to look for a common one.
     """
 
     file: str
@@ -74,11 +73,11 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """Steps are read from what the command prints.
+    """The steps are read from the output of the command.
 
     Attributes:
       pattern: a regular expression with one group, in seconds, or one of the named groups `s`, `ms`
-        and `steps_per_s`; beside it a group `loss`, if it prints one.
+        and `steps_per_s`; it may also have a group `loss`.
     """
 
     pattern: str
@@ -92,11 +91,11 @@ Source = CaptureSource | JsonLines | Printed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenStep:
-    """What a timer took for the step.
+    """The function that a timer took for the step.
 
     Attributes:
-      file, line: of the function; empty and 0 where they are not known.
-      devices: on how many its arrays are; 0 if unknown.
+      file, line: the place of the function; empty and 0 if unknown.
+      devices: the number of devices of its arrays; 0 if unknown.
     """
 
     name: str
@@ -137,7 +136,8 @@ def parse_source(text: str) -> Source:
     """Reads `--step-time`.
 
     Raises:
-      UsageError: none of the kinds, no file, or a pattern that does not say what a step takes.
+      UsageError: the text has none of these forms, names no file, or has a pattern without a group
+        for the time of a step.
     """
     kind, _, rest = text.strip().partition(":")
     if kind == "capture" and not rest:
@@ -155,7 +155,7 @@ def parse_source(text: str) -> Source:
 
 
 def enough(samples_s: Sequence[float], steps: int) -> bool:
-    """Whether samples that report a step each are enough."""
+    """Whether there are enough samples, if each of them reports one step."""
     return len(samples_s) >= steps or (len(samples_s) >= FEW and sum(samples_s) >= SLOW_S)
 
 
@@ -224,11 +224,12 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """What has been added since the last call; ask for all of it before the next one."""
+        """Yields the lines that were added since the last call; use all of them before the next
+        call."""
         try:
             with open_regular(self._path) as file:
                 yield from self._read(file)
-        except (OSError, Unreadable):  # It is not there yet.
+        except (OSError, Unreadable):  # The file does not exist yet.
             return
 
     def _read(self, file: BinaryIO) -> Iterator[str]:
@@ -241,7 +242,7 @@ class Tail:
                 self._offset = 0
         self._before = b""
         file.seek(self._offset)
-        # No more than there was at the beginning: the command may write faster than this reads.
+        # No more than the size at the beginning: the command may write faster than this reads.
         while chunk := file.read(min(max(size - self._offset, 0), limits.CHUNK_BYTES)):
             self._offset += len(chunk)
             # Progress bars end their lines with a carriage return.
@@ -254,14 +255,14 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How long a file was before a run, and the last of it, as hexadecimal digits."""
+    """The length of a file before a run, and its last bytes as hexadecimal digits."""
 
     size: Annotated[int, Field(ge=0)] = 0
     last: Annotated[str, Field(pattern="^([0-9a-f]{2})*$")] = ""
 
     @classmethod
     def of(cls, path: Path) -> Mark:
-        """Returns the mark of a file as it is now; one that does not exist is empty."""
+        """Returns the mark of a file as it is now; the mark of a missing file is empty."""
         try:
             with open_regular(path) as file:
                 size = file.seek(0, os.SEEK_END)
@@ -283,7 +284,7 @@ class JsonReader:
         self._lines = 0
 
     def read(self) -> Steps:
-        """What is known by now."""
+        """Returns the steps that are known by now."""
         for line in self._tail.lines():
             self._lines += bool(line.strip())
             try:
@@ -296,7 +297,7 @@ class JsonReader:
         return self._reports.steps(problem=self._problem())
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Does nothing: no file is open between two reads."""
 
     def _note(self, row: dict[str, Any]) -> None:
         key = self._key
@@ -338,7 +339,7 @@ class PrintedReader:
         self._reports = _Reports(skip=skip, steps=steps)
 
     def read(self) -> Steps:
-        """What is known by now.
+        """Returns the steps that are known by now.
 
         Raises:
           UsageError: the pattern takes too long.
@@ -351,7 +352,7 @@ class PrintedReader:
         return self._reports.steps(problem=(what, ""))
 
     def close(self) -> None:
-        """Ends the process that looks for the pattern."""
+        """Ends the process that searches for the pattern."""
         self._matcher.close()
 
     def _note(self, named: dict[str, str | None], unnamed: str | None) -> None:
@@ -369,7 +370,7 @@ class CaptureReader:
         self._timers: dict[Path, _TimerLog] = {}
 
     def read(self) -> Steps:
-        """What is known by now, of the process with the largest step."""
+        """Returns the steps that are known by now, from the process with the largest step."""
         for path in sorted(self._folder.glob("*.jsonl")):
             tail = self._tails.setdefault(path, Tail(path))
             timer = self._timers.setdefault(path, _TimerLog())
@@ -379,7 +380,7 @@ class CaptureReader:
         return timers[-1].steps() if timers else Steps(problem=_NO_JAX)
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Does nothing: no file is open between two reads."""
 
 
 Reader = JsonReader | PrintedReader | CaptureReader
@@ -451,7 +452,7 @@ _TimerLine = _JaxLine | _StepLine | _LossesLine | _SampleLine | _ErrorLine | _Do
 
 
 class _TimerLog:
-    """What one process has written."""
+    """The lines that the timer of one process has written."""
 
     def __init__(self) -> None:
         self._step: SeenStep | None = None
@@ -465,11 +466,12 @@ class _TimerLog:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Larger for what is worth more."""
+        """A key by which logs are compared; the most informative log has the largest."""
         return self._is_done, -1 if self._step is None else self._step.argument_bytes
 
     def read(self, text: str) -> None:
-        """Takes a line; one that no timer has written is left out, and the first of them named."""
+        """Reads a line. A line that no timer has written is ignored, and the first such line is
+        reported."""
         try:
             self._note(read_json(text, _TimerLine))
         except AutomeshError as error:
@@ -510,7 +512,7 @@ class _TimerLog:
 
 
 class _Reports:
-    """Step times that the command itself states, one a report."""
+    """Step times that the command itself reports, one in each report."""
 
     def __init__(self, *, skip: int, steps: int) -> None:
         self._skip = skip
@@ -542,7 +544,8 @@ class _Reports:
 
 
 def seconds_of(name: str, value: object) -> float | None:
-    """Seconds of a step, by the name of the figure; None for what is no number above zero.
+    """Returns the seconds of a step, by the name of the figure; None for a value that is no number
+    above zero.
 
     >>> seconds_of("step_time_ms", 250), seconds_of("perf/steps_per_s", "4"), seconds_of("s", "x")
     (0.25, 0.25, None)
@@ -560,8 +563,8 @@ def seconds_of(name: str, value: object) -> float | None:
 
 
 def coarsest(dtypes: Sequence[str]) -> str:
-    """Returns the float type of the fewest digits; narrower ones than 16 bits are coarser than
-    all."""
+    """Returns the float type with the fewest digits; types of less than 16 bits are coarser than
+    all others."""
     if not dtypes:
         return "float32"
     return max(dtypes, key=lambda name: _FLOATS.index(name) if name in _FLOATS else len(_FLOATS))

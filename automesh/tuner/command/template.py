@@ -26,17 +26,17 @@ _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 _PARTS: dict[str, Part] = {"": "", "ici": "ici", "dcn": "dcn"}
 _NAME = re.compile(r"(?:(ici|dcn)\.)?([A-Za-z_][A-Za-z0-9_]*)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# What means something to a shell when it stands alone.
+# Words that have a meaning for a shell when they stand alone.
 _SHELL = frozenset(["|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>"])
 _BRACES = "write {{ and }} for braces that belong to the command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder:
-    """What stands for a number or a word of the plan.
+    """A placeholder for a number or a word of the plan.
 
     Attributes:
-      part: of an axis; empty for all of it, and for knobs.
+      part: the part of an axis; empty for the whole axis, and for knobs.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Template:
     """A command with placeholders.
 
     Attributes:
-      words: each a row of texts and placeholders.
+      words: the words; each is a sequence of texts and placeholders.
     """
 
     words: tuple[Word, ...]
@@ -66,7 +66,7 @@ class Template:
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
-        """All different ones, in the order in which they first appear."""
+        """All different placeholders, in the order in which they first appear."""
         found = (piece for word in self.words for piece in word if isinstance(piece, Placeholder))
         return tuple(dict.fromkeys(found))
 
@@ -107,8 +107,8 @@ def parse_template(text: str) -> Template:
     """Reads a command template.
 
     Raises:
-      UsageError: nothing, an open quote, a brace without its partner, a name that none can have, or
-        what only a shell would understand.
+      UsageError: the text is empty, or has an open quote, an unmatched brace, an impossible name,
+        or syntax that only a shell would understand.
     """
     try:
         words = shlex.split(text)
@@ -133,7 +133,7 @@ def parse_template(text: str) -> Template:
 
 
 def find_program(template: Template) -> str:
-    """Returns the path of what the command runs.
+    """Returns the path of the program that the command runs.
 
     Raises:
       UsageError: there is no such program.
@@ -215,8 +215,8 @@ def _placeholder(word: str, inside: str, *, before: str) -> Placeholder:
 
 
 def masked_template(text: str) -> str:
-    """Returns a template as it may be kept and shown: the secrets of URLs in its words become
-    `***`."""
+    """Returns a template as it may be stored and shown: `***` replaces the secrets of URLs in its
+    words."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -236,7 +236,8 @@ def _quoted(word: Word) -> str:
 
 
 def _quoted_text(text: str) -> str:
-    # Braces mean nothing to `shlex`, and a template without quotes around them is easier to read.
+    # `shlex` would quote braces, which have no meaning in a shell; the template is easier to read
+    # without these quotes.
     bare = shlex.quote(text.replace("{", "").replace("}", "")) == text.replace("{", "").replace(
         "}", ""
     )

@@ -1,4 +1,4 @@
-"""A command that is searched: what is run for each plan, and which of its steps are timed."""
+"""A command to search: the program that runs for each plan, and the steps that are timed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from automesh.tuner.command.template import RUN_DIR, Template, find_program, par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCommand:
-    """What a search by a command runs, checked as far as can be without running it.
+    """The command of a search, checked as far as possible without running it.
 
     Attributes:
-      program: path of what it runs.
-      source: of the step times.
-      skip: first steps of a run that do not count.
-      steps: steps that do; a run is ended after them.
+      program: the path of the program.
+      source: the source of the step times.
+      skip: number of first steps of a run that do not count.
+      steps: number of steps that count; a run is ended after them.
     """
 
     template: Template
@@ -46,11 +46,11 @@ class TimedCommand:
 
 
 def read_command(template: str, options: Mapping[str, Any] | None = None) -> TimedCommand:
-    """Reads what is searched by a command.
+    """Reads the options of a search by a command.
 
     Args:
-      template: as `command` of `automesh.search`.
-      options: those of a search; the ones that only a search by a command has are read.
+      template: as for `command` of `automesh.search`.
+      options: the options of a search; only those of a search by a command are read.
 
     Raises:
       UsageError: the template, the source of step times or a number is wrong, or there is no such

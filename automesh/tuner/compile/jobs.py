@@ -45,8 +45,9 @@ class CompilingHere:
     """Makes compile jobs for attached or virtual devices.
 
     Attributes:
-      player: gives a step's time from the schedule; None: it comes from what the program counts.
-      cache_dir: as of `SearchContext`.
+      player: predicts a step's time from the schedule; None: it is predicted from the work of the
+        program.
+      cache_dir: as for `SearchContext`.
     """
 
     preparation: Preparation
@@ -115,7 +116,8 @@ def predicted(compiled: Compiled, chip: Chip) -> Compiled:
 
 
 def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) -> CompileJob:
-    """Returns a compile for the devices that the worker has; `cache_dir` as of `SearchContext`."""
+    """Returns a job that compiles for the devices of the worker; `cache_dir` as for
+    `SearchContext`."""
     step = preparation.step
     return CompileJob(
         step=replace(step, absent=None),
@@ -124,7 +126,7 @@ def compile_job(preparation: Preparation, plan: Plan, cache_dir: Path | None) ->
     )
 
 
-# Compiles for absent devices: at low effort to see whether a plan fits, at default effort for a
+# Compiles for absent devices: at low effort to check whether a plan fits, at default effort for a
 # schedule.
 
 

@@ -145,7 +145,7 @@ def _busiest_replay(
     pipeline: PipelineOutcome,
     chip: Chip,
 ) -> ReplayOutcome:
-    """One replay for all programs: that of the busiest rank, which also gives the causes."""
+    """Returns one replay for all programs: that of the busiest rank, which also has the causes."""
     runs = {program: 1 if program[1] == UPDATE else times[program] for program in played}
     busy = Counter[int]()
     for program, one in played.items():

@@ -1,8 +1,10 @@
-"""What races and fresh processes say together: every measured plan against the exported one.
+"""The joint result of races and fresh processes: compares every measured plan with the exported
+one.
 
-One denominator: plans that ran in the same fresh processes as the exported plan are compared by
-those. What only a race has seen is compared by the rounds that it shares with the exported plan, or
-with the baseline, whose own ratio to the exported plan is then known from fresh processes.
+All ratios have one denominator. Plans that ran in the same fresh processes as the exported plan are
+compared by these. Plans that only ran in a race are compared by the rounds that they share with the
+exported plan, or with the baseline, whose own ratio to the exported plan is known from fresh
+processes.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ Compared = tuple[tuple[Plan, Comparison], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceRecord:
-    """A race that is over, kept in the study.
+    """A finished race, as the study stores it.
 
     Attributes:
-      machine: where it was run.
+      machine: the machine that ran it.
       rounds: seconds per step of every finalist, round by round.
       beaten: finalists that the race has shown to be slower than another.
-      left: finalists that failed on the way.
+      left: finalists that failed during the race.
       sentence: why it ended.
     """
 
@@ -47,13 +49,14 @@ class RaceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """A fresh process, kept in the study.
+    """A fresh process, as the study stores it.
 
     Attributes:
-      machine: where it ran.
-      seconds: per step, of each plan in it.
-      took_s: from its start to its end.
-      passes: over its plans, at most; in studies that do not say it as many as there may be.
+      machine: the machine that ran it.
+      seconds: seconds per step of each plan in it.
+      took_s: seconds from its start to its end.
+      passes: the most passes over its plans; in studies without this entry, the most that are
+        allowed.
     """
 
     machine: str
@@ -72,7 +75,7 @@ class Records:
 
     @property
     def plans(self) -> frozenset[Plan]:
-        """All that were in a race or a process."""
+        """All plans that were in a race or a process."""
         raced = [plan for race in self.races for plan, _ in race.rounds]
         return frozenset([*raced, *(plan for one in self.processes for plan, _ in one.seconds)])
 
@@ -92,8 +95,8 @@ class Records:
         incumbent: Sequence[Plan],
         excluded: Collection[Plan] = (),
     ) -> Final:
-        """Returns the rows of the processes; those of `excluded` and of what failed are left
-        out."""
+        """Returns the rows of the processes; without the plans in `excluded` and those that
+        failed."""
         out = {*excluded, *(plan for plan, _ in self.failed)}
         rows = [
             {plan: seconds for plan, seconds in process.seconds if plan not in out}
@@ -114,8 +117,8 @@ class Decision:
 
     Attributes:
       winner: the exported plan: the baseline, unless another was shown to be faster.
-      comparisons: every other plan that was measured, against it.
-      confirmed: figures from fresh processes, which alone are exported.
+      comparisons: every other measured plan, compared with it.
+      confirmed: figures from fresh processes; only these are exported.
       failed: plans that failed in them.
       sentence: how races and processes ended.
       made: UTC time in ISO 8601.
@@ -131,12 +134,12 @@ class Decision:
 
     @property
     def undecided(self) -> Compared:
-        """Plans of which it is open whether they are faster, the likeliest first."""
+        """Plans of which it is not known whether they are faster, the likeliest first."""
         return tuple(pair for pair in self.comparisons if pair[1].verdict == "undecided")
 
 
 def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: str) -> RaceRecord:
-    """Returns a race as it is kept."""
+    """Returns a race as the study stores it."""
     return RaceRecord(
         machine=machine,
         rounds=tuple((standing.finalist, standing.rounds_s) for standing in standings),
@@ -149,10 +152,10 @@ def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: st
 def raced_against(
     races: Sequence[RaceRecord], final: Final, reference: Plan, *, out: Collection[Plan] = ()
 ) -> Compared:
-    """What races alone say of plans against `reference`, the likeliest to be faster first.
+    """Compares plans with `reference` by races alone; returns the likeliest to be faster first.
 
     Args:
-      out: plans that are not asked about.
+      out: plans that are left out.
     """
     found: dict[Plan, Comparison] = {}
     for race in races:
@@ -163,8 +166,8 @@ def raced_against(
                 continue
             ratios = _ratios(values, rounds, final, reference)
             if ratios is not None:
-                # A later race has seen the plan beside better ones.
-                # Perhaps by one that has failed since, or is not searched any more.
+                # A later race has compared the plan with better ones, one of which may have failed
+                # since, or may not be searched any more.
                 is_whole = not any(one in final.failed for one in rounds)
                 is_beaten = is_whole and plan in race.beaten
                 found[plan] = _comparison(*ratios, is_beaten=is_beaten, rules=final.rules)
@@ -181,8 +184,8 @@ def _ratios(
     final: Final,
     reference: Plan,
 ) -> tuple[Ratio, Ratio] | None:
-    """Returns a plan against the reference: at 95 %, and at the level of equality; None if
-    unknown."""
+    """Compares a plan with the reference: returns the ratio with a 95 % interval, and with the
+    interval for equality; None if unknown."""
     if rounds.get(reference):
         own = rounds[reference]
         return paired_ratio(values, own), paired_ratio(values, own, confidence=_NARROW)
@@ -199,7 +202,8 @@ def _ratios(
 
 
 def _chained(first: Ratio, second: Ratio) -> Ratio:
-    """Returns the product of two independent ratios; halves of the intervals add as squares."""
+    """Returns the product of two independent ratios; the half widths of their intervals add as
+    squares."""
     value = first.value * second.value
     below = math.hypot(_log(first.value, first.low), _log(second.value, second.low))
     above = math.hypot(_log(first.high, first.value), _log(second.high, second.value))
@@ -215,7 +219,7 @@ def _comparison(ratio: Ratio, narrow: Ratio, *, is_beaten: bool, rules: FinalRul
     if is_beaten and verdict not in _KNOWN:
         verdict = "no faster"
     if verdict == "faster":
-        verdict = "undecided"  # A race is no evidence of that: fresh processes have to say so.
+        verdict = "undecided"  # A race alone cannot prove this: fresh processes must.
     high = ratio.high if math.isfinite(ratio.high) else ratio.value
     return Comparison(
         verdict=verdict,
@@ -232,10 +236,10 @@ def _logs(ratio: Ratio) -> tuple[float, float]:
 
 
 def comparisons_of(records: Records, final: Final, exported: Plan, *, process_s: float) -> Compared:
-    """Every plan that was measured against the exported one, the fastest first.
+    """Compares every measured plan with the exported one, the fastest first.
 
     Args:
-      process_s: what a process takes, to say what deciding would.
+      process_s: seconds of a process, from which the time for a decision follows.
     """
     found = dict(raced_against(records.races, final, exported))
     for plan in dict.fromkeys(plan for row in final.rows for plan in row):
@@ -249,7 +253,7 @@ def comparisons_of(records: Records, final: Final, exported: Plan, *, process_s:
 
 
 def _ending_of(decision: Decision, unraced: int) -> str:
-    """How a search ended whose time was used up."""
+    """Returns a sentence about the end of a search whose time was used up."""
     waiting = len(decision.undecided) + unraced
     if not waiting:
         return "all of them are decided"
@@ -281,7 +285,7 @@ def verification_of(final: Final, exported: Plan, comparisons: Compared) -> Veri
     )
 
 
-# The end of a race and of its fresh processes: figures as outcomes, and the plan to export.
+# The end of a race and its fresh processes: figures as outcomes, and the plan to export.
 
 
 def measured_outcome(
@@ -295,12 +299,12 @@ def measured_outcome(
     raced_out: bool = False,
     confirmed: bool = False,
 ) -> Measured:
-    """What was measured of a plan, with what its first visit and the compiler said."""
+    """Joins the measurements of a plan with the results of its first visit and of the compiler."""
     first = calibration.first
     peak = first.peak_bytes
     if not peak and isinstance(compiled, Compiled):
         peak = compiled.memory.peak_bytes
-    # A single round bounds nothing; its own value stands for both ends.
+    # A single round bounds nothing, so both ends are its own value.
     span = interval_s if interval_s[1] != float("inf") else (step_s, step_s)
     return Measured(
         step_s=step_s,
@@ -326,14 +330,14 @@ def decide(
     sentence: str,
     waiting: int = 0,
 ) -> Decision:
-    """What is exported, with what everything else was compared to.
+    """Decides what is exported, and compares everything else with it.
 
     Args:
-      exported: as `final` says.
-      confirmed: figures from fresh processes, those of `exported` among them.
-      process_s: what a process takes.
-      sentence: how it ended; if empty, time was used up before all was decided.
-      waiting: plans that were to be raced and were not.
+      exported: the plan that `final` exports.
+      confirmed: figures from fresh processes, including those of `exported`.
+      process_s: seconds of a process.
+      sentence: how the search ended; if empty, the time was used up before everything was decided.
+      waiting: plans that should have been raced, but were not.
     """
     compared = comparisons_of(records, final, exported, process_s=process_s)
     decision = Decision(

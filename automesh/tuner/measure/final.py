@@ -1,14 +1,15 @@
-"""The final as pure logic: who is measured in fresh processes, how they compare, what is exported.
+"""The final as pure logic: which plans are measured in fresh processes, how they compare, and which
+is exported.
 
-A row is one fresh process, in which every entrant was timed in turns: baseline, exported plan and
-one or two challengers. What two plans differ by is the mean of the logarithms of their ratios, row
-by row, with Student's t: whatever a whole process is slower by is in both and falls out.
+A row is one fresh process, in which all entrants were timed in turns: baseline, exported plan and
+one or two challengers. The difference of two plans is the mean over the rows of the logarithms of
+their ratios, with Student's t: a delay of a whole process affects both plans and cancels out.
 
-The data are looked at after 5, 7, 10, 14, 20, 28 and 40 rows. Each look may err with half of the
-chance that the one before it had, so that all of them together err in 5 % of searches, however
-long they go on (the union bound); the interval that is shown is the one that decides. Equality is
-tested by two one-sided tests at 5 % (Schuirmann, J. Pharmacokin. Biopharm. 15, 1987). How often all
-this is wrong, by simulation: `python -m benchmarks.race_errors`.
+The data are looked at after 5, 7, 10, 14, 20, 28 and 40 rows. Each look has half the chance of an
+error that the look before it had, so that all looks together err in 5 % of searches, however long
+they go on (the union bound); the interval that is shown is the one that decides. Equality is tested
+by two one-sided tests at 5 % (Schuirmann, J. Pharmacokin. Biopharm. 15, 1987). How often all this
+is wrong, by simulation: `python -m benchmarks.race_errors`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from automesh.outcomes import processes_disagree
 from automesh.report.comparison import Comparison, Verdict
 from automesh.tuner.measure.statistics import Floats, median_interval, trimmed_mean
 
-FEWEST = 3  # below this many processes nothing is exported
+FEWEST = 3  # with fewer processes nothing is exported
 LOOKS = (5, 7, 10, 14, 20, 28, 40)
 _HALF = 0.5
 _EQUAL_ERROR = 0.05
@@ -34,12 +35,12 @@ Row = Mapping[Plan, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalRules:
-    """When two plans are told apart.
+    """The conditions under which two plans count as different.
 
     Attributes:
       error: chance, over all looks, that the interval of a pair misses the truth.
       margin: plans that differ by less than this share are equally fast.
-      entrants: plans in a process, the baseline and the exported one among them.
+      entrants: plans in a process, including the baseline and the exported plan.
     """
 
     error: float = 0.05
@@ -47,7 +48,7 @@ class FinalRules:
     entrants: int = 3
 
     def level(self, count: int) -> float:
-        """Chance of an error that is spent by the look at so many rows."""
+        """Returns the chance of an error that the look at so many rows may spend."""
         passed = sum(look <= count for look in LOOKS)
         return self.error * _HALF ** max(passed, 1)
 
@@ -56,7 +57,7 @@ def comparison_of(logs: Floats, rules: FinalRules) -> Comparison:
     """Compares by the logarithms of ratios, one per process, in order of time.
 
     The verdict is one of `COMPARED`: `no faster` if it is not faster by more than the margin, and
-    may be slower; `undecided` if more processes are needed to say.
+    may be slower; `undecided` if more processes are needed to decide.
     """
     count = len(logs)
     if count < FEWEST:
@@ -92,7 +93,7 @@ def verdict_of(
 
     Args:
       interval: two-sided, at the level at which a difference is shown.
-      narrow: that of two one-sided tests, at which equality is.
+      narrow: the interval of two one-sided tests, at the level at which equality is shown.
     """
     reach = math.log1p(margin)
     if interval[1] < 0.0:
@@ -105,12 +106,12 @@ def verdict_of(
 
 
 def _needed(mean: float, spread: float, count: int, rules: FinalRules) -> int:
-    """Processes that should decide, if mean and spread stay what they are.
+    """Returns the number of processes that should decide, if mean and spread stay the same.
 
     Args:
       spread: standard deviation of one process's logarithm.
     """
-    # Student's t at the levels of the looks is near 3.6, at that of equality near 1.8.
+    # Student's t is near 3.6 at the levels of the looks, and near 1.8 at the level of equality.
     apart = (3.6 * spread / max(abs(mean), 1e-9)) ** 2
     room = math.log1p(rules.margin) + mean
     near = (1.8 * spread / room) ** 2 if room > 0 else math.inf
@@ -124,7 +125,7 @@ class Final:
 
     Attributes:
       baseline: the script's own plan, or nothing.
-      incumbent: what was exported before, or nothing: it is replaced only by what is faster.
+      incumbent: the plan that was exported before, or nothing; only a faster plan replaces it.
       rows: seconds per step by plan, one row per process.
       failed: plans that may not be exported any more.
     """
@@ -136,19 +137,19 @@ class Final:
     failed: set[Plan]
 
     def count(self, *plans: Plan) -> int:
-        """Processes in which all of them ran."""
+        """The number of processes in which all of `plans` ran."""
         return sum(all(plan in row for plan in plans) for row in self.rows)
 
     def values_of(self, plan: Plan) -> tuple[float, ...]:
-        """Seconds per step of a plan, one per process that it ran in."""
+        """Returns the seconds per step of a plan, one value per process that it ran in."""
         return tuple(row[plan] for row in self.rows if plan in row)
 
     def compare(self, plan: Plan, other: Plan, *, at_look: bool = False) -> Comparison:
-        """Returns a plan against another one, over the processes in which both ran.
+        """Compares a plan with another one, over the processes in which both ran.
 
         Args:
-          at_look: by the rows of the last look alone: what is decided between two looks would not
-            be paid for.
+          at_look: whether to use only the rows of the last look: the error bound does not allow for
+            decisions between two looks.
         """
         rows = [row for row in self.rows if plan in row and other in row]
         if at_look:
@@ -157,10 +158,10 @@ class Final:
         return comparison_of(logs, self.rules)
 
     def exported(self, *, at_look: bool = False) -> tuple[Plan, ...]:
-        """Returns the plan that the rows are for, or nothing where no plan ran in three processes.
+        """Returns the plan to export, or nothing if no plan ran in three processes.
 
-        The baseline stays unless another plan is shown to be faster; of several such plans the one
-        that was exported before, unless another is shown to be faster than it.
+        The baseline stays unless another plan is shown to be faster; among several faster plans,
+        the one that was exported before stays, unless another is shown to be faster than it.
         """
         known = [plan for plan in self._plans() if plan not in self.failed]
         known = [plan for plan in known if self.count(plan) >= FEWEST]
@@ -181,11 +182,11 @@ class Final:
         return (best,)
 
     def entrants(self, contenders: Collection[Plan]) -> tuple[Plan, ...]:
-        """Who runs in the next process; nobody if nothing is left to decide.
+        """Returns the plans of the next process; none if nothing is left to decide.
 
         Args:
-          contenders: plans that did not run in any process yet and may be faster than what is
-            exported, the likeliest first; of those that did, the rows tell.
+          contenders: plans that did not run in any process yet and may be faster than the exported
+            plan, the likeliest first. Other plans are judged by their rows.
         """
         exported = self.exported(at_look=True)
         named = dict.fromkeys([*contenders, *self._plans()])
@@ -205,11 +206,12 @@ class Final:
             return (*always, *challengers[:room])
         is_known = bool(always) and self.count(*always) >= LOOKS[0]
         if is_known and any(map(self._is_unsteady, exported)) and self.count(*always) < LOOKS[-1]:
-            return tuple(always)  # The machine was busy: its time is still to be found out.
+            # The machine was busy, so the time of this plan is not known well yet.
+            return tuple(always)
         return () if is_known else tuple(always)
 
     def _is_unsteady(self, plan: Plan) -> bool:
-        """Whether processes disagree so much about a plan's time that it may not become a rule."""
+        """Whether processes disagree so much about a plan's time that it must not become a rule."""
         values = self.values_of(plan)
         if len(values) < FEWEST:
             return False

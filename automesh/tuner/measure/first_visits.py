@@ -1,4 +1,5 @@
-"""First visits: does a plan run, does it compute what the reference does, how long does it take."""
+"""First visits: whether a plan runs, whether it computes the same as the reference, and how long it
+takes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
     "give it more --budget, or see with --timeout whether it hangs"
 )
-# How late the only visits of a search may be: a share of the budget, or so many seconds.
+# How late the only visits of a search may be: a share of the budget, or seconds.
 _LATE_SHARE = 0.5
 _LATE_S = 60.0
 
@@ -43,17 +44,17 @@ class FirstVisits:
     _is_told: bool = field(init=False, default=False)
 
     def visit_all(self, plans: Sequence[Plan]) -> None:
-        """Visits every plan once, drops those that fail or compute something else.
+        """Visits every plan once, and drops those that fail or compute something else.
 
-        When the time for it is over, those left wait for the next search.
+        When the time for this is over, the remaining plans wait for the next search.
         """
         known, search = self.known, self.known.search
-        # Where time is used up already, a process would be ended before it has begun to work.
+        # If the time is used up already, a process would be ended before it has begun to work.
         is_over = not known.calibrations and self.time_left.now_s >= self.time_left.end_s
         if not is_over:
             self.ensure_reference(plans)
         if known.reference is None:
-            # Time is used up, and nothing is known that says whether others are right.
+            # The time is used up, and nothing shows whether other plans are right.
             if not known.calibrations:
                 self._run_late(plans)
             return
@@ -74,11 +75,11 @@ class FirstVisits:
             known.judge(plan, known.reference)
 
     def _run_late(self, plans: Sequence[Plan]) -> None:
-        """Runs two plans all the same, although the time is over: a search that has compiled
-        something does not end without a time that was measured, and another one beside it.
+        """Runs two plans although the time is over: a search that has compiled plans should end
+        with a measured time, and a second one to compare it with.
 
-        The second one runs in the process of the first, if that takes no longer than half of what
-        the first one may take with the start of the process.
+        The second plan runs in the process of the first, if this takes at most half of the time
+        that the first one may take including the start of the process.
         """
         known, search = self.known, self.known.search
         more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
@@ -93,7 +94,7 @@ class FirstVisits:
             search.progress.notice(f"{why}: {plan} is run once all the same")
             late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
             self._visit(plan, late)
-            self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
+            self.ensure_reference(plans)  # The baseline just ran without a time limit.
             if plan in known.calibrations and known.reference is not None:
                 known.judge(plan, known.reference)
             known.note_visits()
@@ -101,7 +102,8 @@ class FirstVisits:
                 return
 
     def _visit(self, plan: Plan, within: BoundedPool | None = None) -> None:
-        """Visits a plan; its failure is noted, unless it is only that time was used up."""
+        """Visits a plan; records its failure, unless the only reason is that the time was used
+        up."""
         known, search = self.known, self.known.search
         begun_s, bounded = search.clock(), within or self._bounded()
         if bounded.is_over:
@@ -132,9 +134,10 @@ class FirstVisits:
         known.calibrations[plan] = found
 
     def ensure_reference(self, plans: Sequence[Plan]) -> None:
-        """Finds what the others' losses are compared with: the baseline if it runs, else what does.
+        """Finds the reference for the losses of the others: the baseline if it runs, else another
+        plan.
 
-        Where there was no time for that, `Known.reference` stays None: the next search has it.
+        If there is no time for that, `Known.reference` stays None, and the next search finds one.
         """
         if self.known.reference is not None:
             return
@@ -186,14 +189,15 @@ class FirstVisits:
         return Reference.of(name, single, found.first)
 
     def _bounded(self) -> BoundedPool:
-        """The workers, for visits of which nobody knows how long they take: the search must end."""
+        """The workers, bounded because nobody knows how long first visits take and the search must
+        end."""
         return BoundedPool(
             pool=self.pool, until_s=self.time_left.last_s, clock=self.known.search.clock
         )
 
     @property
     def subject(self) -> Subject:
-        """What all visits have in common."""
+        """The attributes that all visits share."""
         preparation = self.known.search.preparation
         inspection = preparation.inspection
         return Subject(
@@ -211,7 +215,7 @@ class FirstVisits:
 
     @property
     def _room_bytes(self) -> int:
-        """Memory that plans may share on one device; of CPU devices half of what a worker has."""
+        """Memory on one device that plans may share; on CPU devices half of a worker's memory."""
         search = self.known.search
         memory = search.preparation.device_memory
         if memory.limit_bytes:
@@ -221,7 +225,8 @@ class FirstVisits:
 
 
 def _said_of_time(alone: Calibration, baseline: Sequence[Calibration]) -> str:
-    """How long a step takes on one device at its first visit, and whether several pay."""
+    """Returns a sentence about the time of a step on one device at its first visit, and whether
+    several devices are faster."""
     alone_s = median(alone.first.samples_s)
     said = f", which takes {format_seconds(alone_s)}"
     for other in baseline:

@@ -1,4 +1,5 @@
-"""Fresh processes: baseline, exported plan and challengers timed side by side in each."""
+"""Fresh processes: in each of them baseline, exported plan and challengers are timed side by
+side."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from automesh.tuner.measure.statistics import median_interval
 
 MOST_PASSES = 8
 FEWEST_PASSES = 2
-PROCESS_START_S = 3.0  # assumed, until it takes its first job; what comes then is measured
+PROCESS_START_S = 3.0  # assumed before a process takes its first job; the rest is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Time of a step from fresh processes.
+    """The time of a step from fresh processes.
 
     Attributes:
       rounds_s: one value per process, seconds per step.
@@ -40,13 +41,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRun:
-    """What one fresh process gave.
+    """The result of one fresh process.
 
     Attributes:
-      seconds: per step, of every plan that ran in all passes that were completed.
-      failures: of plans that failed in it.
-      is_whole: False if time ran out before one pass was over: then `seconds` is empty.
-      took_s: from its start to its last visit.
+      seconds: seconds per step of every plan that ran in all completed passes.
+      failures: the failures of plans that failed in it.
+      is_whole: False if the time ran out before one pass was complete: then `seconds` is empty.
+      took_s: seconds from its start to its last visit.
     """
 
     seconds: tuple[tuple[Plan, float], ...]
@@ -68,18 +69,18 @@ def run_process(
 ) -> ProcessRun:
     """Visits the entrants in turns (A B C C B A ...) in a process of their own.
 
-    The best of many is best partly by luck, and a process has luck of its own (addresses, threads),
-    so that figures of the race say nothing here. What drifts slowly hits all of them alike, as each
-    has early places and late ones.
+    The best of many is partly best by chance, and each process has random effects of its own
+    (addresses, threads), so figures of the race are not used here. A slow drift affects all plans
+    alike, because each has early and late turns.
 
     Args:
-      number: of the process; it decides who begins.
-      passes: over the entrants, at most; see `passes_of`.
+      number: the number of the process; it determines which plan begins.
+      passes: the most passes over the entrants; see `passes_of`.
       deadline_s: when to stop, on `clock`.
       clock: monotonic seconds.
     """
     course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
-    # A fresh process sets a plan up anew, which no visit of the race did.
+    # A fresh process makes the state of a plan anew, which no visit of the race did.
     course.visit_s.update(
         {entrant.plan: entrant.visit_s + entrant.first.setup_s for entrant in entrants}
     )
@@ -102,7 +103,7 @@ def run_process(
             else:
                 logs[plan].append(math.log(value_s))
     left = {plan: found for plan, found in logs.items() if plan not in failures}
-    # A pass that was cut short would compare other times of the one than of the other.
+    # In an interrupted pass the plans would have been timed at different times.
     whole = min(map(len, left.values()), default=0)
     return ProcessRun(
         seconds=tuple(
@@ -115,14 +116,14 @@ def run_process(
 
 
 def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
-    """Passes over the entrants in a process: as much timed work as its start costs; fewer where
-    making the states takes longer than that work.
+    """Returns the passes over the entrants in a process: as much timed work as its start takes;
+    fewer if making the states takes longer than that work.
 
-    An even number, so that nobody has more early places than others; one where even two would take
-    three times as long as the start.
+    The number is even, so that no plan has more early turns than others. It is one if even two
+    passes would take three times as long as the start.
 
     Args:
-      most: for which there is time.
+      most: the most passes for which there is time.
     """
     pass_s = sum(max(entrant.visit_s, entrant.state_s) for entrant in entrants)
     start_s = start_s_of(entrants) + sum(entrant.first.setup_s for entrant in entrants)
@@ -131,15 +132,15 @@ def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
 
 
 def start_s_of(entrants: Sequence[Calibration]) -> float:
-    """What a process needs before it sets up its first plan."""
+    """Returns the seconds that a process needs before it makes the state of its first plan."""
     return PROCESS_START_S + max((entrant.first.start_s for entrant in entrants), default=0.0)
 
 
 def process_s_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> float:
-    """What one process should take, from its start to its last visit.
+    """Returns the expected seconds of one process, from its start to its last visit.
 
     Args:
-      most: passes that there is time for.
+      most: the most passes for which there is time.
     """
     passes = passes_of(entrants, most)
     return start_s_of(entrants) + sum(
@@ -150,14 +151,15 @@ def process_s_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> fl
 def _visits(
     order: Sequence[Calibration], passes: int, *, is_together: bool
 ) -> list[Sequence[Calibration]]:
-    """Whom to visit at once, one after the other."""
+    """Returns which plans are visited at once, in the order of the visits."""
     every = turns(order, passes)
     size = len(order) if is_together else 1
     return [every[first : first + size] for first in range(0, len(every), size)]
 
 
 def turns(order: Sequence[Calibration], passes: int) -> list[Calibration]:
-    """Whom to visit, one pass after the other: forwards, backwards, backwards, forwards."""
+    """Returns the plans in the order of their visits, one pass after the other: forwards,
+    backwards, backwards, forwards."""
     backwards = list(reversed(order))
     return [
         one for number in range(passes) for one in (backwards if number % 4 in (1, 2) else order)
@@ -171,14 +173,14 @@ def run_side_by_side(
     run_row: Callable[[Final, Sequence[Plan]], bool],
     most: int = LOOKS[-1],
 ) -> Literal["decided", "enough", "no time"]:
-    """Times the best and the baseline side by side, row by row, until they are told apart.
+    """Times the best and the baseline side by side, row by row, until their order is decided.
 
     Args:
       final: all rows so far.
       contenders: plans that may be the fastest and are in no row yet, the likeliest first.
       run_row: times the entrants side by side, in a fresh worker or by runs of a command, and
         stores it; False if there is no time for that.
-      most: rows in which all entrants run at most; then it ends with `enough`.
+      most: the most rows in which all entrants run; then it ends with `enough`.
     """
     while True:
         rows = final()
@@ -192,7 +194,7 @@ def run_side_by_side(
 
 
 def show_rows(progress: Progress, count: int, note: str) -> None:
-    """Shows how many rows the exported plan has, of those after which the next look is due."""
+    """Shows the number of rows of the exported plan, and after how many the next look is due."""
     total = next((look for look in LOOKS if look > count), LOOKS[-1])
     progress.phase("confirm", total=total, done=count, note=note)
 

@@ -1,4 +1,5 @@
-"""What is known of the plans of one search while they are measured: figures, failures, records."""
+"""What is known about the plans of one search while they are measured: figures, failures,
+records."""
 
 from __future__ import annotations
 
@@ -30,21 +31,22 @@ from automesh.tuner.study.study import Trial
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """What this search and earlier ones have found, and how it is written to the study.
+    """The results of this search and earlier ones, which it also writes to the study.
 
     Attributes:
       compiled: outcomes of the compile rung; grows with the challengers.
-      finalists: of the first race, the baseline among them.
-      done: how plans have ended, in this search or an earlier one, on whatever machine.
-      trials: of the study, that this search has open.
+      finalists: the plans of the first race, including the baseline.
+      done: the outcomes of plans, in this search or an earlier one, on any machine.
+      trials: the open trials of this search in the study.
       calibrations: first visits on this machine.
-      reference: what the others' losses are compared with, which may be nothing at all; None until
-        it was looked for with time enough.
-      checks: of the numerics.
-      records: of races and of fresh processes on this machine, and of failures on any.
-      decision: what an earlier search has decided; None if none has.
-      incumbent: what that one exports; at most one plan.
-      differing: plans whose programs are not those that were compiled.
+      reference: the losses that others are compared with, which may be empty; None until a search
+        had the time to find them.
+      checks: the checks of the numerics.
+      records: records of races and of fresh processes on this machine, and of failures on any
+        machine.
+      decision: the decision of an earlier search; None without one.
+      incumbent: the plan that it exports; at most one.
+      differing: plans whose programs differ from the compiled ones.
     """
 
     search: SearchContext
@@ -68,10 +70,10 @@ class Known:
     def machine(self) -> str:
         return self.search.study.owner.machine
 
-    # What earlier searches left
+    # Results of earlier searches
 
     def reload(self) -> None:
-        """Takes over what the study has, and finishes what a killed search has left open in it."""
+        """Loads the results in the study, and finishes what a killed search has left open there."""
         self.search.study.measure.adopt_expired()
         records: Records = self.search.notebook.read("records", Records) or Records()
         self.records = records.of_machine(self.machine)
@@ -104,7 +106,7 @@ class Known:
             self._check_all(self.reference)
 
     def _close_begun(self) -> None:
-        """Finishes trials of a search that was killed after a race and before it did so."""
+        """Finishes trials of a search that was killed between a race and the end of its trials."""
         begun = self.begun()
         for race in self.records.races:
             for plan, _ in race.rounds:
@@ -113,7 +115,8 @@ class Known:
                     self.close(race, plan)
 
     def begun(self) -> list[Plan]:
-        """Plans of which a trial is open: an earlier search has begun with them, or this one."""
+        """Returns the plans with an open trial: this search or an earlier one has begun with
+        them."""
         plans = frozenset(self.search.legal.plans)
         trials = [trial for trial in self.search.study.measure.trials() if trial.plan in plans]
         return [
@@ -122,10 +125,11 @@ class Known:
             if trial.is_open and self.search.notebook.is_current(trial)
         ]
 
-    # What is found
+    # New results
 
     def use_reference(self, found: Reference) -> None:
-        """Takes a reference; one for another baseline than before judges all first visits anew."""
+        """Sets the reference. If it is for another baseline than before, all first visits are
+        judged anew."""
         self._adopt(found)
         self._check_all(found)
         self._close_begun()
@@ -139,7 +143,8 @@ class Known:
             self.judge(plan, reference)
 
     def judge(self, plan: Plan, reference: Reference) -> None:
-        """Compares a first visit with the reference, and drops what computes something else."""
+        """Compares a first visit with the reference, and drops the plan if it computes something
+        else."""
         calibration = self.calibrations[plan]
         self.checks.note(plan, *check(reference, plan, calibration.first))
         if self.checks.agrees(plan):
@@ -157,14 +162,15 @@ class Known:
         del self.calibrations[plan]
 
     def open_trials(self, plans: Sequence[Plan]) -> None:
-        """Begins trials of these plans, where none is open."""
+        """Begins trials of those plans that have no open one."""
         for plan in plans:
             trial = self.search.study.measure.begin(plan) if plan not in self.trials else None
             if trial is not None:
                 self.trials[plan] = trial
 
     def finish(self, plan: Plan, outcome: Outcome) -> None:
-        """Notes how a plan has ended; one with another program stays open until it is known why."""
+        """Records the outcome of a plan; a plan with another program stays open until the reason is
+        known."""
         self.done[plan] = outcome
         if outcome == OTHER_PROGRAM:
             self.differing[plan] = None
@@ -176,7 +182,7 @@ class Known:
             self.search.study.measure.finish(trial, outcome, fingerprint=fingerprint)
 
     def close(self, race: RaceRecord, plan: Plan) -> None:
-        """Finishes the trial of a plan with what a race has said of it."""
+        """Finishes the trial of a plan with its result in a race."""
         rounds_s = dict(race.rounds)[plan]
         if not rounds_s or plan not in self.calibrations:
             return
@@ -201,10 +207,11 @@ class Known:
         self.search.notebook.note("visits", to_json(stored, StoredVisits))
 
     def add_race(self, race: RaceRecord) -> None:
-        """Stores a race, and finishes the trials of those that ran in it."""
+        """Stores a race, and finishes the trials of its plans."""
         self.records = replace(self.records, races=(*self.records.races, race))
         self._note_records()
-        # After the record: whoever is killed here finds it, and only has trials to close.
+        # After the record is stored: if the search is killed here, the next one only has to close
+        # the trials.
         for plan, _ in race.rounds:
             if plan not in self.done:
                 self.close(race, plan)
@@ -223,7 +230,7 @@ class Known:
             self.finish(plan, failure)
 
     def add_failures(self, plans: Sequence[Plan]) -> None:
-        """Stores plans that ran before and could not be visited again."""
+        """Stores plans that ran before, and now failed."""
         failed = [(plan, self.done[plan]) for plan in plans]
         found = tuple((plan, one) for plan, one in failed if isinstance(one, Failure))
         self.records = replace(self.records, failed=(*self.records.failed, *found))
@@ -232,22 +239,23 @@ class Known:
     def _note_records(self) -> None:
         self.search.notebook.note("records", to_json(self.records, Records))
 
-    # What follows from it
+    # Conclusions
 
     def raced(self) -> set[Plan]:
-        """Plans that have rounds of a race on this machine."""
+        """Returns the plans that have rounds of a race on this machine."""
         return {plan for race in self.records.races for plan, values in race.rounds if values}
 
     def unraced(self) -> list[Plan]:
-        """Finalists of which nobody knows yet whether they run."""
+        """Returns the finalists of which it is not known whether they run."""
         raced = self.raced()
         return [plan for plan in self.finalists if plan not in raced and plan not in self.done]
 
     def is_to_race(self, plan: Plan, raced: Collection[Plan]) -> bool:
         """Whether a plan that was not raced on this machine is raced now.
 
-        One that was measured on another, or before this one was started anew, is so only if
-        nothing was decided there and nothing was raced here: seconds of the two do not compare.
+        A plan that was measured on another machine, or before this one was restarted, is raced only
+        if nothing was decided there and nothing was raced here: seconds of the two cannot be
+        compared.
         """
         if plan not in self.done:
             return True
@@ -258,7 +266,7 @@ class Known:
         """Returns the final in fresh processes, as far as it was run."""
         legal = frozenset(self.search.legal.plans)
         excluded = {plan for plan, one in self.done.items() if not may_be_exported(one)}
-        # Another search space than now had these, too.
+        # These plans belong to a former search space.
         excluded |= {plan for plan in self.records.plans if plan not in legal}
         return self.records.final(
             rules=FinalRules(),
@@ -271,7 +279,7 @@ class Known:
         return plan in self.calibrations or may_be_exported(self.done.get(plan))
 
     def confirmed(self, final: Final) -> dict[Plan, Measured]:
-        """Plans with figures from fresh processes."""
+        """Returns the plans with figures from fresh processes."""
         return {
             plan: measured_outcome(
                 self.calibrations[plan],
@@ -287,5 +295,6 @@ class Known:
         }
 
     def measured(self) -> dict[Plan, Outcome]:
-        """How the plans have ended; what fresh processes say stands in the place of races."""
+        """Returns the outcomes of the plans; figures from fresh processes replace those of
+        races."""
         return {**self.done, **self.confirmed(self.final())}

@@ -1,4 +1,4 @@
-"""A pool seen by the race: blocking calls that keep the study's lease and the display alive."""
+"""A pool for races: its blocking calls keep the study's lease and the display alive."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from automesh.worker.protocol import Answer
 
 _PULSE_S = 2.0
 _WAIT_S = 1.0
-# What ends in these stages is taken for a refusal by the plan: it should be one.
+# If a process dies in these stages, the plan is probably the cause.
 _REFUSALS = ("start", "load", "build", "lower", "compile")
 
 
 class LeaseLost(Exception):
-    """This search was silent for so long that another has taken over the measuring."""
+    """This search was silent for so long that another one has taken over the measuring."""
 
 
 def wait_for_lease(
@@ -47,7 +47,7 @@ def wait_for_lease(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePool:
-    """Runs visits one at a time; a visit may take longer than a lease lives without a heartbeat."""
+    """Runs visits one at a time; a visit may take longer than a lease without a heartbeat lasts."""
 
     pool: Pool
     study: Study
@@ -58,7 +58,7 @@ class LivePool:
 
         Raises:
           LeaseLost: two searches must not measure at the same time.
-          UsageError: the machine failed, which says nothing about the plan.
+          UsageError: the machine failed, so nothing is known about the plan.
         """
         result = self._run(job, timeout_s)
         if not isinstance(result, VisitAnswer | Failure):
@@ -69,7 +69,7 @@ class LivePool:
         """Traces a plan; see `TracePool`.
 
         Raises:
-          LeaseLost, UsageError: as `run`.
+          LeaseLost, UsageError: as for `run`.
         """
         result = self._run(job, timeout_s)
         if not isinstance(result, Traced | Failure):

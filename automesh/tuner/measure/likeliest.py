@@ -1,6 +1,6 @@
-"""Which plans may be the fastest, from what races and first visits have said.
+"""The plans that may be the fastest, by races and first visits.
 
-These functions only read; `final` is that of the moment, `known.final()`.
+These functions change nothing; `final` is the present `known.final()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from automesh.tuner.measure.known import Known
 
 
 def contenders(known: Known, final: Final) -> list[Plan]:
-    """Plans that races leave as possibly the fastest, the likeliest first."""
+    """Returns plans that may be the fastest by the races, the likeliest first."""
     own = [plan for plan in final.baseline if plan not in final.failed]
     reference = [*final.exported(at_look=True), *own, *leaders(known, final)]
     if not reference:
@@ -24,7 +24,7 @@ def contenders(known: Known, final: Final) -> list[Plan]:
         return list(dict.fromkeys([*reference, *by_first_visit(known, final)]))
     raced = raced_against(known.records.races, final, reference[0])
     undecided = [plan for plan, one in raced if one.verdict == "undecided"]
-    # Races without a plan in common with the others say nothing beside them.
+    # Races without a plan in common cannot be compared.
     compared = {plan for plan, _ in raced}
     open_plans = known.raced() - compared - _beaten(known)
     apart = [plan for plan in by_first_visit(known, final) if plan in open_plans]
@@ -32,7 +32,8 @@ def contenders(known: Known, final: Final) -> list[Plan]:
 
 
 def leaders(known: Known, final: Final) -> list[Plan]:
-    """Returns the likeliest plan: one that fresh processes have begun with comes before others."""
+    """Returns the likeliest plan; a plan that already ran in fresh processes comes before
+    others."""
     beaten = _beaten(known)
     begun = [plan for row in final.rows for plan in row if plan not in beaten]
     likely = dict.fromkeys([*_race_leaders(known, final), *begun])
@@ -40,7 +41,7 @@ def leaders(known: Known, final: Final) -> list[Plan]:
 
 
 def by_first_visit(known: Known, final: Final) -> list[Plan]:
-    """All that were visited and may be exported, the fastest first."""
+    """Returns all visited plans that may be exported, the fastest first."""
     seen = {
         plan: statistics.median(one.first.samples_s)
         for plan, one in known.calibrations.items()
@@ -50,18 +51,19 @@ def by_first_visit(known: Known, final: Final) -> list[Plan]:
 
 
 def anchors(known: Known) -> list[Plan]:
-    """Finished plans to race newcomers against: times of another race do not compare."""
+    """Returns finished plans with which newcomers are raced: times of different races cannot be
+    compared."""
     final = known.final()
     plans = dict.fromkeys([*known.baseline, *final.exported(), *known.incumbent])
     found = [plan for plan in plans if may_be_exported(known.done.get(plan))]
     if found or not known.raced():
         return found
-    # There is no rule yet: what an earlier race has left links this one with it.
+    # There is no rule yet: the survivors of an earlier race link this race with it.
     return [plan for plan in leaders(known, final) if may_be_exported(known.done.get(plan))]
 
 
 def _race_leaders(known: Known, final: Final) -> list[Plan]:
-    """Returns the fastest of the last race in which anybody is left; without races, of first
+    """Returns the fastest of the last race that has survivors; without races, of the first
     visits."""
     for race in reversed(known.records.races):
         alive = [

@@ -1,8 +1,9 @@
-"""Do two meshes compute the same function: their losses and the updates of their state compared.
+"""Checks whether two meshes compute the same function: compares their losses and the updates of
+their state.
 
 A step without a scalar loss is judged by the arrays of losses that it returns, if there are any,
-and by what its first step changes in the arrays that it carries on. Where something differs, the
-arguments of the two runs are compared, too: other data are no fault of the mesh.
+and by how its first step changes the arrays of its state. If something differs, the arguments of
+the two runs are compared, too: the mesh is not the cause of different data.
 """
 
 from __future__ import annotations
@@ -23,38 +24,43 @@ from automesh.tuner.measure.schedule import (
     record_losses,
 )
 
-# What reordered sums may change, relative, by the coarsest type in the step. A loss that is itself
-# rounded to 16 bits may land on the neighbouring value: at least one unit in the last place, 2^-7
-# for bfloat16, 2^-10 for float16. Beyond that, losses are means, in which the roundings of
-# activations average out. For 32 and 64 bits a thousand, respectively half a million units: sums of
-# millions of terms, approximations of exp and a few optimizer steps come between. A forgotten
-# collective changes the loss, a gradient's norm or a later step by per cents.
+# The relative change that reordered sums may cause, by the coarsest type in the step. A loss that
+# is itself rounded to 16 bits may be rounded to the neighbouring value: at least one unit in the
+# last place, 2^-7 for bfloat16, 2^-10 for float16. Otherwise losses are means, in which the
+# roundings of activations average out. For 32 and 64 bits the tolerance is a thousand, respectively
+# half a million units: it covers sums of millions of terms, approximations of exp and a few
+# optimizer steps. A forgotten collective changes the loss, a gradient's norm or a later step by per
+# cents.
 _TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3}
 _NARROW_TOLERANCE = 5e-2  # float8 and narrower: half a unit in the last place of e4m3 is 6e-2
 _SMALL = (
-    1e-3  # a scalar below this share of the largest is compared at that size: zero has no scale
+    # a scalar below this share of the largest is compared at that size, since zero has no scale
+    1e-3
 )
-# How far the update of an array may be from the reference's, relative to its norm, by the coarsest
-# type in the step. Rounding of activations goes into gradients element by element and does not
-# average out: a hundredth to a tenth of the norm for bfloat16. A forgotten sum over devices leaves
-# a gradient of an eighth of the batch: the distance is then half of the norm or several times it.
+# The distance that an update of an array may have from the reference's, relative to its norm, by
+# the coarsest type in the step. Rounding of activations affects gradients element by element and
+# does not average out: it is a hundredth to a tenth of the norm for bfloat16. A forgotten sum over
+# devices leaves the gradient of an eighth of the batch: the distance is then half of the norm or
+# several times the norm.
 _UPDATE_TOLERANCE = {"float64": 1e-6, "float32": 2e-2, "bfloat16": 0.3, "float16": 0.1}
 _NARROW_UPDATE_TOLERANCE = 0.5
-# Where all elements move by the same, as in Adam's first step, signs alone are compared: elements
-# whose gradient is rounding turn round, and each turned share s is a distance of 2 sqrt(s).
+# If all elements move by the same amount, as in Adam's first step, only signs are compared.
+# Elements whose gradient is rounding may change sign, and if a share s does, the distance is 2
+# sqrt(s).
 _EVEN_SPREAD = 0.5
 _EVEN_TOLERANCE = {"float64": 1e-2, "float32": 0.2, "bfloat16": 0.6, "float16": 0.5}
-# What a change of the arguments by one unit in the last place does to an update of the reference,
-# so many times over, another order of summation may do, too. Gradients that cancel, as those of the
-# biases of keys in attention, are rounding alone: then any direction is as good as another, two
-# updates of one norm are up to twice it apart, and eight projections may show half as much again.
+# If a change of the arguments by one unit in the last place changes an update of the reference,
+# another order of summation may change it by this many times as much. Gradients that cancel, such
+# as those of the biases of keys in attention, are only rounding: then any direction is as good as
+# another, two updates of one norm are up to twice the norm apart, and eight projections may show
+# half as much again.
 _SENSITIVITIES = 2.0
 _ROUNDING_ALONE = 0.3
 _ANY_DIRECTION = 3.0
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _NARROW_UNIT = 0.25
-# Roundings do not average out in the loss of a single example, which may be this many times as far
-# off as the mean of all.
+# Roundings do not average out in the loss of a single example, which may differ this many times as
+# much as the mean of all.
 _SINGLE_LOSS = 4.0
 _NOTHING_TO_COMPARE = (
     "the step returns no number and changes no array that it carries on, so nothing shows whether "
@@ -69,20 +75,21 @@ _NO_NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How losses compare with the reference's; `detail` is a sentence, empty if they agree."""
+    """The result of comparing losses with the reference's; `detail` is a sentence, empty if they
+    agree."""
 
     verdict: Literal["agree", "differ", "unverified"]
     detail: str = ""
 
 
 def loss_tolerance(dtype: str) -> float:
-    """Relative difference of losses that reordering alone may cause.
+    """Returns the relative difference of losses that reordering alone may cause.
 
     Args:
       dtype: the coarsest float type that takes part in the step, as numpy or ml_dtypes name it.
 
     Raises:
-      ValueError: not a float type.
+      ValueError: `dtype` is not a float type.
     """
     if dtype in _TOLERANCE:
         return _TOLERANCE[dtype]
@@ -95,12 +102,12 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], dtype: s
     """Compares the scalar outputs of a plan's first steps with those of the reference.
 
     Args:
-      reference: scalars of the reference, all of step 1, then of step 2, ...
+      reference: scalars of the reference: all of step 1, then of step 2, ...
       losses: scalars of the plan, in the same order.
       dtype: the coarsest float type that takes part in either step.
 
     Raises:
-      ValueError: as `loss_tolerance`.
+      ValueError: as for `loss_tolerance`.
     """
     tolerance = loss_tolerance(dtype)
     if len(reference) != len(losses):
@@ -136,19 +143,19 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], dtype: s
 def compare_updates(
     reference: Sequence[LeafUpdate], updates: Sequence[LeafUpdate], dtype: str
 ) -> Agreement:
-    """Compares what the first step of a plan changes with what it changes on the reference.
+    """Compares how the first step of a plan changes the state with how the reference changes it.
 
-    The distance of two updates is estimated by their projections on the same random signs
-    (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984): eight of them give it to about a
-    quarter. What rounding in the type of the array itself may add is allowed for.
+    The distance of two updates is estimated by their projections on the same random signs (Johnson
+    and Lindenstrauss, Contemporary Mathematics 26, 1984): eight projections estimate it to about a
+    quarter. The tolerance includes rounding in the type of the array itself.
 
     Args:
-      reference: one for each array that is carried on; those of `updates` with the same path are
-        compared with it.
+      reference: one for each array of the state; it is compared with the one of `updates` that has
+        the same path.
       dtype: the coarsest float type that takes part in either step.
 
     Returns:
-      `agree` also where there is nothing to compare: losses alone then have to do.
+      The result. `agree` is also True if there is nothing to compare: then only losses count.
     """
     known = {one.path: one for one in reference}
     worst: tuple[float, str] = (0.0, "")
@@ -165,7 +172,7 @@ def compare_updates(
 
 
 def compared_updates(reference: Sequence[LeafUpdate], updates: Sequence[LeafUpdate]) -> int:
-    """How many arrays that both steps change can be compared."""
+    """Returns how many arrays that both steps change can be compared."""
     known = {one.path: one for one in reference}
     pairs = [(known[here.path], here) for here in updates if here.path in known]
     return sum(
@@ -176,12 +183,12 @@ def compared_updates(reference: Sequence[LeafUpdate], updates: Sequence[LeafUpda
 def compare_vectors(
     reference: Sequence[LossVector], vectors: Sequence[LossVector], dtype: str
 ) -> Agreement:
-    """Compares arrays of losses, each as one: every element must be within what rounding may do.
+    """Compares arrays of losses: every element must be within the effects of rounding.
 
-    An element counts at the size of the whole array at least: zero has no scale.
+    The scale of an element is at least that of the whole array, since zero has no scale.
 
     Args:
-      reference: those of the reference; arrays with the same path and size are compared.
+      reference: the arrays of the reference; arrays with the same path and size are compared.
       dtype: the coarsest float type that takes part in either step.
     """
     known = {one.path: one for one in reference}
@@ -210,10 +217,10 @@ def compare_vectors(
 def other_arguments(
     reference: Sequence[ArgumentDigest], arguments: Sequence[ArgumentDigest]
 ) -> tuple[str, ...]:
-    """Names of the arguments whose values are others than those of the reference.
+    """Returns the names of the arguments whose values differ from those of the reference.
 
-    Floats that were computed on another mesh may differ by rounding. Arguments of other sizes are
-    passed over: the programs differ then, not the data.
+    Floats that were computed on another mesh may differ by rounding. Arguments of different sizes
+    are ignored: then the programs differ, not the data.
     """
     known = {one.path: one for one in reference}
     return tuple(
@@ -235,7 +242,7 @@ def _has_other_values(there: ArgumentDigest, here: ArgumentDigest) -> bool:
 
 
 def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, str]:
-    """How far two updates are apart, as a share of what is allowed, and a sentence on it."""
+    """Returns the distance of two updates, as a share of the tolerance, and a sentence about it."""
     name = _named(here)
     if there.is_finite != here.is_finite:
         where = "the reference" if here.is_finite else "this mesh"
@@ -272,11 +279,11 @@ def _tolerance(dtype: str) -> float:
 
 
 def _unit(dtype: str) -> float:
-    """Distance of neighbouring numbers, relative to them."""
+    """Returns the relative distance of neighbouring numbers."""
     return _UNITS.get(dtype, _NARROW_UNIT)
 
 
-# Whose losses and updates the finalists must reproduce, and whether they do.
+# The plan whose losses and updates the finalists must reproduce, and whether they do.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,12 +291,12 @@ class Reference:
     """The losses that others are compared with.
 
     Attributes:
-      name: whose they are, in words.
-      plan: the plan itself; nothing where none could be had.
+      name: a name for their source.
+      plan: the plan itself; empty if there is no reference.
       losses: scalar outputs of the first steps, in order.
-      updates: what the first step changes in the arrays that it carries on.
-      vectors: arrays of losses that it returns; of a step that returns no scalar.
-      arguments: those of the first step.
+      updates: how the first step changes the arrays of the state.
+      vectors: the arrays of losses that a step without scalars returns.
+      arguments: the arguments of the first step.
     """
 
     name: str
@@ -301,7 +308,7 @@ class Reference:
 
     @classmethod
     def of(cls, name: str, plan: Plan, answer: VisitAnswer) -> Reference:
-        """What a visit to a plan gave, as the reference."""
+        """Makes a reference from the answer of a visit to a plan."""
         return cls(
             name=name,
             plan=(plan,),
@@ -314,7 +321,7 @@ class Reference:
 
 @dataclass(slots=True)
 class Checks:
-    """How each plan's losses compare with the reference's."""
+    """The comparisons of each plan's losses with the reference's."""
 
     _found: dict[Plan, tuple[Numerics, str]] = field(
         default_factory=dict[Plan, tuple[Numerics, str]]
@@ -338,7 +345,8 @@ def find_reference(
     plans: Sequence[Plan],
     rules: VisitRules,
 ) -> Reference:
-    """The baseline's losses, else the step's on one device, else those of a data-parallel plan.
+    """Returns the losses of the baseline; else those of the step on one device; else those of a
+    data-parallel plan.
 
     Args:
       baseline: the baseline's first visit, if there is a baseline and it ran.
@@ -349,7 +357,8 @@ def find_reference(
         return Reference.of(name, calibration.plan, calibration.first)
     single = on_one_device(plans[0])
     candidates = [("the step on one device", single)]
-    # A model that needs sharding fits neither one device nor dp alone: fsdp splits the batch, too.
+    # A model that needs sharding fits neither on one device nor with dp alone; fsdp splits the
+    # batch, too.
     first = "dp" if "dp" in single.sizes else single.axes[0].name
     usual = [plan for plan in plans if plan.settings == single.settings]
     for axes in ((first,), (first, "fsdp")):
@@ -366,12 +375,12 @@ def find_reference(
 
 
 def on_one_device(plan: Plan) -> Plan:
-    """The plan with all axes of size 1."""
+    """Returns the plan with all axes of size 1."""
     return replace(plan, axes=tuple(replace(axis, ici=1, dcn=1) for axis in plan.axes))
 
 
 def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:
-    """How losses and updates compare with the reference's, and a sentence if they do not agree."""
+    """Compares losses and updates with the reference's; returns a sentence if they do not agree."""
     found = _compare(reference, answer)
     if found.verdict == "agree" and plan in reference.plan:
         return "reference", ""

@@ -1,12 +1,14 @@
-"""A race over finalists as pure logic: who is visited next, who is out, and how it stands.
+"""A race over finalists as pure logic: which one is visited next, which ones are out, and the
+standings.
 
-The test compares all pairs of finalists at once, by a spread that all of them show together, and
-takes neighbouring rounds for as correlated as they look (`statistics.means_of`). It was chosen by
-simulated races, which `python -m benchmarks.race_errors` runs again. Tried before, and left:
-* t of a trimmed mean for each pair by itself, all ordered pairs paid for one by one: five to ten
-  rounds until the variance of a pair is known;
-* Wilcoxon, sign flips, betting on signs: cannot drop even a finalist that is twice as slow before
-  round 12, since a run of equal signs must be so long before it is rare enough.
+The test compares all pairs of finalists at once, by their pooled spread, and estimates the
+correlation of neighbouring rounds from the rounds (`statistics.means_of`). It was chosen by
+simulated races, which `python -m benchmarks.race_errors` runs again. Tests that were tried and
+rejected:
+* t of a trimmed mean for each pair by itself, with a union bound over all ordered pairs: it needs
+  five to ten rounds until the variance of a pair is known;
+* Wilcoxon, sign flips, betting on signs: they cannot drop even a finalist that is twice as slow
+  before round 12, since a shorter run of equal signs is not rare enough.
 """
 
 from __future__ import annotations
@@ -28,24 +30,26 @@ from automesh.tuner.measure.statistics import (
 )
 
 K = TypeVar("K", bound=Hashable)
-# Before so many rounds two disturbed visits decide: only what they cannot explain is slower then.
+# Before this round two disturbed visits could decide: only a difference that they cannot explain
+# counts.
 _FIRST_LOOK = 5
 _HOPELESS_LOOK = 4
 _HOPELESS = 0.3
-_HOPELESS_SHARE = 0.02  # of the error: no noise that was tried makes one of equals so slow
-_EQUIVALENCE_ROUNDS = 6  # a correlation estimated from fewer rounds is mostly luck
+# of the error: in no noise that was tried does one of equal plans look so slow
+_HOPELESS_SHARE = 0.02
+_EQUIVALENCE_ROUNDS = 6  # a correlation that is estimated from fewer rounds is mostly chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceRules:
-    """When a race may call a finalist slower, and when it stops.
+    """The conditions under which a finalist is called slower, and under which a race stops.
 
     Attributes:
       error: chance, over the whole race, that any finalist is wrongly called slower.
       margin: a loser is slower by more than this share.
-      equivalence: the race ends when all that are left are within this share of the best.
+      equivalence: the race ends when all remaining finalists are within this share of the best.
       max_rounds: the race ends after so many rounds.
-      keep: the race ends when so many are left: fresh processes decide among those.
+      keep: the race ends when so many finalists are left: fresh processes decide among them.
     """
 
     error: float = 0.03
@@ -56,8 +60,8 @@ class RaceRules:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Completed rounds after which the test is applied: one early that only the hopeless fail,
-        then each round until the twelfth, then each a sixth more than the last."""
+        """Completed rounds after which the test is applied: an early one that only hopeless
+        finalists fail, then each round until the twelfth, then intervals that grow by a sixth."""
         rounds = [_FIRST_LOOK]
         while rounds[-1] < self.max_rounds:
             rounds.append(rounds[-1] + max(1, rounds[-1] // 6))
@@ -66,11 +70,12 @@ class RaceRules:
         return (*early, *whole, self.max_rounds)
 
     def allowed(self, done: int) -> float:
-        """Chance of error that the look after round `done` may spend.
+        """Returns the chance of error that the look after round `done` may spend.
 
         Over the looks the error is spent by Pocock's spending function (Lan and DeMets, Biometrika
-        70, 1983), which leaves the early looks enough to drop who is clearly slower; the looks add
-        up by the union bound. The early one that only the hopeless fail has a share of its own.
+        70, 1983), which gives the early looks enough to drop a clearly slower finalist; the looks
+        add up by the union bound. The early look that only hopeless finalists fail has a share of
+        its own.
         """
         if done < _FIRST_LOOK:
             return _HOPELESS_SHARE * self.error
@@ -93,16 +98,16 @@ Ending = Literal["", "few left", "equivalent", "all rounds", "none left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing(Generic[K]):
-    """How one finalist stands.
+    """The standing of one finalist.
 
     Attributes:
-      state: `slower` is backed by the sequential test, `left` failed on the way, `open` is the
-        rest: not shown to be slower than the winner, which says nothing of whether it is.
+      state: `slower` by the sequential test; `left` if a visit failed; otherwise `open`: not shown
+        to be slower than the winner, although it may be.
       rounds_s: seconds per step, one per round.
       step_s: median of `rounds_s`; 0 if it was never visited.
       interval_s: 95 % interval of `step_s`; (0, inf) below two rounds.
-      to_winner: ratio to the winner over the rounds that both ran, with its own 95 % interval (only
-        `state` pays for all the other comparisons). None without a common round.
+      to_winner: ratio to the winner over the rounds that both ran, with a 95 % interval for this
+        pair alone (only `state` allows for all the other comparisons). None without a common round.
     """
 
     finalist: K
@@ -114,15 +119,16 @@ class Standing(Generic[K]):
 
 
 class Race(Generic[K]):
-    """Rounds over the finalists, in shuffled order, until few are left or all left are equal.
+    """Rounds over the finalists, in shuffled order, until few are left or all remaining ones are
+    equal.
 
-    The state is the rounds themselves: a race built again from `rounds` and `left` goes on as if it
-    had never stopped. A round that was cut short is completed.
+    The rounds are the whole state: a race that is built again from `rounds` and `left` continues as
+    if it had never stopped. A round that was cut short is completed.
 
     Args:
       finalists: at least one, all different, in an order that is the same when the race is resumed.
-      seed: of the shuffling.
-      rounds: values of an earlier run, per finalist; what is not of this race is ignored.
+      seed: the seed of the shuffling.
+      rounds: values of an earlier run, per finalist; other plans are ignored.
       left: finalists that failed in an earlier run.
 
     Raises:
@@ -166,41 +172,45 @@ class Race(Generic[K]):
 
     @property
     def rounds_completed(self) -> int:
-        """Rounds that all survivors have run; when none is left, the most that anybody has."""
+        """The rounds that all survivors have run; when none is left, the most that any finalist has
+        run."""
         lengths = [len(self._values[finalist]) for finalist in self.survivors]
         return min(lengths) if lengths else max(map(len, self._values.values()))
 
     @property
     def leader(self) -> K | None:
-        """Who is best so far, without the intervals; None before the first round is complete."""
+        """The best finalist so far, without the intervals; None before the first round is
+        complete."""
         return self._best() if self.survivors and self.rounds_completed else None
 
     def values_of(self, finalist: K) -> tuple[float, ...]:
-        """Round values so far, seconds per step."""
+        """Returns the round values so far, in seconds per step."""
         return tuple(self._values[finalist])
 
     def next_visit(self) -> NextVisit[K] | None:
-        """Who is visited next; None when the race is over."""
+        """Returns the next visit; None when the race is over."""
         rest = self.rest_of_round()
         return NextVisit(finalist=rest[0], round_index=self.rounds_completed) if rest else None
 
     def rest_of_round(self) -> tuple[K, ...]:
-        """Who is still to be visited in this round, in order; nobody when the race is over."""
+        """Returns the finalists that are still to be visited in this round, in order; none when the
+        race is over."""
         if self._ending:
             return ()
         done = self.rounds_completed
-        # Drawn from all finalists, so that who is out has no say in the order of the others.
+        # Shuffles all finalists, so that the order of the others does not depend on which ones are
+        # out.
         order = list(self._finalists)
         random.Random(f"{self._seed} {done}").shuffle(order)
         waiting = set(self.survivors)
         return tuple(one for one in order if one in waiting and len(self._values[one]) == done)
 
     def record(self, finalist: K, value_s: float) -> None:
-        """Notes a round's value; the last one of a round may end the race for somebody.
+        """Records a round's value; the last value of a round may end the race for some finalists.
 
         Raises:
-          ValueError: not a survivor, its value of this round is known, not a positive number, or
-            the race is over.
+          ValueError: the finalist is no survivor or already has a value of this round, the value is
+            not a positive number, or the race is over.
         """
         if self._ending:
             raise ValueError(f"the race is over: {self._ending}")
@@ -217,7 +227,7 @@ class Race(Generic[K]):
         """Takes a survivor that failed out of the race.
 
         Raises:
-          ValueError: not a survivor.
+          ValueError: the finalist is no survivor.
         """
         if finalist not in self.survivors:
             raise ValueError(f"`{finalist}` is not in the race")
@@ -227,7 +237,7 @@ class Race(Generic[K]):
             self._close_round()
 
     def standings(self) -> tuple[Standing[K], ...]:
-        """How all finalists stand now, in the given order."""
+        """Returns the present standings of all finalists, in the given order."""
         winner = self.leader
         return tuple(self._standing(finalist, winner) for finalist in self._finalists)
 
@@ -253,7 +263,8 @@ class Race(Generic[K]):
         )
 
     def _victor(self, finalist: K) -> K:
-        """Who beat whoever beat the finalist, to the end of the chain: slower than that one too."""
+        """Returns the finalist at the end of the chain of losses: it beat the one that beat this
+        one, and so on."""
         while finalist in self._beaten_by:
             finalist = self._beaten_by[finalist]
         return finalist
@@ -264,7 +275,8 @@ class Race(Generic[K]):
             for finalist in self.survivors:
                 if len(stored[finalist]) > index and not self._ending:
                     self.record(finalist, stored[finalist][index])
-            # After the others of its round: some were visited before it failed.
+            # Ranked behind the others of its round, since some of these were visited before it
+            # failed.
             for finalist in self.survivors:
                 if finalist in left and len(stored[finalist]) <= index:
                     self.leave(finalist)
@@ -285,14 +297,15 @@ class Race(Generic[K]):
             self._ending = self._ending or "all rounds"
 
     def _are_few(self, done: int) -> bool:
-        """Whether those left need no race; one that began with few is over after a round."""
+        """Whether so few are left that they need no race; a race that began with few is over after
+        one round."""
         begun_with_few = 1 < len(self._finalists) <= self.rules.keep
         return len(self.survivors) <= self.rules.keep and (done >= _FIRST_LOOK or begun_with_few)
 
     def _look(self, done: int) -> None:
         """Applies the test after round `done`.
 
-        Each look pays for all pairs of the finalists that started (the studentized range).
+        Each look allows for all pairs of the finalists that started (the studentized range).
         """
         allowed = self.rules.allowed(done)
         least = self.rules.margin if done >= _FIRST_LOOK else max(_HOPELESS, self.rules.margin)

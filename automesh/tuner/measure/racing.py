@@ -1,4 +1,4 @@
-"""Races: finalists and challengers against the baseline and what is exported, round by round."""
+"""Races finalists and challengers against the baseline and the exported plan, round by round."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceReport:
-    """How a race ended.
+    """The result of a race.
 
     Attributes:
-      ended: why, `deadline` if time ran out before the race was decided.
-      standings: of all finalists, in their order.
-      failures: why finalists left on the way.
-      took_s: the last visit of each that had one.
+      ended: why it ended; `deadline` if the time ran out before the race was decided.
+      standings: the standings of all finalists, in their order.
+      failures: why finalists have left the race.
+      took_s: seconds of the last visit of each finalist that had one.
     """
 
     ended: Ending | Literal["deadline"]
@@ -41,7 +41,7 @@ class RaceReport:
 
     @property
     def winner(self) -> Standing[Plan] | None:
-        """The fastest; None if everybody left or not a single round was completed."""
+        """The fastest; None if all have left or no round was completed."""
         return next((standing for standing in self.standings if standing.state == "winner"), None)
 
     @property
@@ -74,12 +74,12 @@ def run_race(
 ) -> RaceReport:
     """Runs a race by visits in workers to its end, or until `deadline_s`.
 
-    Without a round that all have run there is no winner, and all that was measured is for nothing:
-    the first may take longer, for a worker that dies in it takes seconds to start again.
+    Without a round that all have run there is no winner, and the measurements are useless. So the
+    first round may take longer: a worker that dies in it takes seconds to start again.
 
     Args:
       race: new, or built from stored rounds.
-      calibrations: of all survivors of `race`.
+      calibrations: the calibrations of all survivors of `race`.
       deadline_s: when to stop, on `clock`.
       first_round_s: when to stop as long as no round is complete.
       clock: monotonic seconds.
@@ -97,7 +97,7 @@ def run_race(
 
     def make(visit: NextVisit[Plan]) -> dict[Plan, float | Failure]:
         rest = race.rest_of_round()
-        # One after the other they are also stored one by one.
+        # Visits that are made one after the other are also stored one by one.
         together = rest if course.fits(rest) else (visit.finalist,)
         return course.round_of([calibrations[one] for one in together])
 
@@ -119,13 +119,15 @@ def run_rounds(
 ) -> RaceReport:
     """Runs the rounds of a race to its end, or until there is no time for more.
 
-    A visit is one in a worker, or a run of a command. A finalist whose visit fails leaves.
+    A visit is made in a worker, or is a run of a command. A finalist whose visit fails leaves the
+    race.
 
     Args:
       race: new, or built from stored rounds.
-      has_time: whether there is time for a visit; if it begins a round, for all of that round.
-      make: makes a visit, with others of its round if they are made together: seconds per step,
-        and nothing of a plan for which time was too short.
+      has_time: whether there is time for a visit; for the first visit of a round, whether there is
+        time for the whole round.
+      make: makes a visit, with others of its round if they are made together; returns seconds per
+        step, without plans for which the time was too short.
       on_round: called with plan, round index and seconds per step after each visit, to be stored.
       on_failure: called when a finalist leaves.
     """
@@ -174,7 +176,7 @@ class Racing:
         known = self.known
         known.open_trials(plans)
         anchored = [plan for plan in anchors(known) if plan not in plans]
-        # The baseline before the others: its losses are what they are compared with.
+        # The baseline comes before the others, because their losses are compared with its.
         own = [plan for plan in known.baseline if plan in plans]
         self.visits.visit_all([*dict.fromkeys([*own, *plans]), *anchored])
         newcomers = [plan for plan in plans if plan in known.calibrations]
@@ -190,7 +192,8 @@ class Racing:
         known = self.known
         trials = {plan: known.trials.get(plan) for plan in entrants}
         stored = {plan: one.medians_s(known.machine) if one else () for plan, one in trials.items()}
-        # An anchor has no rounds of this race, and without them the others' compare with nothing.
+        # An anchor has no rounds in this race; without its rounds those of the others cannot be
+        # compared.
         resumable = all(plan in known.trials for plan in entrants)
         race = self._started(entrants, stored if resumable else {})
         report = run_race(
@@ -219,7 +222,8 @@ class Racing:
         try:
             return Race(entrants, rules=RACE, seed=0, rounds=stored)
         except ValueError:
-            # Other finalists than last time: rounds that do not line up cannot be paired.
+            # The finalists are not those of the last time: rounds that do not match cannot be
+            # paired.
             self.known.search.progress.notice(
                 "the finalists have changed; the race starts again from round one"
             )
@@ -236,7 +240,7 @@ class Racing:
 
 
 def show_round(progress: Progress, phase: str, race: Race[Plan], *, number: int, done: int) -> None:
-    """Shows the round that a race is in, counted from 1, and who leads.
+    """Shows the round of a race, counted from 1, and its leader.
 
     Args:
       done: rounds that the display counts as done.

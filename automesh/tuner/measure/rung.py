@@ -1,4 +1,5 @@
-"""The measure rung: finalists are raced on the devices, the best measured in fresh processes."""
+"""The measure rung: races the finalists on the devices, and measures the best in fresh
+processes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.retrace import explain_programs
 from automesh.units import format_seconds, format_wait
 
-EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
+EARLY = LOOKS[1]  # fresh processes before other plans are compiled to challenge the best
 UNRACED = (
     "there was no time for a race, so what was fastest at its first visit was measured; "
     "run the same command, best with more --budget, to race all of them"
@@ -48,14 +49,14 @@ def has_raced(notebook: Notebook) -> bool:
 class MeasureRung:
     """Runs the measure rung of one search; only the holder of the study's lease measures.
 
-    A race in one process leaves the best two or three; these and the baseline are timed side by
-    side in fresh processes until they are told apart or the time is over. What stays undecided is
-    where the next search goes on: no round and no process is ever repeated.
+    A race in one process selects the best two or three plans. These and the baseline are timed side
+    by side in fresh processes until their order is decided or the time is over. The next search
+    continues with what is undecided: no round and no process is ever repeated.
 
-    Its parts share what is known: `of` makes them.
+    Its parts share one `Known`; `of` makes them.
 
     Attributes:
-      challenge: by what is measured, until a time, compiles plans that may still win.
+      challenge: takes the measured plans and a time; compiles until then plans that may still win.
     """
 
     pool: LivePool
@@ -76,12 +77,13 @@ class MeasureRung:
         challenge: Challenge,
         rules: VisitRules,
     ) -> MeasureRung:
-        """Returns the rung of a search, with nothing measured yet.
+        """Makes the rung of a search, with nothing measured yet.
 
         Args:
           compiled: outcomes of the compile rung; grows with the challengers.
-          finalists: of the first race, the baseline among them.
-          challenge: by what is measured, until a time, compiles plans that may still win.
+          finalists: the plans of the first race, including the baseline.
+          challenge: takes the measured plans and a time; compiles until then plans that may still
+            win.
         """
         known = Known(search=search, compiled=compiled, finalists=finalists)
         time_left = TimeLeft(known=known)
@@ -100,19 +102,19 @@ class MeasureRung:
         return self.known.search
 
     def run(self) -> str:
-        """Measures what is not measured yet, and stores everything; the study is the result.
+        """Measures what is not measured yet, and stores everything in the study.
 
         Returns:
-          How it ended, a sentence; empty if there was nothing left to measure.
+          A sentence about how it ended; empty if there was nothing left to measure.
 
         Raises:
-          LeaseLost: another search has taken over, as this one was silent for too long.
+          LeaseLost: another search has taken over, because this one was silent for too long.
           UsageError: the machine, not a plan, failed; or the script was changed meanwhile.
         """
         try:
             ending = self._measure()
         except KeyboardInterrupt:
-            # What the processes said until now is a decision, too.
+            # The figures of the processes until now are a decision, too.
             self._store("it was interrupted")
             raise
         self._explain_programs()
@@ -151,9 +153,10 @@ class MeasureRung:
         return self._store("all of them are decided" if is_decided else "")
 
     def _measure_unraced(self) -> str:
-        """Measures what was fastest at the first visits: there was no time for a race."""
+        """Measures the fastest of the first visits: there was no time for a race."""
         known = self.known
-        is_decided = known.decision is not None and not known.records.processes  # elsewhere
+        # on another machine
+        is_decided = known.decision is not None and not known.records.processes
         if is_decided or not by_first_visit(known, known.final()):
             return self._why_no_race()
         before = len(known.records.processes)
@@ -178,7 +181,7 @@ class MeasureRung:
         return "no finalist could be measured"
 
     def _first_seen(self) -> str:
-        """What is known all the same, without the precision of a verdict."""
+        """Returns a sentence with what is known although there is no precise verdict."""
         fastest = by_first_visit(self.known, self.known.final())[:1]
         return "".join(
             f" (at its first visit {plan} took "
@@ -187,28 +190,30 @@ class MeasureRung:
         )
 
     def _is_settled(self) -> bool:
-        """Whether an earlier search has decided all that it has raced."""
+        """Whether an earlier search has decided everything that it has raced."""
         known = self.known
         if known.reference is None or known.decision is None:
-            return False  # another baseline or space than before: what is known is put together
+            return False  # the baseline or the space has changed: the known figures are joined anew
         final = known.final()
         return not final.entrants(contenders(known, final)) and bool(final.exported())
 
     # Challengers
 
     def _challenge_until_none(self) -> bool:
-        """Races plans that may still beat the best, while there is time; whether there were any."""
+        """Races plans that may still beat the best, while there is time; returns whether there were
+        any."""
         has_raced = False
         while newcomers := self._challengers():
             has_raced = self.racing.race(newcomers) or has_raced
         return has_raced
 
     def _challengers(self) -> list[Plan]:
-        """Plans that may still win, as long as there is time to race them and to measure them."""
+        """Compiles and returns plans that may still win, as long as there is time to race and
+        measure them."""
         until_s = self.search.end_s - RESERVED * self.time_left.process_s()
         if self.search.clock() >= until_s:
             return []
-        # The workers are needed to compile, and an accelerator serves one process only.
+        # The workers are needed to compile, and an accelerator serves only one process.
         self.pool.recycle()
         measured = self.known.measured()
         return [plan for plan in self.challenge(measured, until_s) if plan not in measured]
@@ -219,10 +224,10 @@ class MeasureRung:
         """Runs fresh processes until nothing is left to decide or the time is over.
 
         Args:
-          most: processes in which the exported plan runs at most.
+          most: the most processes in which the exported plan runs.
 
         Returns:
-          Whether all that was raced is decided.
+          Whether everything that was raced is decided.
         """
         self.visits.ensure_reference(self.known.baseline)
         if self.known.reference is None:
@@ -236,7 +241,7 @@ class MeasureRung:
         return ended == "decided"
 
     def _run_row(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        """Runs a fresh process; stores instead that entrants fail, if they do so before it."""
+        """Runs a fresh process; if entrants fail before it, stores that instead."""
         known = self.known
         entrants = self.time_left.fewer_for_process(final, entrants)
         for plan in entrants:
@@ -247,14 +252,15 @@ class MeasureRung:
         if any(may_be_exported(known.done.get(plan)) for plan in unknown) or not all(
             plan in known.done for plan in unknown
         ):
-            return False  # The time was used up in a first visit: that says nothing of the plan.
+            # The time was used up in a first visit, so nothing is known about the plan.
+            return False
         if unknown:
             known.add_failures(unknown)
             return True
         return self.time_left.has_time_for(final, entrants) and self._run_process(final, entrants)
 
     def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        """Runs one process; False if the time was over before it had a figure."""
+        """Runs one process; returns False if the time was over before it had a figure."""
         progress = self.search.progress
         count = final.count(entrants[0])
         show_rows(progress, count, f"fresh processes of {words.count(len(entrants), 'plan')}")
@@ -276,13 +282,13 @@ class MeasureRung:
             progress.notice(f"{plan} failed in a fresh process: {words.failure_reason(failure)}")
         return ran.is_whole
 
-    # How it ends
+    # The end
 
     def _store(self, ending: str) -> str:
-        """Notes what is exported and how everything compares with it.
+        """Stores what is exported, and how everything compares with it.
 
         Args:
-          ending: how it ended; if empty, time was used up before all was decided.
+          ending: how it ended; if empty, the time was used up before everything was decided.
         """
         known = self.known
         if known.reference is None:
@@ -305,7 +311,8 @@ class MeasureRung:
         return decision.sentence
 
     def _explain_programs(self) -> None:
-        """Finishes the plans whose programs differed, once no process has anything ready."""
+        """Finishes the plans whose programs differed, once the workers have dropped their
+        programs."""
         known = self.known
         if not known.differing:
             return

@@ -1,4 +1,4 @@
-"""Visits to finalists through a pool of workers: how one is made, and how long it should be."""
+"""Visits finalists through a pool of workers, and finds how long a visit should be."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _REFUSALS = ("load", "build", "lower", "compile")
 _CALIBRATIONS = 3
 _LONG_ENOUGH = 0.8
 _PATIENCE = 3.0
-# Of plans that are sampled in turns: long beside the message to the worker, and short beside what
-# other work on the machine changes (`python -m benchmarks.race_errors`, with and without --apart).
+# Length of a sample of plans that are sampled in turns: long compared with the message to the
+# worker, and short compared with the changes that other work on the machine causes (`python -m
+# benchmarks.race_errors`, with and without --apart).
 TURN_S = 0.01
 _MOST_TURNS = 24
 
 
 class VisitPool(Protocol):
-    """What measuring needs of the workers."""
+    """The interface of the workers that measuring needs."""
 
     def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
         """Does one job; a worker that dies or overruns is a failure of this job alone."""
@@ -44,10 +45,10 @@ def _never(_: Sequence[Plan]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedPool:
-    """Workers of a search that must be over at some time: nothing runs longer, whatever it is.
+    """The workers of a search that must end at some time: no job runs longer than that.
 
     Attributes:
-      until_s: that time, on `clock`.
+      until_s: when the search must end, on `clock`.
     """
 
     pool: VisitPool
@@ -60,7 +61,7 @@ class BoundedPool:
         return self.clock() >= self.until_s
 
     def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
-        """As the pool does it, within what is left of the time."""
+        """Runs a job in the pool, within the remaining time."""
         left_s = self.until_s - self.clock()
         if left_s <= 0.0:
             return TimedOut(stage="start", limit_s=0.0)
@@ -73,7 +74,8 @@ class BoundedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What all visits of one search have in common; the other attributes are those of `VisitJob`.
+    """The attributes that all visits of one search share; those without a description are as in
+    `VisitJob`.
 
     Attributes:
       sources: the files of the script, as they were when it was inspected.
@@ -88,15 +90,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitRules:
-    """How a visit is made, the same for every finalist.
+    """The rules for a visit, the same for every finalist.
 
     Attributes:
       sample_s: a sample chains enough steps to last this long. Starting a chain and waiting for its
         end costs 0.1 to 1 ms, the same for all, and should vanish in it.
-      samples: samples per visit, of which the median counts; of three, one may be disturbed.
+      samples: samples per visit, of which the median counts; with three samples, one may be
+        disturbed.
       long_step_s: from this length of a step on, one sample is enough: the step itself averages.
-      warmup_s: steps are run for so long, at least one, before the first sample of a visit.
-      loss_steps: first steps of which the scalars are recorded when calibrating.
+      warmup_s: seconds of steps, at least one step, before the first sample of a visit.
+      loss_steps: number of first steps whose scalars are recorded by the first visit.
       timeout_s: the most that one visit may take, compilation included.
     """
 
@@ -110,15 +113,15 @@ class VisitRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How a plan is to be visited, found by visiting it.
+    """How a plan is visited, as its first visit has found it.
 
     Attributes:
       steps: chained steps per sample.
       samples: samples per visit.
       visit_s: seconds that one visit takes, the worker being warm.
-      first: answer of the first visit: the losses, and where the values came from.
-      state_s: seconds for making the state that `visit_s` leaves out; until the plan was raced, at
-        most, since the first time may compile.
+      first: the answer of the first visit: the losses, and the source of the values.
+      state_s: seconds for making the state, which `visit_s` leaves out; an upper bound until the
+        plan was raced, since the first time may compile.
     """
 
     plan: Plan
@@ -130,11 +133,11 @@ class Calibration:
 
     @property
     def whole_s(self) -> float:
-        """What a visit takes that finds no state."""
+        """The seconds of a visit that must first make the state."""
         return self.visit_s + self.state_s
 
     def having_taken(self, took_s: float) -> Calibration:
-        """With what a later visit took."""
+        """Returns the calibration with the times of a later visit."""
         return replace(self, state_s=max(took_s - self.visit_s, 0.0))
 
 
@@ -166,14 +169,17 @@ def visit_job(
 def visit(
     pool: VisitPool, job: VisitJob, timeout_s: float, *, is_first: bool = False
 ) -> VisitAnswer | Failure:
-    """Makes one visit, and again in a fresh process if the first died of something that may pass.
+    """Makes one visit, and repeats it in a fresh process if the first one died of something that
+    may pass.
 
-    A crash or lack of memory can be the fault of what the process did before; a refusal by the
-    user's code or the compiler is repeated word for word, and a timeout has had its time.
+    A crash or lack of memory may be caused by earlier work of the process. A refusal by the user's
+    code or the compiler would only be repeated, and a timeout has used its time, so neither is
+    tried again.
 
     Args:
-      is_first: nothing is known of the plan yet. Then what it died of says more than that there was
-        no time left for another try; one that ran before is not judged without that.
+      is_first: whether nothing is known of the plan yet. If there is no time for another try, the
+        failure of such a plan is returned. A plan that ran before is not judged without another
+        try.
     """
     answer = _run(pool, job, timeout_s)
     if isinstance(answer, VisitAnswer | TimedOut) or answer.stage in _REFUSALS:
@@ -186,7 +192,7 @@ def visit(
 def record_losses(
     pool: VisitPool, subject: Subject, plan: Plan, *, rules: VisitRules
 ) -> VisitAnswer | Failure:
-    """Runs only the first steps of a reference, for its losses and updates: nothing is timed."""
+    """Runs only the first steps of a reference, to record its losses and updates; times nothing."""
     job = visit_job(
         subject,
         plan,
@@ -208,11 +214,11 @@ def calibrate(
     clock: Callable[[], float],
     is_reference: bool = False,
 ) -> Calibration | Failure:
-    """Visits a plan for the first time: records losses, and finds how many steps make a sample.
+    """Visits a plan for the first time: records its losses, and finds how many steps make a sample.
 
     Args:
       clock: monotonic seconds.
-      is_reference: others are compared with it.
+      is_reference: whether the other plans are compared with it.
     """
     answers: list[VisitAnswer] = []
     steps, visit_s, step_s = 1, 0.0, 0.0
@@ -230,11 +236,13 @@ def calibrate(
         answer = visit(pool, job, rules.timeout_s, is_first=True)
         if not isinstance(answer, VisitAnswer):
             return answer
-        # The first visit may start a process and compiles, which none of the race's visits does.
+        # The first visit may start a process and compile, which none of the visits of the race
+        # does.
         visit_s = clock() - started_s if answers else steps * sum(answer.samples_s)
         step_s = statistics.median(answer.samples_s)
         answers.append(answer)
-        # A sample of one short step is mostly overhead, so the first guess falls short: look again.
+        # A sample of one short step is mostly overhead, so the first estimate is too low: it is
+        # repeated.
         if steps * step_s >= _LONG_ENOUGH * rules.sample_s:
             break
         steps = math.ceil(rules.sample_s / step_s)
@@ -251,13 +259,14 @@ def calibrate(
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """Visits one after the other under a deadline.
+    """Makes visits one after the other until a deadline.
 
     Attributes:
       deadline_s: when to stop, on `clock`.
       visit_s: seconds that the next visit to each plan should take.
-      start_s: what the process needs before its first visit; 0 once that was made.
-      is_apart: True once plans failed side by side: whose fault it is, is only seen one by one.
+      start_s: seconds that the process needs before its first visit; 0 after it.
+      is_apart: whether plans have failed side by side: only single visits show which one is the
+        cause.
     """
 
     pool: VisitPool
@@ -270,7 +279,7 @@ class Course:
     is_apart: bool = False
 
     def fits(self, plans: Sequence[Plan]) -> bool:
-        """Whether these plans are visited side by side."""
+        """Whether these plans can be visited side by side."""
         return not self.is_apart and len(plans) > 1 and self.subject.fits(plans)
 
     def has_time_for(self, plans: Sequence[Plan]) -> bool:
@@ -279,7 +288,8 @@ class Course:
         return self.clock() + self.start_s + visits_s <= self.deadline_s
 
     def value_of(self, calibration: Calibration) -> float | Failure | None:
-        """Visits a plan: the median of its samples, seconds per step; None past the deadline.
+        """Visits a plan: returns the median of its samples, in seconds per step; None past the
+        deadline.
 
         Raises:
           UsageError: the script was edited meanwhile.
@@ -293,15 +303,16 @@ class Course:
         return statistics.median(answer.samples_s)
 
     def round_of(self, entrants: Sequence[Calibration]) -> dict[Plan, float | Failure]:
-        """Visits some plans side by side: one value for each, seconds per step.
+        """Visits some plans side by side: returns one value for each, in seconds per step.
 
-        Other work on the machine, and the machine itself, change from one tenth of a second to the
-        next. Plans that fit into the memory together are therefore sampled in turns of a hundredth
-        of a second, forwards and backwards, so that every change hits all of them; those that do
-        not are visited one after the other.
+        The load and the speed of a machine change within tenths of a second. Plans that fit into
+        the memory together are therefore sampled in turns of a hundredth of a second, forwards and
+        backwards, so that each change affects all of them. Other plans are visited one after the
+        other.
 
         Returns:
-          Nothing of a plan that the deadline has left out; nothing at all where it cut the turns.
+          The values; without plans that were not visited before the deadline, and empty if the
+          deadline interrupted the turns.
 
         Raises:
           UsageError: the script was edited meanwhile.
@@ -320,7 +331,7 @@ class Course:
         return found
 
     def _in_turns(self, entrants: Sequence[Calibration]) -> dict[Plan, float | Failure] | None:
-        """Values of plans that are sampled in turns; None if one of them failed."""
+        """Returns the values of plans that are sampled in turns; None if one of them failed."""
         share = min(TURN_S / self.rules.sample_s, 1.0)
         steps = {one.plan: max(1, round(one.steps * share)) for one in entrants}
         turns = min(
@@ -329,8 +340,8 @@ class Course:
         )
         samples_s: dict[Plan, list[float]] = {one.plan: [] for one in entrants}
         spent_s = dict.fromkeys(samples_s, 0.0)
-        # The first turn makes the states, each while the others wait: where it is one of many, it
-        # does not count.
+        # The first turn makes the state of each plan while the others wait, so it does not count if
+        # there are more.
         unused = 1 if turns > 2 else 0
         for turn in range(turns + unused):
             is_last = turn == turns + unused - 1
@@ -350,7 +361,8 @@ class Course:
         return {plan: middle_mean(found) for plan, found in samples_s.items()}
 
     def _note_time(self, plan: Plan, seconds: float) -> None:
-        # Of one whose worker had to be started again, only a part is expected the next time.
+        # If the worker of a plan had to be started again, only a part of its time is expected the
+        # next time.
         self.visit_s[plan] = min(seconds, _PATIENCE * self.visit_s[plan])
 
     def _job(
@@ -372,14 +384,14 @@ class Course:
         job: VisitJob,
         make: Callable[[VisitPool, VisitJob, float], VisitAnswer | Failure],
     ) -> VisitAnswer | Failure | None:
-        """One visit; None past the deadline.
+        """Makes one visit; returns None past the deadline.
 
         Args:
           make: makes it within so many seconds.
         """
         plan = calibration.plan
         started_s = self.clock()
-        # A visit that was slow for once may overrun the deadline a little; a hanging one may not.
+        # A visit that is slow once may overrun the deadline a little; one that hangs may not.
         usual_s = self.start_s + _PATIENCE * self.visit_s[plan]
         limit_s = min(self.rules.timeout_s, max(self.deadline_s - started_s, usual_s))
         answer = make(self.pool, job, limit_s)
@@ -401,7 +413,7 @@ def _run(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Fail
     sane = all(0.0 < sample_s < math.inf for sample_s in answer.samples_s)
     if sane and (not job.steps or taken == job.samples):
         return answer
-    # The script shares its process with the clock, and may have replaced it.
+    # The script runs in the same process as the clock, and may have replaced it.
     seconds = ", ".join(f"{sample_s:g}" for sample_s in answer.samples_s)
     reason = f"{job.samples} step times were asked for, and {seconds or 'none'} came back"
     return Failed(stage="run", reason=reason)

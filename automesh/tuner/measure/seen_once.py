@@ -1,4 +1,4 @@
-"""Rows of plans that were visited and of which no race or fresh process has said more yet."""
+"""Outcomes of plans that were visited once, and have neither a race nor a fresh process yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_REFERENCE = "there was no time to run what it is compared with"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVisits:
-    """First visits of one machine, so that a search that goes on need not make them again."""
+    """The first visits of one machine, which a resumed search need not repeat."""
 
     machine: str
     calibrations: tuple[Calibration, ...]
@@ -31,14 +31,14 @@ class StoredVisits:
 def seen_once(
     visits: StoredVisits, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
 ) -> tuple[dict[Plan, Outcome], Compared]:
-    """First visits as outcomes, the best evidence that there is of their plans.
+    """Turns first visits into outcomes: they are the best evidence that exists for their plans.
 
     Args:
-      compiled: plans that are searched, as they were compiled.
-      measured: plans of which more is known.
+      compiled: the compile outcomes of the plans that are searched.
+      measured: plans with better evidence.
 
     Returns:
-      The outcomes; how the others compare with the fastest, which nothing has decided yet.
+      The outcomes, and how the others compare with the fastest, which is undecided.
     """
     once = {
         one.plan: one

@@ -16,19 +16,20 @@ Floats = NDArray[np.float64]
 _TRIM = 0.2  # share cut from each end: Wilcox, "Introduction to Robust Estimation", recommends 20 %
 _FEWEST_TO_CUT = 8
 _FEWEST_OF_A_MEAN = 5
-# Of neighbouring values, as if each were the mean of four visits that a correlation of 0.5 links.
+# The assumed correlation of neighbouring values: that of means of four visits each, if neighbouring
+# visits have a correlation of 0.5.
 _CORRELATION = 0.2
-_REACH = 3.25  # robust deviations: of normal visits one in a thousand is further out
+_REACH = 3.25  # in robust deviations: of normal visits, one in a thousand is further out
 _POOLED_FREEDOM = 6
-_ROUNDING = 1e-20  # a variance of logarithms that is none
-# Correlations of neighbouring rounds, and what is thought of them beforehand.
+_ROUNDING = 1e-20  # a variance of logarithms below this is rounding
+# Correlations of neighbouring rounds, and their prior weights.
 _CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR = (3.0, 1.5, 1.5, 1.2, 1.0, 1.0, 1.0, 1.5, 3.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How many times as slow as another one thing is, with its interval; 1.1 is 10 % slower."""
+    """The ratio of two times, with its interval; 1.1 means 10 % slower."""
 
     value: float
     low: float
@@ -42,7 +43,7 @@ class Ratio:
 
 
 def median_interval(rounds_s: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of what rounds take in the middle; their median is inside.
+    """Returns an interval of the median round time; it contains the median of the given rounds.
 
     Args:
       rounds_s: one value per round, at least one. A single round bounds nothing: (0, inf).
@@ -55,10 +56,11 @@ def median_interval(rounds_s: Sequence[float], *, confidence: float = 0.95) -> t
 
 
 def middle_mean(samples_s: Sequence[float]) -> float:
-    """Mean of the samples of a plan that was sampled in turns, the extreme fifths left out.
+    """Returns the mean of the samples of a plan that was sampled in turns, without the extreme
+    fifths.
 
-    Of fifteen undisturbed samples it scatters an eighth less than the median, and as the median it
-    bears some that were disturbed. Of fewer than five samples it is the median.
+    For fifteen undisturbed samples it scatters an eighth less than the median, and like the median
+    it tolerates some disturbed ones. For fewer than five samples it is the median.
 
     Args:
       samples_s: seconds per step, at least one.
@@ -73,14 +75,15 @@ def middle_mean(samples_s: Sequence[float]) -> float:
 def paired_ratio(
     rounds_s: Sequence[float], reference_s: Sequence[float], *, confidence: float = 0.95
 ) -> Ratio:
-    """Ratio to a reference visited in the same rounds: mean logarithm of the ratios of each round.
+    """Returns the ratio to a reference that was visited in the same rounds: from the mean logarithm
+    of the ratios of each round.
 
     Args:
-      rounds_s: values of the one; only the rounds that both have are used.
-      reference_s: values of the other, round by round.
+      rounds_s: values of the plan; only rounds that both have are used.
+      reference_s: values of the reference, round by round.
 
     Raises:
-      ValueError: no round in common.
+      ValueError: they have no round in common.
     """
     common = min(len(rounds_s), len(reference_s))
     if common == 0:
@@ -94,8 +97,9 @@ def paired_ratio(
 
 
 def t_limit(above: float, freedom: float) -> float:
-    """What Student's t exceeds with a probability of `above`, below a half."""
-    # SciPy takes its time to import, and a search that measures nothing does without.
+    """Returns the value that Student's t exceeds with a probability of `above`, below a half."""
+    # Imported here because SciPy is slow to import, and a search that measures nothing does not
+    # need it.
     from scipy import special
 
     return -float(special.stdtrit(freedom, above))
@@ -103,7 +107,7 @@ def t_limit(above: float, freedom: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedMean:
-    """A trimmed mean, its standard error from the winsorized variance, degrees of freedom.
+    """A trimmed mean, its standard error from the winsorized variance, and the degrees of freedom.
 
     Tukey and McLaughlin, Sankhya A 25 (1963): (mean - mu) / error is nearly Student's t.
     """
@@ -113,18 +117,19 @@ class TrimmedMean:
     freedom: int
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Two-sided interval of the true mean."""
+        """Returns a two-sided interval of the true mean."""
         reach = t_limit((1 - confidence) / 2, self.freedom) * self.error
         return self.mean - reach, self.mean + reach
 
 
 def trimmed_mean(values: Floats) -> TrimmedMean:
-    """Mean of a series of rounds or of fresh processes, of which some may have been disturbed.
+    """Returns the trimmed mean of a series of rounds or of fresh processes, some of which may have
+    been disturbed.
 
-    A fifth is cut from each end of eight values or more. Of fewer nothing is: three degrees of
-    freedom would cost more than a disturbed value does, which widens the interval by itself. The
-    error is that of values whose neighbours are correlated by `_CORRELATION`. How often intervals
-    hold the truth, by simulation: `python -m benchmarks.race_errors`.
+    A fifth is cut from each end if there are eight values or more. With fewer values nothing is
+    cut: the lost degrees of freedom would cost more than a disturbed value, which only widens the
+    interval. The error assumes that neighbouring values are correlated by `_CORRELATION`. How often
+    intervals hold the truth, by simulation: `python -m benchmarks.race_errors`.
 
     Args:
       values: at least two, in order of time.
@@ -147,11 +152,11 @@ def trimmed_mean(values: Floats) -> TrimmedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Mean logarithms of the finalists of a race, and how far they may be off.
+    """Mean logarithms of the finalists of a race, and their possible errors.
 
     Attributes:
-      values: one mean per finalist, of what is left once a round's own level is taken out.
-      variances: of these means, what neighbouring rounds have in common included.
+      values: one mean per finalist, after the level of each round was subtracted.
+      variances: the variances of these means, including the correlation of neighbouring rounds.
       freedom: degrees of freedom of the variances.
     """
 
@@ -160,18 +165,19 @@ class Means:
     freedom: int
 
     def error(self, one: int, other: int) -> float:
-        """Standard error of a difference of two means, over the square root of two, as the
-        studentized range counts it."""
+        """Returns the standard error of a difference of two means divided by the square root of
+        two, as the studentized range defines it."""
         return math.sqrt((self.variances[one] + self.variances[other]) / 2)
 
     def is_above(self, one: int, other: int, *, margin: float, allowed: float, among: int) -> bool:
-        """Whether a mean is above another one by more than `margin`, whichever two were picked.
+        """Whether a mean is above another one by more than `margin`, for any two of the means.
 
-        Tukey's studentized range pays for all pairs at once, and for a best that the data chose.
+        Tukey's studentized range allows for all pairs at once, and for a best one that the data
+        chose.
 
         Args:
           allowed: chance of a wrong "yes" for any pair.
-          among: finalists that the two come from.
+          among: number of finalists from which the two were chosen.
         """
         distance = float(self.values[one] - self.values[other]) - margin
         error = self.error(one, other)
@@ -180,7 +186,8 @@ class Means:
         return distance / error >= _range_limit(allowed, among, self.freedom)
 
     def interval(self, one: int, other: int, confidence: float) -> tuple[float, float]:
-        """Two-sided interval of one difference of means, by itself."""
+        """Returns a two-sided interval of one difference of means, without regard to other
+        pairs."""
         distance = float(self.values[one] - self.values[other])
         limit = t_limit((1 - confidence) / 2, self.freedom)
         reach = limit * math.sqrt(2) * self.error(one, other)
@@ -188,12 +195,12 @@ class Means:
 
 
 def means_of(logs: Floats) -> Means:
-    """Means of finalists over the rounds that all of them ran.
+    """Returns the means of finalists over the rounds that all of them ran.
 
-    The spread of a visit is a matter of the machine more than of the plan, so what all finalists
-    show of it is pooled: after three rounds of ten finalists it is known from 18 numbers instead of
-    two. A finalist's own spread has its share by degrees of freedom, of which the pool counts for
-    `_POOLED_FREEDOM`. Disturbed visits are cut back to `_REACH` robust deviations about the median.
+    The spread of visits depends more on the machine than on the plan, so the spread is pooled over
+    all finalists: after three rounds of ten finalists it is estimated from 18 numbers instead of
+    two. A finalist's own spread is weighted by its degrees of freedom, that of the pool by
+    `_POOLED_FREEDOM`. Disturbed visits are limited to `_REACH` robust deviations from the median.
 
     Args:
       logs: shape (finalists, rounds), both at least 2: logarithms of round values.
@@ -222,11 +229,11 @@ def means_of(logs: Floats) -> Means:
 
 
 def _variance_of_mean(residuals: Floats, count: int) -> float:
-    """Variance of a mean over rounds whose neighbours are correlated, nobody knows how much.
+    """Returns the variance of a mean over rounds whose neighbours have an unknown correlation.
 
-    Averaged over first-order autoregressive series of correlation 0 to 0.9, each weighted by its
-    restricted likelihood (Patterson and Thompson, Biometrika 58, 1971) times `_PRIOR`: few rounds
-    say little of it, and must not be taken for independent ones.
+    It is averaged over first-order autoregressive series of correlation 0 to 0.9, each weighted by
+    its restricted likelihood (Patterson and Thompson, Biometrika 58, 1971) times `_PRIOR`: a few
+    rounds determine the correlation poorly, and must not be treated as independent.
     """
     finalists, rounds = residuals.shape
     likelihoods: list[float] = []
@@ -244,8 +251,9 @@ def _variance_of_mean(residuals: Floats, count: int) -> float:
 
 @cache
 def _series(rounds: int) -> tuple[tuple[Floats, float, float, float], ...]:
-    """For every correlation of `_CORRELATIONS` and so many rounds: the inverse of the correlation
-    matrix, the logarithm of its determinant, the sum of the inverse, the variance of a mean."""
+    """Returns, for every correlation of `_CORRELATIONS` and so many rounds: the inverse of the
+    correlation matrix, the logarithm of its determinant, the sum of the inverse, and the variance
+    of a mean."""
     apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     found: list[tuple[Floats, float, float, float]] = []
     for correlation in _CORRELATIONS:
@@ -258,6 +266,6 @@ def _series(rounds: int) -> tuple[tuple[Floats, float, float, float], ...]:
 
 @cache
 def _range_limit(allowed: float, among: int, freedom: int) -> float:
-    from scipy import stats  # Takes half a second to import, and only a race needs it.
+    from scipy import stats  # The import takes half a second, and only a race needs it.
 
     return float(stats.studentized_range.isf(allowed, among, freedom))

@@ -1,4 +1,4 @@
-"""How the time that is left is divided among first visits, races and fresh processes."""
+"""Divides the remaining time among first visits, races and fresh processes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from automesh.tuner.measure.fresh_processes import FEWEST_PASSES, MOST_PASSES, p
 from automesh.tuner.measure.known import Known
 from automesh.tuner.measure.likeliest import by_first_visit, leaders
 
-RESERVED = 5  # processes that a race leaves time for
-_LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
-_GRACE = 0.05  # of the budget, or so many seconds, whichever is more: while there is no rule
+RESERVED = 5  # fresh processes that a race leaves time for
+_LEAST_RACE = 1 / 3  # of the time that remains after the fewest processes
+# share of the budget, or seconds, whichever is more, that a search without a rule may be late
+_GRACE = 0.05
 _GRACE_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
-    """What there is time for; points in time are on the search's clock."""
+    """The remaining time; points in time are on the search's clock."""
 
     known: Known
 
@@ -33,7 +34,7 @@ class TimeLeft:
 
     @property
     def last_s(self) -> float:
-        """When all is over, whatever is missing."""
+        """When everything ends, whatever is missing then."""
         return self.end_s + self._grace_s
 
     @property
@@ -43,10 +44,11 @@ class TimeLeft:
     # Fresh processes
 
     def process_s(self, entrants: Sequence[Plan] = (), most: int = MOST_PASSES) -> float:
-        """What a process takes: as the last one did, or what the first visits let expect.
+        """Returns the seconds that a process takes: like the last one, or else what the first
+        visits suggest.
 
         Args:
-          most: passes over its plans.
+          most: the most passes over its plans.
         """
         known = self.known
         pair = list(dict.fromkeys([*known.baseline, *known.incumbent, *entrants]))
@@ -56,18 +58,19 @@ class TimeLeft:
         if not visited or not known.records.processes:
             return expected_s
         last = known.records.processes[-1]
-        # What the last one took beyond what was expected of it, the next one may take, too.
+        # The next process may exceed the expected time as much as the last one did.
         return max(expected_s, last.took_s + expected_s - process_s_of(visited, last.passes))
 
     def least_process_s(self) -> float:
-        """What a process takes of the likeliest plan, beside the baseline."""
+        """Returns the seconds of a process with only the likeliest plan and the baseline."""
         return self.process_s(leaders(self.known, self.known.final()), FEWEST_PASSES)
 
     def passes(self, final: Final, entrants: Sequence[Plan]) -> int:
-        """Passes in each process, at most so many that the next decision is reached in time.
+        """Returns the passes in each process, at most so many that the next decision is reached in
+        time.
 
-        What one process is wrong by, many passes in it do not mend: processes up to the next look
-        come before passes, and those that a rule needs before all else.
+        More passes do not reduce the error that a whole process has. So the processes up to the
+        next look come before passes, and those that a rule needs come first of all.
         """
         count = final.count(*entrants)
         next_look = next((look for look in LOOKS if look > count), LOOKS[-1])
@@ -79,14 +82,14 @@ class TimeLeft:
         return FEWEST_PASSES
 
     def has_time_for(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        """Whether one more process is over in time; while there is no rule, it may be late."""
+        """Whether one more process ends in time; while there is no rule, it may be late."""
         shortest_s = self.process_s(entrants, FEWEST_PASSES)
         late_s = self.now_s + shortest_s - self.end_s
         return late_s <= (0.0 if final.exported() else self._grace_s)
 
     def fewer_for_process(self, final: Final, entrants: Sequence[Plan]) -> Sequence[Plan]:
-        """Fewer of them where the processes that a rule needs, or else a single one, would not be
-        over in time."""
+        """Returns fewer of the plans if the processes that a rule needs, or else a single one,
+        would not end in time."""
         exported = final.exported()
         always = {*final.baseline, *exported} & {*entrants}
         fewest = len(always) + 1 if always else 1
@@ -99,7 +102,8 @@ class TimeLeft:
         return entrants[:fewest]
 
     def _missing_processes(self) -> int:
-        """How many more a rule needs; as many for another one, once all finalists were raced."""
+        """Returns how many more processes a rule needs. If there is a rule already: as many as
+        another rule needs, or one while some finalists were not raced."""
         final = self.known.final()
         if final.exported():
             return 1 if self.known.unraced() else FEWEST
@@ -110,15 +114,15 @@ class TimeLeft:
     # A race
 
     def race_deadline_s(self, entrants: Sequence[Plan]) -> float:
-        """When a race must be over so that its best can be measured in fresh processes.
+        """Returns when a race must end, so that its best can be measured in fresh processes.
 
-        Where there is a rule, and finalists that were never raced, these come first.
+        If there is a rule, finalists that were never raced come before further processes.
         """
         return self.end_s - self._missing_processes() * self.process_s(entrants, FEWEST_PASSES)
 
     def race_end_s(self, entrants: Sequence[Plan]) -> float:
-        """When a race should be over, after one round at least: fresh processes decide, it only
-        chooses who gets there."""
+        """Returns when a race should end, after one round at least. Fresh processes decide; the
+        race only chooses their plans."""
         now_s, latest_s = self.now_s, self.race_deadline_s(entrants)
         early_s = self.end_s - RESERVED * self.process_s(entrants)
         return max(
@@ -126,20 +130,22 @@ class TimeLeft:
         )
 
     def first_round_end_s(self, entrants: Sequence[Plan]) -> float:
-        """When the first round must be over."""
+        """Returns when the first round must end."""
         return max(self.race_deadline_s(entrants), self._one_round_end_s(entrants))
 
     def _one_round_end_s(self, entrants: Sequence[Plan]) -> float:
-        """When a single round should be over: without one, nobody ever gets to a fresh process."""
+        """Returns when a single round should end: without a round, no plan gets to a fresh
+        process."""
         return min(self.now_s + 1.5 * self._round_s(entrants), self.end_s)
 
     def _round_s(self, entrants: Sequence[Plan]) -> float:
         return sum(self.known.calibrations[plan].whole_s for plan in entrants)
 
     def fewer_for_race(self, newcomers: Sequence[Plan], anchors: Sequence[Plan]) -> list[Plan]:
-        """Those that a single round has time for, the fastest of the first visits before others.
+        """Returns the plans that a single round has time for, beginning with the fastest of the
+        first visits.
 
-        Without a yardstick among them the others' times compare with nothing.
+        An anchor must be among them: without one the times of the others cannot be compared.
         """
         final = self.known.final()
         likeliest = [plan for plan in by_first_visit(self.known, final) if plan in newcomers]
@@ -152,7 +158,8 @@ class TimeLeft:
         return [plan for plan in (*newcomers, *anchors) if plan in chosen]
 
     def is_late_for_race(self, entrants: Sequence[Plan]) -> bool:
-        """Whether there is time for the processes that a rule needs, but for no round before."""
+        """Whether there is time for the processes that a rule needs, but not for a round before
+        them."""
         if self.known.final().exported():
             return False
         rule_s = self._missing_processes() * self.least_process_s()
