@@ -1,6 +1,8 @@
-"""What follows the releases of training frameworks: their steps, and their words for a mesh."""
+"""Adapters that follow the releases of training frameworks: their steps, and their settings for a
+mesh."""
 
 from automesh.package import count_as_ours
 
-# An adapter builds a framework's step as the user's own script would: devices answer it likewise.
+# An adapter builds a framework's step as the user's own script would, so its device queries are
+# answered in the same way.
 count_as_ours(__name__, __file__, asks_as_user=True)

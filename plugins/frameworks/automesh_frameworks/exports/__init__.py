@@ -1,1 +1,1 @@
-"""How each framework says a mesh: written from a rule, and read back as one."""
+"""The settings of each framework for a mesh: written from a rule, and read back as one."""

@@ -71,7 +71,7 @@ def _write(settings: tuple[Setting, ...]) -> str:
         for setting in settings
         if setting.global_batch
     ]
-    # Its modifier makes a loop of one part of it, which is another program than a whole batch.
+    # Its modifier splits only a part of the batch into a loop, so the program would be another one.
     notes += [
         f"Accumulation of {setting.match}: none. If your configuration has a "
         "learner.forward_fn_transformation that accumulates, remove it."

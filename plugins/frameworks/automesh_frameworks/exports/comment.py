@@ -12,7 +12,7 @@ from automesh.units import format_bytes, format_seconds
 
 
 def evidence_lines(evidence: Evidence) -> list[str]:
-    """What a rule rests on, in a few phrases; empty where nothing is known.
+    """Describes the evidence of a rule in a few phrases; empty if there is none.
 
     >>> evidence_lines(Evidence(kind="compiled", step_s=2.0, hbm_bytes=2**30))
     ['compiled: 2.00 s for a step, predicted; 1.00 GiB on a device']
@@ -42,7 +42,7 @@ def evidence_lines(evidence: Evidence) -> list[str]:
 
 
 def head(settings: Sequence[Setting], title: str, seen_in: str, notes: Sequence[str] = ()) -> str:
-    """The comment at the top of an exported text, a line break at its end."""
+    """Returns the comment at the top of an exported text, with a line break at its end."""
     lines = [f"Written by `automesh export` for {title} (keys as in {seen_in})."]
     for setting in settings:
         found = evidence_lines(setting.evidence)
@@ -51,12 +51,12 @@ def head(settings: Sequence[Setting], title: str, seen_in: str, notes: Sequence[
         if setting.compiler_options:
             flags = xla_flags(setting)
             lines.append(f"  compiled with {flags}")
-    # What a rules file holds may be anybody's text: nothing in it ends a comment.
+    # A rules file may contain any text, so nothing from it may end the comment.
     return "".join(f"# {clean(line)}\n" for line in [*lines, *notes])
 
 
 def xla_flags(setting: Setting) -> str:
-    """The compiler options as flags of XLA.
+    """Returns the compiler options as flags of XLA.
 
     >>> xla_flags(Setting(axes=(), compiler_options=(("xla_a", True), ("xla_b", 2))))
     '--xla_a=true --xla_b=2'

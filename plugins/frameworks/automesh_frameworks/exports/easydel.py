@@ -1,12 +1,12 @@
-"""EasyDeL: `sharding_axis_dims`, and what eformer makes of sizes between granules.
+"""EasyDeL: `sharding_axis_dims`, and how eformer distributes sizes between granules.
 
 Keys: `easydel/infra/base_config.py` and `easydel/trainers/training_configurations.py` of 0.3.0.
 `sharding_axis_dims` are the sizes of the whole mesh. With several slices eformer 0.0.101
-(`escale/mesh/creation.py`) divides the first axis that the number of slices divides, whatever
-`sharding_dcn_axis_dims` says, and lays those sizes between the slices on top: the mesh is the one
-that was asked for only where both mean the same axis. `total_batch_size` are the rows of one
-microbatch: its trainer loads that times the accumulation (`BaseTrainer.training_batch_size`), and
-splits it again.
+(`escale/mesh/creation.py`) first divides the first axis that is a multiple of the number of slices,
+whatever `sharding_dcn_axis_dims` says, and then adds the sizes of `sharding_dcn_axis_dims` between
+the slices. So the mesh is the requested one only if both choose the same axis. `total_batch_size`
+are the rows of one microbatch: the trainer loads that times the accumulation
+(`BaseTrainer.training_batch_size`), and splits it again.
 """
 
 from __future__ import annotations
@@ -139,12 +139,13 @@ def _first(setting: Setting, divided: int) -> str:
 
 
 def _divided_axis(dims: Sequence[int], dcn: Sequence[int]) -> int:
-    """The axis that eformer divides by the number of granules; -1 if there is none, or if it
-    depends on sizes that are open."""
+    """Returns the axis that eformer divides by the number of granules; -1 if there is none, or if
+    it depends on open sizes."""
     granules = 0 if -1 in dcn else math.prod(dcn)
     for index, dim in enumerate(dims):
         if dim == -1:
-            # What is left is a multiple of the granules if all of them lie there.
+            # The remaining number of devices is a multiple of the granules if all granules are
+            # along this axis.
             return index if dcn[index] in (-1, granules) else -1
         if granules == 0 and dim != 1:
             return -1
@@ -179,7 +180,8 @@ def _read(text: str) -> tuple[Setting, ...]:
 
 
 def _parts(dims: Sequence[int], dcn: Sequence[int] | None) -> list[tuple[int, int]]:
-    """What eformer makes of the two: sizes inside a granule and between granules."""
+    """Returns the sizes inside a granule and between granules that eformer makes from both
+    settings."""
     if dcn is None:
         return [(dim, 1) for dim in dims]
     if len(dcn) != len(dims):
@@ -203,10 +205,10 @@ def _parts(dims: Sequence[int], dcn: Sequence[int] | None) -> list[tuple[int, in
 
 
 def _one(tree: ast.AST, name: str) -> object:
-    """What a key is set to; None if it is set nowhere.
+    """Returns the value of a key; None if it is not set.
 
     Raises:
-      UsageError: it is set to several things.
+      UsageError: it is set to several values.
     """
     found = list(dict.fromkeys(str(literal(node)) for node in values_named(tree, name)))
     if len(found) > 1:

@@ -1,9 +1,9 @@
 """Levanter: `trainer.mesh` with `axes` and `dcn_axes`, and the rows of a device in a microbatch.
 
-A name may not be in both `axes` and `dcn_axes`. So what of an axis lies between slices gets a name
-of its own, `data_dcn` beside `data`, and the logical axes are mapped to both, which gives the same
-shards. Data parallelism has such a name in Levanter already: `replica_dcn`. The schema is that of
-`levanter/utils/mesh.py` and `levanter/trainer.py` of marin-levanter 0.2.227.
+A name may not be in both `axes` and `dcn_axes`. So the part of an axis between slices gets a name
+of its own, such as `data_dcn` for `data`, and the logical axes are mapped to both names, which
+results in the same shards. Data parallelism already has such a name in Levanter: `replica_dcn`. The
+schema is that of `levanter/utils/mesh.py` and `levanter/trainer.py` of marin-levanter 0.2.227.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TITLE, _SEEN_IN = "Levanter", "marin-levanter 0.2.227"
 _DATA, _REPLICA, _MODEL, _DCN = "data", "replica", "model", "_dcn"
 _BATCH = (_REPLICA, _DATA)
 _REMAT = {"true": True, "false": False}
-# The keys of `trainer` before there was `mesh`: data takes what the others leave, in both networks.
+# The keys of `trainer` before `mesh` existed: data takes the remaining devices, in both networks.
 _FORMER = ("model_axis_size", "replica_ici_axis_size", "replica_dcn_axis_size")
 
 
@@ -71,7 +71,7 @@ class _WithoutAliases(yaml.SafeDumper):
 
 
 def _parts(name: str, split: set[str]) -> tuple[str, ...]:
-    """The axes of Levanter's mesh that one axis is, the slower network first."""
+    """Returns the axes of Levanter's mesh that represent one axis, the slower network first."""
     return (f"{name}{_DCN}", name) if name in split or name == _REPLICA else (name,)
 
 
@@ -108,7 +108,7 @@ def _batch(setting: Setting) -> dict[str, int]:
 
 
 def _ways(setting: Setting) -> int:
-    """In how many parts a batch is split; 0 while a size is open."""
+    """Returns the number of parts that a batch is split into; 0 while a size is open."""
     names = {*_BATCH, *(setting.batch_axes or ())}
     sizes = [s for axis in setting.axes if axis.name in names for s in (axis.ici, axis.dcn)]
     return 0 if -1 in sizes else math.prod(sizes)
@@ -144,7 +144,8 @@ def _read(text: str) -> tuple[Setting, ...]:
 
 
 def _axes(mesh: Mapping[str, Any]) -> list[AxisSize]:
-    """As Levanter fills it in: an absorber of the user's takes the place of its own."""
+    """Returns the axes with Levanter's defaults: if the user leaves the size of an axis open, it
+    replaces Levanter's open one."""
     own, own_dcn = (
         _table(mesh.get("axes", {}), "axes"),
         _table(mesh.get("dcn_axes", {}), "dcn_axes"),

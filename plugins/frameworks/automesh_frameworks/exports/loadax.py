@@ -1,7 +1,7 @@
-"""Loadax: a `MeshConfig` with `mesh_rules`, under the names that the rules have.
+"""Loadax: a `MeshConfig` with `mesh_rules`, with the axis names of the rules.
 
-Names: `loadax/sharding/mesh_shape.py` of Loadax's repository (`05fcde76`). A pattern there matches
-the beginning of a selector (`re.match`), so that what is written ends with `$`.
+Names: `loadax/sharding/mesh_shape.py` of Loadax's repository (`05fcde76`). There a pattern matches
+the beginning of a selector (`re.match`), so exported patterns end with `$`.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def _read(text: str) -> tuple[Setting, ...]:
 
 
 def _batch(found: list[object], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Loadax's default is `data`, which a mesh without such an axis need not know."""
+    """Returns the batch axes. Loadax's default is `data`, which a mesh may not have."""
     if not found:
         return tuple(name for name in names if name == "data")
     return (found[0],) if isinstance(found[0], str) else as_strings(found[0], "batch_axis_names")
 
 
 def _whole(pattern: str) -> str:
-    """The pattern for the whole of a selector: Loadax's own goes on with anything."""
+    """Returns a pattern for the whole of a selector, since Loadax only matches its beginning."""
     if pattern.startswith(_BEGIN) and pattern.endswith(_END):
         return pattern.removeprefix(_BEGIN).removesuffix(_END)
     return pattern[:-1] if pattern.endswith("$") else f"(?:{pattern}).*"

@@ -1,4 +1,5 @@
-"""MaxText: `ici_*_parallelism` and `dcn_*_parallelism`, remat by name, the batch of a device.
+"""MaxText: `ici_*_parallelism` and `dcn_*_parallelism`, names of remat policies, and the batch of a
+device.
 
 Keys, defaults and the formula of the batch: `maxtext/configs/base.yml` and `types.py` of 0.2.5.
 """
@@ -23,7 +24,7 @@ from automesh.report.export.nouns import (
 from automesh_frameworks.exports.comment import head, xla_flags
 from automesh_frameworks.exports.source_text import as_count, as_size, key_values, yaml_tree
 
-# In the order of `mesh_axes`; what the keys call `pipeline` is the axis `stage`.
+# In the order of `mesh_axes`; the keys call the axis `stage` `pipeline`.
 _AXES = (
     "diloco",
     "data",
@@ -38,7 +39,7 @@ _AXES = (
     "expert",
     "autoregressive",
 )
-# Parsed by MaxText, and part of no mesh.
+# Keys that MaxText reads, but that are no part of a mesh.
 _WITHOUT_EFFECT = "sequence"
 _ALL = (*_AXES, _WITHOUT_EFFECT)
 _NETWORKS = ("ici", "dcn")
@@ -126,14 +127,15 @@ def _batch(setting: Setting) -> dict[str, object]:
 
 
 def _of_a_device(rows: int, setting: Setting) -> float:
-    """The share of a device, which MaxText multiplies back.
+    """Returns the batch of a device, which MaxText multiplies by the number of devices.
 
     Raises:
-      UsageError: it would come to other rows, or MaxText cannot deal them to its pipeline.
+      UsageError: the product would be another number of rows, or MaxText cannot split them for its
+        pipeline.
     """
     devices = setting.num_devices
     share = rows / devices
-    # In binary fractions 29 / 100 * 100 is less than 29, and what is less is cut off.
+    # In binary fractions 29 / 100 * 100 is less than 29, and MaxText rounds down.
     if int(devices * share) != rows:
         raise refuse(
             _TITLE,
@@ -177,7 +179,7 @@ def _read(text: str) -> tuple[Setting, ...]:
 
 
 def _values(text: str) -> Mapping[str, Any]:
-    """Keys of a YAML file, or of a command line with `key=value`."""
+    """Returns the keys of a YAML file, or of a command line with `key=value`."""
     known = {f"{network}_{name}_parallelism" for network in _NETWORKS for name in _ALL}
     words = key_values(text)
     if known & words.keys():
@@ -198,7 +200,7 @@ def _with_batch(setting: Setting, said: object) -> Setting:
         rows = 0.0
     if not rows > 0 or rows == float("inf"):
         return setting
-    # As MaxText does it: whole rows of all devices, then the microbatches.
+    # As in MaxText: first whole rows for all devices, then the microbatches.
     whole = int(setting.num_devices * rows) * (setting.accumulation or 1)
     if whole:
         return replace(setting, global_batch=whole)
@@ -233,7 +235,7 @@ MAXTEXT = ExportFormat(
         ("model", "tensor"),
         ("ep", "expert"),
     ),
-    # `minimal` keeps what a projection gives, which are the products without batch dimensions.
+    # `minimal` keeps the results of projections, which are the products without batch dimensions.
     remat=(
         ("none", "none"),
         ("full", "full"),

@@ -1,4 +1,4 @@
-"""`mesh_rules` in Python, as AXLearn and Loadax have them: pairs of a pattern and a mesh shape."""
+"""`mesh_rules` in Python, as in AXLearn and Loadax: pairs of a pattern and a mesh shape."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _ICI, _DCN = "ici_mesh_shape", "dcn_mesh_shape"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeText:
-    """A mesh shape as it was read: sizes inside a granule, and those between if they are said."""
+    """A mesh shape as it was read: the sizes inside a granule, and those between granules if there
+    are any."""
 
     ici: tuple[int, ...]
     dcn: tuple[int, ...] | None = None
 
 
 def hybrid_text(setting: Setting) -> str:
-    """A shape as Python: a tuple if it is flat, else a `HybridMeshShape`.
+    """Returns a shape as Python: a tuple if it is flat, else a `HybridMeshShape`.
 
     >>> hybrid_text(Setting(axes=(AxisSize(name="data", dcn=2), AxisSize(name="fsdp", ici=4))))
     'HybridMeshShape(ici_mesh_shape=(1, 4), dcn_mesh_shape=(2, 1))'
@@ -36,10 +37,11 @@ def hybrid_text(setting: Setting) -> str:
 
 
 def pairs_in(tree: ast.AST) -> list[tuple[str, ast.expr]]:
-    """The pairs of `mesh_rules`: a pattern, and what it selects; none if there is no such list.
+    """Returns the pairs of `mesh_rules`: a pattern, and the expression that it selects; empty if
+    there is no such list.
 
     Raises:
-      UsageError: there are several lists, or one is not spelled out.
+      UsageError: there are several lists, or one is no literal list.
     """
     lists = [
         node for node in values_named(tree, "mesh_rules") if isinstance(node, (ast.Tuple, ast.List))
@@ -71,7 +73,7 @@ def shape_in(node: ast.expr, names: Sequence[str]) -> ShapeText:
     """Reads a tuple of sizes, `mesh_shape_from_axes(data=-1)`, or a `HybridMeshShape` of both.
 
     Raises:
-      UsageError: something else.
+      UsageError: the expression is something else.
     """
     match node:
         case ast.Call(func=func, args=args, keywords=keywords) if called(func) == HYBRID:
@@ -101,7 +103,7 @@ def shape_in(node: ast.expr, names: Sequence[str]) -> ShapeText:
 
 
 def setting_of_shape(match: str, shape: ShapeText, names: Sequence[str]) -> Setting:
-    """A setting of a shape.
+    """Makes a setting from a shape.
 
     Raises:
       UsageError: it has another number of sizes than there are axes.
@@ -117,7 +119,7 @@ def setting_of_shape(match: str, shape: ShapeText, names: Sequence[str]) -> Sett
 
 
 def called(func: ast.expr) -> str:
-    """The last name of what is called: `jax.checkpoint_policies.x` is `x`."""
+    """Returns the last name of the called function: `x` for `jax.checkpoint_policies.x`."""
     match func:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
@@ -126,7 +128,7 @@ def called(func: ast.expr) -> str:
 
 
 def calls_of(node: ast.AST, name: str) -> Iterator[dict[str, ast.expr]]:
-    """The keywords of every `NAME.default_config().set(...)`."""
+    """Yields the keywords of every `NAME.default_config().set(...)`."""
     for call in ast.walk(node):
         match call:
             case ast.Call(

@@ -1,4 +1,5 @@
-"""Reads what configures a framework: YAML, `key=value` words, and Python, never executed."""
+"""Reads the configuration of a framework: YAML, `key=value` words, and Python, which is never
+executed."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ _WORD = re.compile(
 
 
 def yaml_tree(text: str) -> Mapping[str, Any]:
-    """The mapping that a YAML text holds; empty if it holds something else.
+    """Returns the mapping in a YAML text; empty if the text contains something else.
 
     Raises:
-      Malformed: it is no YAML, with the line.
+      Malformed: the text is no YAML; has the line.
     """
     try:
         tree = yaml.safe_load(text)
@@ -36,7 +37,8 @@ def yaml_tree(text: str) -> Mapping[str, Any]:
 
 
 def key_values(text: str) -> dict[str, str]:
-    """`key=value` words, as on a command line or in a shell script; the last of a key counts.
+    """Reads `key=value` words, as on a command line or in a shell script; the last value of a key
+    counts.
 
     >>> key_values("python -m train base.yml a_b=8 c='x y'  # d=1")
     {'a_b': '8', 'c': 'x y'}
@@ -50,10 +52,10 @@ def key_values(text: str) -> dict[str, str]:
 
 
 def as_size(value: object, what: str) -> int:
-    """A size of a mesh: at least 1, or -1.
+    """Reads a size of a mesh: at least 1, or -1.
 
     Raises:
-      UsageError: something else.
+      UsageError: the value is something else.
 
     >>> as_size("8", "ici_fsdp_parallelism"), as_size(-1, "data")
     (8, -1)
@@ -65,22 +67,22 @@ def as_size(value: object, what: str) -> int:
 
 
 def as_count(value: object) -> int | None:
-    """A whole number, as it is or as text; None if it is none."""
+    """Returns a whole number, from a number or a text; None if it is none."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,12}", value.strip()):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def as_scalar(value: object) -> Scalar | None:
-    """A boolean, number or text; None if it is something else."""
+    """Returns a boolean, number or text; None if it is something else."""
     return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def python_tree(text: str) -> ast.Module:
-    """The syntax tree of a Python text, which is read and never run.
+    """Returns the syntax tree of a Python text, which is parsed and never run.
 
     Raises:
-      Malformed: it is no Python, with the line.
+      Malformed: the text is no Python; has the line.
     """
     try:
         return ast.parse(text)
@@ -91,7 +93,7 @@ def python_tree(text: str) -> ast.Module:
 
 
 def values_named(tree: ast.AST, name: str) -> Iterator[ast.expr]:
-    """What `name` is set to: by an assignment, as a keyword, or as a key of a dict."""
+    """Yields the values of `name`: from assignments, keyword arguments, and keys of dicts."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -117,7 +119,7 @@ def _is_called(target: ast.expr, name: str) -> bool:
 
 
 def literal(node: ast.expr) -> object:
-    """The value of a literal; None if it is none, as it is for the literal None.
+    """Returns the value of a literal; None if the node is no literal, or is the literal None.
 
     >>> literal(ast.parse("(1, -1)", mode="eval").body)
     (1, -1)
@@ -129,7 +131,7 @@ def literal(node: ast.expr) -> object:
 
 
 def python_literal(value: object) -> str:
-    """A value as Python, with double quotes; a text can hold nothing that ends it.
+    """Returns a value as Python source with double quotes; a text in it cannot end the literal.
 
     >>> python_literal(("data",)), python_literal((1, None)), python_literal('a"b')
     ('("data",)', '(1, None)', '"a\\\\"b"')
@@ -143,10 +145,10 @@ def python_literal(value: object) -> str:
 
 
 def as_sizes(value: object, what: str) -> tuple[int, ...]:
-    """Sizes of axes in order.
+    """Reads sizes of axes in order.
 
     Raises:
-      UsageError: it is no sequence of sizes.
+      UsageError: the value is no sequence of sizes.
     """
     if isinstance(value, (list, tuple)):
         return tuple(as_size(size, what) for size in cast("Sequence[object]", value))
@@ -154,10 +156,10 @@ def as_sizes(value: object, what: str) -> tuple[int, ...]:
 
 
 def as_strings(value: object, what: str) -> tuple[str, ...]:
-    """Names of axes in order.
+    """Reads names of axes in order.
 
     Raises:
-      UsageError: it is no sequence of texts.
+      UsageError: the value is no sequence of texts.
     """
     if isinstance(value, (list, tuple)):
         names = cast("Sequence[object]", value)

@@ -1,8 +1,9 @@
-"""Tunix: `model_config.mesh` with `shape` and `axis_names`, both texts that hold a tuple.
+"""Tunix: `model_config.mesh` with `shape` and `axis_names`, which are both texts that contain a
+tuple.
 
 Keys: `tunix/cli/config.py`, `tunix/cli/utils/model.py`, `tunix/models/llama3/model.py` and
-`tunix/sft/peft_trainer.py` of google-tunix 0.1.7. Its mesh is one of `jax.make_mesh`, which knows
-no sizes between granules.
+`tunix/sft/peft_trainer.py` of google-tunix 0.1.7. Tunix calls `jax.make_mesh`, which has no sizes
+between granules.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _meshes(tree: object, seen: set[int]) -> Iterator[tuple[tuple[str, ...], tup
 
 
 def _value(said: object) -> object:
-    """Both are texts that hold a tuple; a list is taken too."""
+    """Reads a tuple from a text, as both settings have it; a list is accepted, too."""
     if not isinstance(said, str):
         return said
     body = python_tree(f"({said}\n)").body

@@ -1,1 +1,1 @@
-"""Adapters: the training steps of frameworks, as `build` functions that a search finds by name."""
+"""Adapters: the training steps of frameworks as `build` functions, which a search finds by name."""

@@ -1,14 +1,13 @@
 """AXLearn's own training step, unmodified, on the mesh of a plan (jax).
 
-The step, its abstract state and its batch come from AXLearn's trainer, made as where it compiles
-ahead of time (`SpmdTrainer.compile_train_step`). The arguments are those of its training command,
-`--module=text.gpt.c4_trainer --config=fuji-7B-v2 --mesh_selector=tpu-v5p-512`. What follows them as
-`PATH=VALUE` sets a value of the trainer's configuration, such as
-`input.input_dispatcher.global_logical_batch_size=64`. The mesh and the knobs below are put in for
-each plan.
+The step, its abstract state and its batch come from AXLearn's trainer, which is made as for
+compiling ahead of time (`SpmdTrainer.compile_train_step`). The arguments are those of its training
+command, `--module=text.gpt.c4_trainer --config=fuji-7B-v2 --mesh_selector=tpu-v5p-512`. Further
+arguments `PATH=VALUE` set a value of the trainer's configuration, such as
+`input.input_dispatcher.global_logical_batch_size=64`. Each plan sets the mesh and the knobs below.
 
-The batch stays the one of the configuration: accumulation splits its rows. Its form comes from
-AXLearn's pipeline over fake data (`--data_dir=FAKE`), whatever the arguments say: no data is read.
+The batch is that of the configuration: accumulation splits its rows. Its shapes come from AXLearn's
+pipeline over fake data (`--data_dir=FAKE`), whatever the arguments are: no data is read.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _SELF = FRAMEWORKS["axlearn"]
 _WHOSE = "AXLearn's mesh"
 _FAKE = "FAKE"
 _DISPATCHER = "input_dispatcher"
-# The training command wants all of these, and none of them makes another step.
+# Arguments that the training command requires, but that do not change the step.
 _FILLED_IN = ("--trainer_dir=automesh", f"--data_dir={_FAKE}", "--jax_backend=cpu")
-# Where AXLearn's own rules for meshes set what is recomputed.
+# The field in which AXLearn's own rules for meshes set what is recomputed.
 _LAYER = "model.decoder.transformer.layer"
 _AS_CONFIGURED, _NOT_RECOMPUTED = "config", "None"
 _POLICIES = (
@@ -48,7 +47,8 @@ _POLICIES = (
     "dots_with_no_batch_dims_saveable",
     "checkpoint_dots_with_no_batch_dims",
 )
-# Of the model's configuration, what a search may divide by. Where layers differ, what divides all.
+# Sizes in the model's configuration that a search may divide by. If layers differ, it is a common
+# divisor.
 _COUNTS = ("num_layers", "num_heads", "num_kv_heads", "num_experts", "vocab_size")
 _TOKENS = "input_ids"
 
@@ -98,12 +98,13 @@ class _AXLearn:
 
 @cache
 def _axlearn() -> _AXLearn:
-    """Looks up all that is used of AXLearn, in one place.
+    """Looks up everything that is used of AXLearn, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: AXLearn is not completely installed, or is another version that lacks one of the
+        names.
     """
-    with kept_environment():  # `axlearn.common.launch` sets options of the TPUs' compiler.
+    with kept_environment():  # `axlearn.common.launch` sets options of the compiler for TPUs.
         found = import_used(_SELF, _USED)
     _, _, launch, measurement, *others = found.values()
     config, trainer, modifiers, accumulation, base_layer, attention, writers, utils = others
@@ -114,7 +115,7 @@ def _axlearn() -> _AXLearn:
                 hint=f"this adapter was tried with {_SELF.seen_in}: install that version",
             )
     if "recorder_type" not in launch.FLAGS:
-        measurement.define_flags()  # As its training command does.
+        measurement.define_flags()  # As in its training command.
     return _AXLearn(
         flags=launch.FLAGS,
         config=config,
@@ -129,21 +130,21 @@ def _axlearn() -> _AXLearn:
 
 
 def build(mesh: Mesh, remat_policy: str = _AS_CONFIGURED, grad_acc_steps: int = 0) -> Workload:
-    """AXLearn's training step on `mesh`.
+    """Builds AXLearn's training step on `mesh`.
 
     Args:
-      mesh: axes as AXLearn names them, in any order; those that are not in it have one device.
-      remat_policy: of the decoder's layers: `config` for that of the configuration, `None` to
-        recompute nothing, one of `jax.checkpoint_policies`, or one of AXLearn's
-        `RematRegexSavePatterns`, which is what is kept.
-      grad_acc_steps: parts of a batch whose gradients are summed before an update; 0 for those of
-        the configuration.
+      mesh: axes with AXLearn's names, in any order; missing ones have one device.
+      remat_policy: the policy of the decoder's layers: `config` for that of the configuration,
+        `None` to recompute nothing, one of `jax.checkpoint_policies`, or one of AXLearn's
+        `RematRegexSavePatterns`, which select the saved values.
+      grad_acc_steps: number of parts of a batch whose gradients are summed before an update; 0 for
+        that of the configuration.
 
     Raises:
       UsageError: AXLearn is not installed, refuses its arguments, or has no such step.
     """
     axlearn = _axlearn()
-    # As in AXLearn's own set-up: the key in a trainer's state is one of this generator.
+    # As in AXLearn's own set-up: the key in a trainer's state uses this generator.
     jax.config.update("jax_default_prng_impl", "rbg")
     with axlearn.utils.set_data_dir(_FAKE):
         asked = _asked(tuple(sys.argv[1:]))
@@ -160,11 +161,12 @@ def build(mesh: Mesh, remat_policy: str = _AS_CONFIGURED, grad_acc_steps: int = 
             yield
 
     def init(mesh: Mesh) -> tuple[Any]:
-        """The state that a training begins with: other numbers are rougher in bfloat16."""
+        """Makes the state with which a training begins, because made-up values have larger rounding
+        errors in bfloat16."""
         del mesh
         with context():
             trainer.init(jax.random.PRNGKey(0))
-        # The trainer would keep it in memory beside the one that the step is given.
+        # Otherwise the trainer would keep a second state in memory.
         state, trainer._trainer_state = trainer.trainer_state, None
         return (state,)
 
@@ -184,18 +186,18 @@ def build(mesh: Mesh, remat_policy: str = _AS_CONFIGURED, grad_acc_steps: int = 
 
 @contextlib.contextmanager
 def _inside(trainer: Any) -> Generator[None]:
-    """What AXLearn's trainer enters around its step."""
+    """Enters the contexts that AXLearn's trainer enters around its step."""
     with trainer.mesh(), trainer._context_manager():
         yield
 
 
 def _made(config: Any, whole: Mesh) -> tuple[Any, Any, Any]:
-    """The trainer on the devices of a mesh, and its abstract state and batch.
+    """Makes the trainer on the devices of a mesh, and its abstract state and batch.
 
     Raises:
-      UsageError: AXLearn does not make them.
+      UsageError: AXLearn refuses to make them.
     """
-    # What is only read or written beside the step.
+    # Parts that only read or write files outside of the step.
     config.set(
         dir="automesh",
         summary_writer=_axlearn().writers.NoOpWriter.default_config(),
@@ -232,7 +234,7 @@ def _made(config: Any, whole: Mesh) -> tuple[Any, Any, Any]:
 
 @cache
 def _asked(argv: tuple[str, ...]) -> Any:
-    """The trainer's configuration as the user's arguments say it.
+    """Returns the trainer's configuration for the user's arguments.
 
     Raises:
       UsageError: there is no such configuration, or AXLearn refuses the arguments.
@@ -240,7 +242,7 @@ def _asked(argv: tuple[str, ...]) -> Any:
     axlearn = _axlearn()
     try:
         _, *settings = axlearn.flags(["automesh", *_FILLED_IN, *argv])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the arguments are at fault
+    except Exception as error:  # noqa: BLE001 - any error here is caused by the arguments
         raise UsageError(
             f"AXLearn refuses its arguments: {first_lines(error)}",
             hint=f"give those of its training command, as in `-- {_SELF.example}`",
@@ -262,7 +264,7 @@ def _asked(argv: tuple[str, ...]) -> Any:
 
 
 def _named(module: str, name: str) -> Any:
-    """A configuration of the user's own module, or of AXLearn's experiments.
+    """Returns a configuration of the user's own module, or of AXLearn's experiments.
 
     Raises:
       UsageError: there is none of that name.
@@ -299,7 +301,7 @@ def _override(config: Any, setting: str) -> None:
     """Sets a value of the configuration, `model.decoder.transformer.num_layers=2`.
 
     Raises:
-      UsageError: it is no setting, names nothing, or has a value of another type.
+      UsageError: the text is no setting, names no existing value, or has a value of another type.
     """
     path, equals, text = setting.partition("=")
     keys = path.split(".")
@@ -331,15 +333,18 @@ def _override(config: Any, setting: str) -> None:
 
 
 def _is_like(value: object, old: object) -> bool:
-    """Whether a value has the type of the one that it replaces; a float may be a whole number."""
+    """Whether a value has the type of the one that it replaces; a float may be replaced by a whole
+    number."""
     if isinstance(old, (tuple, list)):
         return isinstance(value, (tuple, list))
     return type(value) is type(old) or (isinstance(old, float) and type(value) is int)
 
 
 def _set_remat(config: Any, policy: str) -> None:
-    """Raises:
-    UsageError: there is no such policy, or no such layer.
+    """Sets the policy of the layers.
+
+    Raises:
+      UsageError: there is no such policy, or no such layer.
     """
     if policy == _AS_CONFIGURED:
         return
@@ -353,7 +358,8 @@ def _set_remat(config: Any, policy: str) -> None:
         ) from None
     spec = None
     if policy != _NOT_RECOMPUTED:
-        # What a scan repeats does without, and so do exported rules; other layers need it.
+        # A scan needs no barrier against common subexpressions, and exported rules set none for it;
+        # other layers need it.
         if own is not None and own.prevent_cse:
             raise UsageError(
                 f"the layers at `{_LAYER}` are no body of a scan (`remat_spec.prevent_cse`), and a "
@@ -390,8 +396,10 @@ def _policy(name: str) -> Any:
 
 
 def _set_accumulation(config: Any, steps: int) -> None:
-    """Raises:
-    UsageError: the learner transforms its forward pass in another way.
+    """Sets the number of parts whose gradients are summed.
+
+    Raises:
+      UsageError: the learner transforms its forward pass in another way.
     """
     if not steps:
         return
@@ -409,7 +417,7 @@ def _set_accumulation(config: Any, steps: int) -> None:
         if own is not None:
             config.learner.forward_fn_transformation = None
         return
-    # As an exported rule does it.
+    # As in an exported rule.
     modifier = _axlearn().modifiers.GradientAccumulationModifier.default_config()
     modifier.set(grad_acc_steps=steps).instantiate()(config)
 
@@ -419,7 +427,7 @@ def _accumulates(transformation: Any) -> bool:
 
 
 def _rows(config: Any, batch: Any) -> int:
-    """Rows of one update."""
+    """Returns the rows of one update."""
     dispatcher = getattr(config.input, _DISPATCHER, None)
     if dispatcher is not None:
         return int(dispatcher.global_logical_batch_size)
@@ -427,13 +435,13 @@ def _rows(config: Any, batch: Any) -> int:
 
 
 def _length(batch: Any) -> int:
-    """Tokens of one row; 0 if a batch holds something else."""
+    """Returns the tokens of one row; 0 if a batch contains something else."""
     tokens = batch.get(_TOKENS) if isinstance(batch, dict) else None
     return int(tokens.shape[1]) if tokens is not None and tokens.ndim == 2 else 0
 
 
 def _facts(config: Any, rows: int, length: int) -> dict[str, int]:
-    """What a search may divide by."""
+    """Returns sizes that a search may divide by."""
     found: dict[str, int] = {}
 
     def note(path: str, value: Any) -> None:
@@ -458,12 +466,12 @@ def _facts(config: Any, rows: int, length: int) -> dict[str, int]:
 
 
 def _baseline(asked: Any, varied: Sequence[str], devices: Sequence[Any]) -> str | None:
-    """Mesh and knobs of the user's own arguments, as text; None if the space lacks an axis, or if
-    that mesh does not fit the devices.
+    """Returns mesh and knobs of the user's own arguments, as text; None if the space lacks an axis,
+    or if that mesh does not fit the devices.
 
     Args:
       varied: the axes of the space.
-      devices: all of them: what a step is asked for first is a mesh of a single one.
+      devices: all devices of the target: a step is first built on a mesh of a single one.
     """
     names = tuple(asked.mesh_axis_names)
     count, granules = len(devices), _granules(devices)
@@ -490,20 +498,21 @@ def _baseline(asked: Any, varied: Sequence[str], devices: Sequence[Any]) -> str 
 
 
 def _granules(devices: Sequence[Any]) -> int:
-    """Slices or nodes, as AXLearn counts them."""
+    """Returns the number of slices or nodes, as AXLearn counts them."""
     by = "slice_index" if devices[0].platform == "tpu" else "process_index"
     return len({getattr(device, by, 0) for device in devices})
 
 
 def _inferred(shape: Sequence[int], count: int) -> tuple[int, ...]:
-    """Sizes with the open one filled in; none if they do not multiply to `count`."""
+    """Returns the sizes with a value for the open one; empty if their product is not `count`."""
     known = math.prod(size for size in shape if size != -1)
     sizes = tuple(count // known if size == -1 else size for size in shape)
     return sizes if list(shape).count(-1) <= 1 and math.prod(sizes) == count else ()
 
 
 def _split(sizes: tuple[int, ...], granules: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes inside granules and between them: AXLearn divides the first axis that is used.
+    """Splits sizes into those inside granules and those between them: AXLearn divides the first
+    axis that is used.
 
     >>> _split((1, 4, 8), 2)
     ((1, 2, 8), (1, 2, 1))

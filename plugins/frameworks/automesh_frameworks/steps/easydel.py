@@ -2,11 +2,11 @@
 
 The arguments are those of its training command, `python -m easydel.scripts.elarge --config FILE`: a
 YAML file of eLarge with a model, its sharding and a trainer. The model is made from its
-`config.json`, abstract: no weights are read. The jitted step, its static arguments and what it
-donates come from the trainer's `configure_functions`, the shardings of the state from
-`EasyDeLState.shard_state`; the sizes of the mesh and the knobs below are put in for each plan.
+`config.json`, with abstract arrays: no weights are read. The jitted step, its static arguments and
+its donated arguments come from the trainer's `configure_functions`, the shardings of the state from
+`EasyDeLState.shard_state`. Each plan sets the sizes of the mesh and the knobs below.
 
-The batch stays the one that the file names: rows of one update = `total_batch_size` x
+The batch is the one that the file names: rows of one update = `total_batch_size` x
 `gradient_accumulation_steps`. A plan with another accumulation has smaller or larger microbatches.
 """
 
@@ -39,11 +39,12 @@ _WHOSE = "EasyDeL's mesh"
 _REMAT, _NO_REMAT = "gradient_checkpointing", "none"
 _ACCUMULATION, _BATCH = "gradient_accumulation_steps", "total_batch_size"
 _CONFIG = "config.json"
-# Trainers whose step is `Trainer.configure_functions`, of a state and a batch alone.
+# Trainers with the step of `Trainer.configure_functions`, whose arguments are a state and a batch.
 _TRAINERS = ("sft", "base")
-# A schedule is made for a number of steps. That of a data set is not known here.
+# A schedule needs the number of steps, which depends on the data set; the data set is not read.
 _STEPS = 10_000
-# What a search may divide by, of the model's own configuration; experts under their first name.
+# Sizes in the model's configuration that a search may divide by; the number of experts under the
+# first name that exists.
 _FACTS = (
     "hidden_size",
     "intermediate_size",
@@ -53,7 +54,7 @@ _FACTS = (
     "vocab_size",
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# The parts of eLarge's file that a step depends on, and the types that list their keys.
+# The parts of eLarge's file that affect a step, and the types that define their keys.
 _PARTS = {
     "model": "ModelCfg",
     "loader": "LoaderCfg",
@@ -61,7 +62,7 @@ _PARTS = {
     "platform": "PlatformCfg",
     "base_config": "BaseCfg",
 }
-# What its loader hands on to a model's configuration.
+# The keys that its loader passes to a model's configuration.
 _PLACED = (
     "sharding_axis_dims",
     "sharding_dcn_axis_dims",
@@ -69,8 +70,9 @@ _PLACED = (
     "backend",
     "platform",
 )
-# Importing EasyDeL sets flags of compilers, of which a newer XLA that does not know one ends the
-# process, and starts a cluster where it sees one: in a process that has its devices already.
+# Variables that stop two side effects of the import of EasyDeL: it sets compiler flags, which end
+# the process if a newer XLA does not know them, and it starts a cluster where it detects one, in a
+# process that already has its devices.
 _SWITCHED_OFF = ("EASYDEL_AUTO", "ENABLE_DISTRIBUTED_INIT")
 
 
@@ -89,7 +91,7 @@ class _EasyDeL:
     nnx: Any
 
 
-# What is used of each of the modules.
+# The names that are used of each module.
 _USED = {
     "easydel": (),
     "easydel.infra.elarge.model": ("eLargeModel",),
@@ -100,20 +102,23 @@ _USED = {
     "easydel.modules.auto.auto_configuration": ("AutoEasyDeLConfig", "get_modules_by_type"),
     "easydel.infra.factory": ("TaskType",),
     "easydel.infra.etils": ("EasyDeLGradientCheckPointers",),
-    # What is imported here changes jax's cache here, and not in the midst of a build.
+    # Modules that change jax's cache when they are imported are imported here, and not during a
+    # build.
     "easydel.trainers": ("SFTTrainer", "Trainer"),
     "flax.nnx": ("Module", "Rngs"),
 }
-# Where a file names a model of the hub, in the place of a folder.
+# The function that finds files of the hub, for a configuration that names a model of the hub
+# instead of a folder.
 _OF_THE_HUB = {"huggingface_hub": ("try_to_load_from_cache",)}
 
 
 @cache
 def _easydel() -> _EasyDeL:
-    """Looks up all that is used of EasyDeL, in one place.
+    """Looks up everything that is used of EasyDeL, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or with versions that it does not work with.
+      UsageError: EasyDeL is not completely installed, or does not work with the installed versions
+        of other packages.
     """
     with _kept_settings():
         os.environ |= dict.fromkeys(_SWITCHED_OFF, "0")
@@ -136,7 +141,7 @@ def _easydel() -> _EasyDeL:
 
 @contextlib.contextmanager
 def _kept_settings() -> Generator[None]:
-    """Puts back what EasyDeL sets for the whole process.
+    """Restores the settings that EasyDeL changes for the whole process.
 
     These are variables of the environment and, with each function that it jits, the folder of jax's
     compilation cache.
@@ -147,7 +152,7 @@ def _kept_settings() -> Generator[None]:
             yield
     finally:
         if _cache_directory() != directory:
-            # jax opens its cache once and keeps to it.
+            # jax opens its cache once and then keeps it.
             compilation_cache.reset_cache()
             jax.config.update("jax_compilation_cache_dir", directory)
 
@@ -160,13 +165,13 @@ def _cache_directory() -> str | None:
 def build(
     mesh: Mesh, gradient_checkpointing: str = "", gradient_accumulation_steps: int = 0
 ) -> Workload:
-    """EasyDeL's training step on `mesh`.
+    """Builds EasyDeL's training step on `mesh`.
 
     Args:
-      mesh: axes as the file names them, in any order; those that are not in it have one device.
-      gradient_checkpointing: which activations are kept, in EasyDeL's words, or `none` for all;
-        empty for that of the file.
-      gradient_accumulation_steps: microbatches of one update; 0 for those of the file.
+      mesh: axes with the names in the file, in any order; missing ones have one device.
+      gradient_checkpointing: which activations are kept, by EasyDeL's names, or `none` for all;
+        empty for the value in the file.
+      gradient_accumulation_steps: microbatches of one update; 0 for the number in the file.
 
     Raises:
       UsageError: EasyDeL is not installed, or refuses its arguments.
@@ -194,7 +199,7 @@ def build(
     @contextlib.contextmanager
     def context() -> Generator[None]:
         with _kept_settings(), _calls_in_place(calls), contextlib.ExitStack() as entered:
-            # Its trainer enters the mesh itself, of which jax would have `jax.set_mesh` instead.
+            # Its trainer enters the mesh with `with mesh`, while jax recommends `jax.set_mesh`.
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
                 entered.enter_context(whole)
             yield
@@ -222,10 +227,10 @@ def build(
 
 
 def _file(argv: Sequence[str]) -> Path:
-    """The file of eLarge that the arguments name, as its training command takes it.
+    """Returns the file of eLarge that the arguments name, as for its training command.
 
     Raises:
-      UsageError: they name none, or something else besides.
+      UsageError: the arguments name no file, or have something else.
     """
     found: list[str] = []
     rest = list(argv)
@@ -257,10 +262,10 @@ def _file(argv: Sequence[str]) -> Path:
 
 
 def _asked(path: Path) -> dict[str, Any]:
-    """The user's settings with eLarge's defaults, read again where the file has changed.
+    """Returns the user's settings with eLarge's defaults; the file is read again if it has changed.
 
     Raises:
-      UsageError: EasyDeL refuses them, or has no such keys.
+      UsageError: EasyDeL refuses them, or does not have such keys.
     """
     return copy.deepcopy(_read(path.resolve(), path.stat().st_mtime_ns))
 
@@ -295,10 +300,10 @@ def _read(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def _check_keys(where: str, keys: Sequence[str] | Mapping[str, Any], known: set[str]) -> None:
-    """Refuses a key that EasyDeL would leave unread without a word.
+    """Checks for unknown keys, which EasyDeL would silently ignore.
 
     Raises:
-      UsageError: names it.
+      UsageError: names the unknown key.
     """
     for key in keys:
         if key not in known:
@@ -309,17 +314,18 @@ def _check_keys(where: str, keys: Sequence[str] | Mapping[str, Any], known: set[
 
 
 def _folder(name: str) -> str:
-    """The folder with the model's configuration: its own, or that of the hub's local cache.
+    """Returns the folder with the model's configuration: its own, or the one in the local cache of
+    the hub.
 
     Raises:
-      UsageError: it is in none of them.
+      UsageError: neither exists.
     """
     if (Path(name) / _CONFIG).is_file():
         return str(Path(name).resolve())
     (hub,) = import_used(_SELF, _OF_THE_HUB).values()
     try:
         cached = hub.try_to_load_from_cache(name, _CONFIG)
-    except ValueError:  # It cannot be the name of a repository.
+    except ValueError:  # The name cannot be that of a repository.
         cached = None
     if not isinstance(cached, str):
         raise UsageError(
@@ -330,10 +336,10 @@ def _folder(name: str) -> str:
 
 
 def _training(settings: dict[str, Any]) -> tuple[str, Any]:
-    """The kind of the trainer, and its arguments.
+    """Returns the kind of the trainer, and its arguments.
 
     Raises:
-      UsageError: its step is not known here, or EasyDeL refuses its arguments.
+      UsageError: this module does not know its step, or EasyDeL refuses its arguments.
     """
     easydel = _easydel()
     with _refusals():
@@ -350,16 +356,16 @@ def _training(settings: dict[str, Any]) -> tuple[str, Any]:
         own = dict(elarge.to_dict().get("trainer") or {})
         own.pop("trainer_type", None)
         _check_keys("`trainer`", own, known | {"max_sequence_length", "quantization_block"})
-        # It would connect the processes of a cluster, and a search has done so.
+        # Otherwise it would connect the processes of a cluster, which a search has done already.
         return kind, elarge.build_training_arguments(jax_distributed_config=None)
 
 
 @contextlib.contextmanager
 def _refusals() -> Generator[None]:
-    """Says in a sentence what EasyDeL does not like.
+    """Turns exceptions of EasyDeL into a sentence.
 
     Raises:
-      UsageError: an exception of EasyDeL's.
+      UsageError: EasyDeL has raised an exception.
     """
     try:
         yield
@@ -375,13 +381,13 @@ def _refusals() -> Generator[None]:
 def _plan(
     asked: dict[str, Any], mesh: Mesh, rows: int, remat: str, accumulation: int
 ) -> dict[str, Any]:
-    """The settings with the mesh and the knobs of a plan.
+    """Returns the settings with the mesh and the knobs of a plan.
 
     Raises:
-      UsageError: the rows of an update do not divide into so many microbatches.
+      UsageError: the rows of an update cannot be divided into so many microbatches.
     """
     plan = copy.deepcopy(asked)
-    # Every size, so that no default fills one in.
+    # Every size is given, so that EasyDeL uses no default.
     plan["sharding"] |= {"axis_dims": tuple(mesh.devices.shape), "dcn_axis_dims": None}
     if remat:
         values = plan.setdefault("base_config", {}).setdefault("values", {})
@@ -399,15 +405,15 @@ def _plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    """A model's configuration, and what its class is called with besides."""
+    """A model's configuration, and the other arguments of its class."""
 
     config: Any
     kind: Any
     types: dict[str, Any]
 
     def abstract(self, mesh: Mesh) -> Any:
-        """The model without arrays, as its loader makes it before it reads weights."""
-        # In the place of meshes that it would make of all devices of jax.
+        """Makes the model without arrays, as its loader makes it before it reads weights."""
+        # Otherwise it would make meshes of all devices of jax.
         self.config.set_model_mesh(mesh)
         explicit = whole_mesh(mesh, mesh.axis_names, _WHOSE, AxisType.Explicit)
         self.config.set_explicit_mesh(explicit)
@@ -416,7 +422,7 @@ class _Model:
 
 
 def _model(settings: dict[str, Any]) -> _Model:
-    """The configuration of the model, as its loader makes it.
+    """Makes the configuration of the model, as its loader does.
 
     Raises:
       UsageError: EasyDeL refuses it.
@@ -454,14 +460,15 @@ def _model(settings: dict[str, Any]) -> _Model:
 
 
 def _policy(config: Any) -> str:
-    """Which activations the model keeps, in the words of the knob."""
+    """Returns which activations the model keeps, as a value of the knob."""
     policy = config.gradient_checkpointing
     return str(getattr(policy, "value", policy) or _NO_REMAT)
 
 
 @contextlib.contextmanager
 def _calls_kept(base: type) -> Generator[dict[type, Any]]:
-    """Undoes what the body changes in the classes of modules: says which `__call__`s it has set.
+    """Restores the classes of modules that the body changes; yields the `__call__`s that it has
+    set.
 
     EasyDeL rematerializes by replacing the `__call__` of a layer's class, once in a process:
     without this, every plan would have the policy of the first one.
@@ -478,7 +485,7 @@ def _calls_kept(base: type) -> Generator[dict[type, Any]]:
 
 @contextlib.contextmanager
 def _calls_in_place(calls: Mapping[type, Any]) -> Generator[None]:
-    """The `__call__`s of one plan, while the body traces or runs its step."""
+    """Sets the `__call__`s of one plan while the body traces or runs its step."""
     before = {kind: vars(kind).get("__call__") for kind in calls}
     _set_calls(calls)
     try:
@@ -496,7 +503,7 @@ def _set_calls(calls: Mapping[type, Any]) -> None:
 
 
 def _calls_of(base: type) -> dict[type, Any]:
-    """The `__call__` that each subclass itself has, None where it inherits one."""
+    """Returns the `__call__` of each subclass itself; None for one that inherits it."""
     found: dict[type, Any] = {}
     rest = [base]
     while rest:
@@ -508,13 +515,13 @@ def _calls_of(base: type) -> dict[type, Any]:
 
 
 def _trainer(kind: str, arguments: Any, model: Any, mesh: Mesh) -> Any:
-    """EasyDeL's trainer with an abstract state: all that `configure_functions` asks for.
+    """Makes EasyDeL's trainer with an abstract state, as far as `configure_functions` needs it.
 
     Its own constructor reads the data set and puts the state on devices.
     """
     trainer_class = _easydel().training.get_trainer_class(kind)
     trainer = trainer_class.__new__(trainer_class)
-    # It makes a folder for checkpoints, and something that writes them.
+    # Its constructor would make a folder for checkpoints and an object that writes them.
     arguments.ensure_checkpoint_path = lambda: None
     arguments._im_a_hidden_checkpoint_manager = object()
     trainer.arguments = arguments
@@ -522,7 +529,8 @@ def _trainer(kind: str, arguments: Any, model: Any, mesh: Mesh) -> Any:
     trainer.max_training_steps = _steps(arguments)
     trainer._train_shared_fn_extra_args_ = ()
     trainer._model = model
-    # The trainer sets what its arguments say of the model with the state: it comes before the rest.
+    # The trainer changes the model by its arguments when it gets the state, so the state comes
+    # first.
     trainer.model_state = model.to_state()
     with _refusals():  # Of what a schedule needs.
         configured = trainer.configure_model()
@@ -535,24 +543,24 @@ def _trainer(kind: str, arguments: Any, model: Any, mesh: Mesh) -> Any:
 
 
 def _steps(arguments: Any) -> int:
-    """Training steps in total: the schedule of the learning rate needs them."""
+    """Returns the number of training steps, which the schedule of the learning rate needs."""
     per_epoch = arguments.per_epoch_training_steps
     by_epochs = per_epoch * arguments.num_train_epochs if per_epoch else _STEPS
     return int(arguments.max_training_steps or by_epochs)
 
 
 def _abstract(state: Any, tx: Any, rules: Any, mesh: Mesh) -> Any:
-    """The state with an optimizer, without arrays, and with the shardings that EasyDeL gives it.
+    """Makes the state with an optimizer, without arrays, and with EasyDeL's shardings.
 
     Raises:
-      UsageError: this version places its state in another way.
+      UsageError: this version shards its state in another way.
     """
-    # As weights are loaded: all of them have one type.
+    # All of them get one type, as when weights are loaded.
     graph = jax.tree.map(lambda leaf: _struct(leaf, state.model.param_dtype), state.graphstate)
     state = state.replace(graphstate=graph, step=jax.ShapeDtypeStruct((), jnp.int32))
     state = state.replace(tx=tx, opt_state=jax.eval_shape(tx.init, graph))
     state = jax.tree.map(_struct, state)
-    # Its own function puts arrays on devices: traced, it says where to.
+    # EasyDeL's own function puts arrays on devices; a trace of it shows their shardings.
     closed, placed = jax.make_jaxpr(
         lambda given: given.shard_state(partition_rules=rules, mesh=mesh), return_shape=True
     )(state)
@@ -584,7 +592,7 @@ def _abstract(state: Any, tx: Any, rules: Any, mesh: Mesh) -> Any:
 
 
 def _struct(leaf: Any, floats: Any = None) -> jax.ShapeDtypeStruct:
-    """An array as what there is to know of it; with `floats` for the type of its numbers."""
+    """Returns the description of an array; `floats` replaces the type of floats."""
     dtype = leaf.dtype
     if floats is not None and jnp.issubdtype(dtype, jnp.inexact):
         dtype = floats
@@ -592,12 +600,12 @@ def _struct(leaf: Any, floats: Any = None) -> jax.ShapeDtypeStruct:
 
 
 def _batch_keys(kind: str, arguments: Any) -> tuple[str, ...]:
-    """What a batch consists of, all as rows of token positions.
+    """Returns the keys of a batch, all of which are rows of token positions.
 
-    The base trainer takes what the data set has; those of token ids and a mask are meant here.
+    The base trainer takes the keys of the data set; here they are token ids and a mask.
     """
     if kind == "sft" and arguments.packing:
-        # Of its two packers, the one for `wrapped` gives no mask.
+        # Of its two packers, the one for `wrapped` returns no mask.
         masks = ("attention_mask",) if arguments.packing_strategy == "bfd" else ()
         return ("input_ids", *masks, "segment_ids")
     masked = ("completion_mask", "labels") if getattr(arguments, "assistant_only_loss", 0) else ()
@@ -605,7 +613,7 @@ def _batch_keys(kind: str, arguments: Any) -> tuple[str, ...]:
 
 
 def _facts(config: Any) -> dict[str, int]:
-    """Numbers of the model that a search may divide by; a dense model has one expert."""
+    """Returns sizes of the model that a search may divide by; a dense model has one expert."""
     text = getattr(config, "text_config", config)
     found = {name: getattr(text, name, None) for name in _FACTS}
     experts = [getattr(text, name, None) for name in _EXPERTS]
@@ -614,10 +622,10 @@ def _facts(config: Any) -> dict[str, int]:
 
 
 def _baseline(asked: dict[str, Any], mesh: Mesh) -> str | None:
-    """Mesh and knobs of the user's own file, as text; None if the space lacks an axis.
+    """Returns mesh and knobs of the user's own file, as text; None if the space lacks an axis.
 
-    Between granules EasyDeL lies the first axis that their number divides, whatever
-    `dcn_axis_dims` says: which one that is, is plain where one axis is used.
+    EasyDeL puts the first axis that is a multiple of the number of granules between the granules,
+    whatever `dcn_axis_dims` says. Which axis this is, is certain if only one is used.
     """
     sharding = asked["sharding"]
     used = [

@@ -1,6 +1,6 @@
-"""What an adapter uses of a framework, looked up in one place, with a sentence for what is missing.
+"""Imports the parts of a framework that an adapter uses; a sentence says what is missing.
 
-Workers only: importing a framework imports jax.
+Only workers use it, because a framework imports jax.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.plugins.framework import Framework
 
-# Modules that a package of another name installs.
+# Modules that a package of another name contains.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
-    "haliax": "marin-haliax",  # The package `haliax` is an older one, which Levanter refuses.
+    "haliax": "marin-haliax",  # The package `haliax` is an older version, which Levanter refuses.
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
 
 
 def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The modules that an adapter uses, by name.
+    """Imports the modules that an adapter uses, and returns them by name.
 
     Args:
-      framework: whose modules they are.
-      used: module -> names that the adapter uses of it. Modules of other packages may be among
-        them, such as those that the framework's own step comes from.
+      framework: the framework that the modules belong to.
+      used: module -> names in it that the adapter uses. These may include modules of other
+        packages, such as those of the framework's own step.
 
     Raises:
-      UsageError: the framework is not installed whole, or another version that has moved something.
+      UsageError: the framework is not completely installed, or is another version that lacks one of
+        the names.
     """
     found: dict[str, Any] = {}
     own = f"{framework.package}."
@@ -43,7 +44,9 @@ def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict
         except ModuleNotFoundError as error:
             missing = error.name or name
             raise _incomplete(framework, f"module `{missing}`", missing) from None
-        except Exception as error:  # noqa: BLE001 - with another jax, any: `assert`s, missing names
+        # noqa: BLE001 - with another jax this may be any error, such as a failed `assert` or a
+        # missing name
+        except Exception as error:
             what = f"`{name}` that can be imported ({first_lines(error)})"
             raise _incomplete(framework, what, own) from None
         for one in names:
@@ -53,7 +56,8 @@ def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict
 
 
 def _incomplete(framework: Framework, what: str, missing: str) -> UsageError:
-    """The framework, or something that it imports, is not as the adapter needs it."""
+    """Makes the error for a framework, or a package that it imports, that lacks something which the
+    adapter needs."""
     if missing == framework.package:
         return UsageError(
             f"{framework.title} is not installed in the environment that automesh runs in",
@@ -88,6 +92,6 @@ def kept_environment() -> Generator[None]:
 
 
 def first_lines(error: BaseException) -> str:
-    """What an exception says, on one line: of a long list of faults the first."""
+    """Returns an exception's message on one line; only the first fault of a long list."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:600] or type(error).__name__

@@ -1,17 +1,18 @@
 """Kauldron's own training step, unmodified, on the mesh of a plan (jax).
 
-The trainer is the one that `python -m kauldron.main` makes of the same arguments, `--cfg=FILE` and
-`--cfg.KEY=VALUE`; the step is its `trainer.trainstep.step`, which gives its losses and no metrics.
-Kauldron asks for both in the iterations that it logs, every hundredth, and for neither in the
-others: these scalars are what a search compares plans by.
+The trainer is the one that `python -m kauldron.main` makes from the same arguments, `--cfg=FILE`
+and `--cfg.KEY=VALUE`. The step is its `trainer.trainstep.step`, which returns its losses and no
+metrics. Kauldron computes both in every hundredth iteration, which it logs, and neither in the
+others. A search compares plans by these losses.
 
 Kauldron has one mesh with one axis, `devices`, over which its `ShardingStrategy` replicates or
-splits; what a search varies are the strategies of parameters and optimizer. A strategy of the
-user's own that has a field `mesh` is given the plan's: its axes are the user's.
+splits arrays. A search varies the strategies of parameters and optimizer. If the user's own
+strategy has a field `mesh`, the field is set to the plan's mesh, with the axes of the user's
+strategy.
 
 A batch is one update: Kauldron accumulates gradients, if at all, by `optax.MultiSteps` in the
-optimizer, which leaves the rows of a step what they are. Remat belongs to the model: a key of the
-configuration, and thereby a knob that a search space may name.
+optimizer, which does not change the rows of a step. Remat belongs to the model: it is a key of the
+configuration, so a search space may use it as a knob.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from automesh_frameworks.steps.registry import FRAMEWORKS
 _AXIS = "devices"
 _SELF = FRAMEWORKS["kauldron"]
 _WHOSE = "Kauldron's mesh"
-_MESH = "mesh"  # A field of a strategy of the user's own.
-# Properties of `kd.sharding` that are made once, of `jax.devices()`.
+_MESH = "mesh"  # A field of the user's own strategy.
+# Properties of `kd.sharding` that are cached, and computed from `jax.devices()`.
 _DEVICES_MESH = "DEVICES_MESH"
 _REPLICATED = "REPLICATED"
 _MADE_ONCE = (_DEVICES_MESH, _REPLICATED, "FIRST_DIM")
-# Kauldron's training command leaves these out of what a configuration imports.
+# Modules that Kauldron's training command does not load when it imports a configuration.
 _LAUNCHER_ONLY = ("kauldron.xm", "kauldron.kxm", "xmanager")
-_RULE = "=" * 20  # Between a configuration that Kauldron quotes and what was wrong with it.
+_RULE = "=" * 20  # Separates a configuration that Kauldron quotes from the error message.
 _FORM = "give `--cfg=FILE` and `--cfg.KEY=VALUE`, as in `python -m kauldron.main`"
 
 Settings = tuple[tuple[str, Scalar], ...]
@@ -53,7 +54,7 @@ Settings = tuple[tuple[str, Scalar], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kauldron:
-    """What the step is made from."""
+    """The parts of Kauldron that the step is made from."""
 
     sharding: Any
     konfig: Any
@@ -64,7 +65,7 @@ class _Kauldron:
     tfds: Any
 
 
-# What is used of each of the modules.
+# The names that are used of each module.
 _USED = {
     "kauldron": (),
     "kauldron.konfig": ("DEFINE_config_file", "resolve", "set_lazy_imported_modules"),
@@ -72,7 +73,7 @@ _USED = {
     "kauldron.kontext": ("set_by_path",),
     "kauldron.utils.sharding_utils": ("sharding",),
     "kauldron.data.utils": ("get_global_elem_spec",),
-    # Its own TensorFlow and TFDS.
+    # TensorFlow and TFDS as Kauldron imports them.
     "kauldron.data.py.base": ("tf",),
     "kauldron.data.py.data_sources": ("tfds",),
     "absl.flags": ("FlagValues", "Error"),
@@ -81,10 +82,11 @@ _USED = {
 
 @cache
 def _kauldron() -> _Kauldron:
-    """Looks up all that is used of Kauldron, in one place.
+    """Looks up everything that is used of Kauldron, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: Kauldron is not completely installed, or is another version that lacks one of the
+        names.
     """
     found = import_used(_SELF, _USED)
     konfig, py_flags, kontext, shardings, data, pipeline, sources, flags = list(found.values())[1:]
@@ -94,7 +96,7 @@ def _kauldron() -> _Kauldron:
             f"the installed Kauldron has no `{missing[0]}` in `kd.sharding`",
             hint=f"this adapter was tried with {_SELF.seen_in}: install that version",
         )
-    # As Kauldron's training command does: TensorFlow would take the memory of the GPUs.
+    # As in Kauldron's training command: otherwise TensorFlow would take the memory of the GPUs.
     pipeline.tf.config.set_visible_devices([], "GPU")
     return _Kauldron(
         sharding=shardings.sharding,
@@ -108,14 +110,15 @@ def _kauldron() -> _Kauldron:
 
 
 def build(mesh: Mesh, params: str = "", opt_state: str = "", **settings: Scalar) -> Workload:
-    """Kauldron's training step on `mesh`.
+    """Builds Kauldron's training step on `mesh`.
 
     Args:
-      mesh: with the axis `devices`, or with those of the user's own strategy, in any order.
-      params: sharding of the parameters, as it is written in Kauldron's arguments: `REPLICATED` and
-        `FSDPSharding()` of `kd.sharding`, or any expression that is taken there after `py::`; empty
-        for that of the arguments.
-      opt_state: that of the optimizer's state, likewise; `None` leaves it to the compiler.
+      mesh: a mesh with the axis `devices`, or with the axes of the user's own strategy, in any
+        order.
+      params: sharding of the parameters as in Kauldron's arguments: `REPLICATED` or
+        `FSDPSharding()` of `kd.sharding`, or any expression that is allowed there after `py::`;
+        empty for that of the arguments.
+      opt_state: sharding of the optimizer's state, likewise; with `None` the compiler chooses it.
       **settings: other keys of the configuration, `model.remat` for `--cfg.model.remat`.
 
     Raises:
@@ -137,15 +140,15 @@ def build(mesh: Mesh, params: str = "", opt_state: str = "", **settings: Scalar)
         batch = _batch(spec, trainer.sharding.batch)
 
         def initial() -> Any:
-            # Pretrained weights, which transforms read, would change no program.
+            # Pretrained weights, which transforms would read, do not change the program.
             return trainer.init_state(skip_transforms=True, element_spec=spec)
 
         state = jax.eval_shape(initial)
-        # Where the strategy says nothing, the compiler places what comes out of `init`.
+        # If the strategy says nothing, the compiler chooses the shardings of the results of `init`.
         state = _kauldron().sharding.with_sharding_constraint(state, trainer.sharding.state)
     errors = trainer.checkify_error_categories
     return Workload(
-        # The jitted function itself: bound to an object, it could not be lowered.
+        # The jitted function itself: a bound method could not be lowered.
         type(trainer.trainstep).step,
         (trainer.trainstep, state, batch),
         {"return_losses": True, **({"checkify_error_categories": errors} if errors else {})},
@@ -158,10 +161,10 @@ def build(mesh: Mesh, params: str = "", opt_state: str = "", **settings: Scalar)
 
 @contextlib.contextmanager
 def _in_place_of_all_devices(mesh: Mesh) -> Generator[None]:
-    """Lets `kd.sharding.DEVICES_MESH` consist of the mesh's devices, in their order.
+    """Makes `kd.sharding.DEVICES_MESH` consist of the mesh's devices, in their order.
 
-    Kauldron takes no mesh: its strategies name this one, which it makes of `jax.devices()`. It is
-    asked for when a configuration is resolved and whenever the step is traced.
+    Kauldron takes no mesh: its strategies use this one, which it makes from `jax.devices()`. They
+    read it when a configuration is resolved and whenever the step is traced.
     """
     made: dict[str, Any] = vars(_kauldron().sharding)
     before = {name: made.pop(name) for name in _MADE_ONCE if name in made}
@@ -176,10 +179,11 @@ def _in_place_of_all_devices(mesh: Mesh) -> Generator[None]:
 
 @cache
 def _flag(arguments: tuple[str, ...]) -> Any:
-    """The flag `--cfg` of Kauldron's training command; its value is made anew whenever it is asked.
+    """Parses the flag `--cfg` of Kauldron's training command; the value is made anew for each read
+    of it.
 
     Raises:
-      UsageError: the arguments are not such that Kauldron takes them.
+      UsageError: Kauldron refuses the arguments.
     """
     kauldron = _kauldron()
     values = kauldron.flags.FlagValues()
@@ -204,9 +208,9 @@ def _flag(arguments: tuple[str, ...]) -> Any:
 
 
 def _trainer(arguments: tuple[str, ...], settings: Settings) -> Any:
-    """The trainer of Kauldron's arguments with other values of some keys.
+    """Makes the trainer from Kauldron's arguments, with other values of some keys.
 
-    It holds shardings of the mesh that is in place, so that each mesh needs its own.
+    It contains shardings on the present mesh, so each mesh needs its own trainer.
 
     Raises:
       UsageError: Kauldron refuses them.
@@ -217,7 +221,7 @@ def _trainer(arguments: tuple[str, ...], settings: Settings) -> Any:
         for key, value in settings:
             kauldron.set_by_path(config, key, kauldron.parse(value))
         if config.workdir is None:
-            config.workdir = os.devnull  # Nothing is written: nothing could be written there.
+            config.workdir = os.devnull  # A folder that does not exist: nothing is written.
         trainer = kauldron.konfig.resolve(config)
     except Exception as error:
         raise UsageError(
@@ -238,13 +242,13 @@ def _trainer(arguments: tuple[str, ...], settings: Settings) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """What Kauldron says, without the configuration that it quotes before it."""
+    """Returns Kauldron's message, without the configuration that Kauldron quotes before it."""
     said = str(error).rpartition(_RULE)[2]
     return " ".join(said.lstrip("=").split())[:600] or type(error).__name__
 
 
 def _key_hint(error: BaseException) -> str:
-    """What to do about a key that Kauldron does not know."""
+    """Returns a hint about a key that Kauldron does not have."""
     if "Error accessing 'sharding'" in str(error):
         return (
             "this configuration says nothing of `sharding`: give it as a whole, "
@@ -264,10 +268,10 @@ def _takes_mesh(strategy: Any) -> bool:
 
 
 def _whole(mesh: Mesh, strategy: Any) -> Mesh:
-    """The mesh with the axes of the strategy, in its order.
+    """Returns the mesh with the axes of the strategy, in its order.
 
     Raises:
-      UsageError: an axis of more than one device is none of them.
+      UsageError: the strategy does not have an axis of more than one device.
     """
     if not _takes_mesh(strategy):
         return whole_mesh(mesh, (_AXIS,), _WHOSE)
@@ -279,10 +283,10 @@ def _whole(mesh: Mesh, strategy: Any) -> Mesh:
 
 
 def _resolved(knob: str, text: str) -> Any:
-    """The sharding that a knob names.
+    """Returns the sharding that a knob names.
 
     Raises:
-      UsageError: Kauldron does not know it.
+      UsageError: Kauldron does not have it.
     """
     kauldron = _kauldron()
     name = text.partition("(")[0]
@@ -299,10 +303,10 @@ def _resolved(knob: str, text: str) -> Any:
 
 
 def _with_sharding(trainer: Any, changes: Mapping[str, Any]) -> Any:
-    """The trainer with other fields of its sharding strategy.
+    """Returns the trainer with other fields of its sharding strategy.
 
     Raises:
-      UsageError: its step has a strategy of its own, which would stay as it is.
+      UsageError: its step has a strategy of its own, which would not change.
     """
     if changes:
         sharding = dataclasses.replace(trainer.sharding, **changes)
@@ -317,19 +321,20 @@ def _with_sharding(trainer: Any, changes: Mapping[str, Any]) -> Any:
 
 @cache
 def _element_spec(arguments: tuple[str, ...], settings: Settings, process_count: int) -> Any:
-    """Shapes and types of the batches of one process, which data sets of TFDS give without data.
+    """Returns shapes and types of the batches of one process, which data sets of TFDS have without
+    data.
 
-    It is made once for equal arguments: it takes seconds. Kauldron asks for the number of processes
-    itself.
+    It is cached for equal arguments, because it takes seconds. Kauldron asks for the number of
+    processes itself, which is only a key of the cache.
 
     Raises:
-      UsageError: the data set gives none.
+      UsageError: the data set does not have them.
     """
     del process_count
     data = _trainer(arguments, settings).train_ds
     rows = getattr(data, "batch_size", None) or 1
     try:
-        # As Kauldron's own `run eval_shape` does.
+        # As in Kauldron's own `run eval_shape`.
         with _kauldron().tfds.testing.mock_data(num_examples=rows):
             return data.element_spec
     except Exception as error:
@@ -341,7 +346,7 @@ def _element_spec(arguments: tuple[str, ...], settings: Settings, process_count:
 
 
 def _batch(spec: Any, sharding: Any) -> Any:
-    """The batch of all processes as the training loop gives it to the step, abstract.
+    """Returns the abstract batch of all processes, as the training loop passes it to the step.
 
     Raises:
       UsageError: a shape is open.
@@ -362,7 +367,8 @@ def _batch(spec: Any, sharding: Any) -> Any:
 
 
 def _facts(trainer: Any, batch: Any) -> dict[str, int]:
-    """Rows of a batch, and the integers among the fields of the model and in `cfg.aux`."""
+    """Returns the rows of a batch, and the integers among the fields of the model and in
+    `cfg.aux`."""
     model = trainer.model
     fields = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
     named = {field.name: getattr(model, field.name, None) for field in fields}
@@ -375,15 +381,16 @@ def _facts(trainer: Any, batch: Any) -> dict[str, int]:
 
 
 def _baseline(strategy: Any, mesh: Mesh) -> str | None:
-    """Mesh and knobs of the user's own arguments, as text; None if the space lacks an axis."""
+    """Returns mesh and knobs of the user's own arguments, as text; None if the space lacks an
+    axis."""
     if not _takes_mesh(strategy):
         if _AXIS not in mesh.axis_names:
             return None
-        # Open between granules, too: 1 where there is one.
+        # The size between granules is open as well; it is 1 if there is one granule.
         text = f"dcn.{_AXIS}:-1,{_AXIS}:-1"
     else:
         own = getattr(strategy, _MESH)
-        # How a mesh of the user's lies over granules is not told by its sizes.
+        # The sizes of a user's mesh do not determine how it is laid out over granules.
         if own is None or own.size != jax.device_count() or spans_granules():
             return None
         sizes = {name: size for name, size in own.shape.items() if size > 1}
@@ -395,7 +402,7 @@ def _baseline(strategy: Any, mesh: Mesh) -> str | None:
 
 
 def _word(sharding: Any) -> str:
-    """How a knob writes a strategy of Kauldron's; empty for one of the user's."""
+    """Returns the knob's value for one of Kauldron's strategies; empty for a user's strategy."""
     own = _kauldron().sharding
     if sharding is None:
         return "None"

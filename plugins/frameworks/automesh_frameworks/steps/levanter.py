@@ -1,12 +1,11 @@
 """Levanter's own training step, unmodified, on the mesh of a plan (jax).
 
-The step is that of `levanter.trainer.Trainer`, with the loss that `levanter.main.train_lm` gives to
-it, as Haliax' `named_jit` jits it. The arguments are those of that command, `--config_path
-config.yaml --trainer.train_batch_size 256`; the sizes of the mesh and the knobs below are put in
-for each plan. The batch has the form that Levanter's data loader gives to it: no data is read, and
-no tokenizer is downloaded.
+The step is that of `levanter.trainer.Trainer`, with the loss of `levanter.main.train_lm`, as
+Haliax' `named_jit` jits it. The arguments are those of that command, `--config_path config.yaml
+--trainer.train_batch_size 256`; each plan sets the sizes of the mesh and the knobs below. The batch
+has the shapes of Levanter's data loader: no data is read, and no tokenizer is downloaded.
 
-The rows of one update stay the `train_batch_size` of the arguments. A plan with another number of
+The rows of one update are the `train_batch_size` of the arguments. A plan with another number of
 microbatches has another `per_device_parallelism`.
 """
 
@@ -40,17 +39,18 @@ from automesh_frameworks.steps.registry import FRAMEWORKS
 
 _SELF = FRAMEWORKS["levanter"]
 _WHOSE = "Levanter's mesh"
-_DCN = "_dcn"  # What follows the name of an axis in the name of its part between slices.
+_DCN = "_dcn"  # The suffix of an axis name for its part between slices.
 _REMAT, _MICROBATCHES = "gradient_checkpointing", "microbatches"
-_PASSTHROUGH = "passthrough"  # The tokenizer of data that are tokens already.
+_PASSTHROUGH = "passthrough"  # The tokenizer of data that are already tokens.
 _TUNING = "LEVANTER_PALLAS_CE_AUTOTUNE_ON_MISS"
-# Values of `gradient_checkpointing` that have a name, as Haliax reads them.
+# Values of `gradient_checkpointing` that are names, as Haliax reads them.
 _POLICIES = {"true": True, "false": False} | {
     name: name for name in ("offload", "recompute", "save_all", "nested")
 }
-# The jitted step with what a hook looks at in every step, and the one without.
+# The jitted step with the extra outputs that hooks of every step read, and the one without.
 _STEPS = {True: "_jit_train_step_fn", False: "_jit_train_step_fn_no_hook"}
-# What a search may divide by -> where a model of Levanter's says it, the first that it has.
+# Sizes that a search may divide by -> their fields in Levanter's models; the first one that a model
+# has counts.
 _SIZES = {
     "hidden_dim": ("hidden_dim", "Embed"),
     "intermediate_dim": ("intermediate_dim", "Mlp"),
@@ -100,10 +100,11 @@ class _Levanter:
 
 @cache
 def _levanter() -> _Levanter:
-    """Looks up all that is used of Levanter, in one place.
+    """Looks up everything that is used of Levanter, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: Levanter is not completely installed, or is another version that lacks one of the
+        names.
     """
     modules = list(import_used(_SELF, _USED).values())[1:]
     names = [one.name for one in fields(_Levanter)]
@@ -118,12 +119,13 @@ def _levanter() -> _Levanter:
 
 
 def build(mesh: Mesh, gradient_checkpointing: str = "", microbatches: int = 0) -> Workload:
-    """Levanter's training step on `mesh`.
+    """Builds Levanter's training step on `mesh`.
 
     Args:
-      mesh: axes as Levanter names them, in any order; those that are not in it have one device.
-      gradient_checkpointing: of the model's layers; empty for that of the arguments.
-      microbatches: whose gradients are summed for one update; 0 for those of the arguments.
+      mesh: axes with Levanter's names, in any order; missing ones have one device.
+      gradient_checkpointing: the policy of the model's layers; empty for that of the arguments.
+      microbatches: number of microbatches whose gradients are summed for one update; 0 for that of
+        the arguments.
 
     Raises:
       UsageError: Levanter is not installed, or refuses its arguments.
@@ -160,7 +162,8 @@ def build(mesh: Mesh, gradient_checkpointing: str = "", microbatches: int = 0) -
 
 
 def _set_jax(settings: Mapping[str, Any]) -> None:
-    """Sets jax as Levanter's own `initialize` does; where programs are kept is the search's matter.
+    """Sets jax as Levanter's own `initialize` does, except the folder of compiled programs, which
+    the search sets.
 
     Raises:
       UsageError: this jax has no such setting.
@@ -181,10 +184,10 @@ def _set_jax(settings: Mapping[str, Any]) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """The user's arguments.
+    """Checks and returns the user's arguments.
 
     Raises:
-      UsageError: they ask for help, or name a file that is somewhere else.
+      UsageError: they ask for help, or name a file on another machine.
     """
     for one in argv:
         if one in ("-h", "--help"):
@@ -201,14 +204,14 @@ def _arguments(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _config(argv: Sequence[str]) -> Any:
-    """Levanter's configuration for the user's arguments, and those of a plan after them.
+    """Returns Levanter's configuration for the user's arguments, followed by those of a plan.
 
     It is made once for equal arguments, and never changed.
 
     Raises:
       UsageError: Levanter refuses them.
     """
-    # Settings keep what they have computed from the number of devices.
+    # Settings cache values that they have computed from the number of devices.
     return _read(tuple(argv), jax.device_count())
 
 
@@ -220,13 +223,13 @@ def _read(argv: tuple[str, ...], device_count: int) -> Any:
     def taken(config: Any) -> Any:
         return config
 
-    # Levanter asks the function that it is to call what it takes.
+    # Levanter inspects the parameters of the function that it will call.
     taken.__annotations__ = {"config": levanter.train_lm.TrainLmConfig}
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
             return levanter.config.main(taken, args=list(argv))()
-    except SystemExit:  # Its parser ends the process, having said why.
+    except SystemExit:  # Its parser prints the reason and ends the process.
         _, _, reason = told.getvalue().strip().rpartition(" error: ")
         known = re.findall(r"\[(--[\w.]+)", told.getvalue())
     except FileNotFoundError as error:
@@ -234,7 +237,7 @@ def _read(argv: tuple[str, ...], device_count: int) -> Any:
             f"Levanter finds no configuration `{error.filename}`",
             hint="give the path of a YAML file after `--config_path`",
         ) from None
-    except Exception as error:  # noqa: BLE001 - whatever it is, Levanter's arguments are at fault
+    except Exception as error:  # noqa: BLE001 - any error here is caused by Levanter's arguments
         cause = error.__cause__
         reason = " ".join(f"{error}{f': {cause}' if cause else ''}".split())[:600]
         known = []
@@ -248,10 +251,10 @@ def _read(argv: tuple[str, ...], device_count: int) -> Any:
 
 
 def _rows(trainer: Any) -> int:
-    """The rows of one update.
+    """Returns the rows of one update.
 
     Raises:
-      UsageError: they change while the training goes on, or depend on a mesh that does not fit.
+      UsageError: they change during the training, or depend on a mesh that does not fit.
     """
     rows, of_device = trainer.train_batch_size, trainer.per_device_parallelism
     if not isinstance(rows, int):
@@ -271,7 +274,7 @@ def _rows(trainer: Any) -> int:
 
 
 def _ways(trainer: Any) -> int:
-    """In how many parts the mesh of some settings splits a batch; 0 if it does not fit."""
+    """Returns the number of parts into which a mesh splits a batch; 0 if it does not fit."""
     try:
         return trainer.data_axis_size
     except ValueError:
@@ -279,10 +282,10 @@ def _ways(trainer: Any) -> int:
 
 
 def _positions(config: Any) -> Any:
-    """The axis along a sequence.
+    """Returns the axis along a sequence.
 
     Raises:
-      UsageError: it is longer than the model takes.
+      UsageError: it is longer than the model allows.
     """
     most = config.model.max_seq_len
     length = most if config.train_seq_len is None else config.train_seq_len
@@ -295,10 +298,10 @@ def _positions(config: Any) -> Any:
 
 
 def _tokens(config: Any) -> tuple[int, int | None]:
-    """How many tokens there are, and one of those that end a document, if there is one.
+    """Returns the size of the vocabulary, and a token that ends a document, if there is one.
 
     Raises:
-      UsageError: it is not known here, or something else of the step is not.
+      UsageError: they are not known, or another part of the step is not supported.
     """
     data = config.data
     if config.use_hf_model_config and config.initialize_from_hf:
@@ -314,10 +317,10 @@ def _tokens(config: Any) -> tuple[int, int | None]:
     if Path(data.tokenizer).is_dir() and not config.pad_tokenizer_to_match_model:
         try:
             return len(data.the_tokenizer), data.the_tokenizer.eos_token_id
-        except Exception as error:  # noqa: BLE001 - whatever is in it, it is no tokenizer
+        except Exception as error:  # noqa: BLE001 - for any error: the file is no tokenizer
             reason = f"cannot be read as a tokenizer ({' '.join(str(error).split())[:300]})"
     elif data.vocab_size:
-        # Levanter reads it for data that are tokens already, in which nothing ends a document.
+        # Levanter uses it for data that are already tokens, in which no token ends a document.
         return data.vocab_size, None if data.tokenizer == _PASSTHROUGH else 0
     else:
         reason = "is not on this machine, and a search downloads nothing"
@@ -329,7 +332,7 @@ def _tokens(config: Any) -> tuple[int, int | None]:
 
 
 def _facts(model: Any) -> dict[str, int]:
-    """Sizes of the model that a search space may divide by."""
+    """Returns sizes of the model that a search space may divide by."""
     found = {"num_experts": 1}
     for name, places in _SIZES.items():
         value: Any = next(filter(None, (getattr(model, one, None) for one in places)), None)
@@ -342,10 +345,10 @@ def _facts(model: Any) -> dict[str, int]:
 
 
 def _sizes(mesh: Mesh, asked: Any) -> dict[str, dict[str, int]]:
-    """Every size of the mesh, so that no default fills one in: `axes` and `dcn_axes`.
+    """Returns all sizes of the mesh, `axes` and `dcn_axes`, so that Levanter uses no default.
 
     Args:
-      asked: Levanter's settings of the mesh that the arguments name.
+      asked: Levanter's settings of the mesh in the arguments.
 
     Raises:
       UsageError: Levanter has no such axis.
@@ -371,8 +374,8 @@ def _sizes(mesh: Mesh, asked: Any) -> dict[str, dict[str, int]]:
 
 
 def _in_parts(mesh: Mesh, dcn: Mapping[str, int]) -> Mesh:
-    """The mesh with an axis `replica` as `replica_dcn`, between slices or nodes, and the rest of
-    it, where Levanter has an axis of that name."""
+    """Splits an axis `replica` into `replica_dcn`, between slices or nodes, and the rest, if
+    Levanter has an axis of that name."""
     shape: dict[str, int] = {}
     for place, (name, size) in enumerate(mesh.shape.items()):
         outer = f"{name}{_DCN}"
@@ -385,10 +388,10 @@ def _in_parts(mesh: Mesh, dcn: Mapping[str, int]) -> Mesh:
 
 
 def _trainer(config: Any, mesh: Mesh, rows: int, microbatches: int) -> Any:
-    """Levanter's trainer on a mesh.
+    """Makes Levanter's trainer on a mesh.
 
     Raises:
-      UsageError: the batch cannot be split so.
+      UsageError: the batch cannot be split over the mesh.
     """
     levanter = _levanter()
     asked = config.trainer
@@ -399,7 +402,8 @@ def _trainer(config: Any, mesh: Mesh, rows: int, microbatches: int) -> Any:
         _WHOSE,
         AxisType.Explicit if asked.use_explicit_mesh_axes else AxisType.Auto,
     )
-    # Levanter lays its mesh out on `jax.devices()`, and takes sizes for those: here both are known.
+    # Haliax and Levanter take the devices and their number from `jax.devices()`; here both are
+    # given.
     sized = _derived(asked.mesh, levanter.mesh.MeshConfig, {}, axis_shapes=lambda *_: (ici, dcn))
     settings = _derived(
         asked,
@@ -436,14 +440,14 @@ def _trainer(config: Any, mesh: Mesh, rows: int, microbatches: int) -> Any:
             loss,
             add_default_hooks=False,
         )
-    # Most steps are those without what is looked at now and then.
+    # Most steps are those without the outputs that are only read from time to time.
     if asked.watch.is_enabled and asked.watch.interval == 1:
         trainer.add_hook(asked.watch.build(), every=1)
     return trainer
 
 
 def _derived(settings: Any, kind: Any, changed: Mapping[str, Any], **attributes: Any) -> Any:
-    """Settings of a class that has other attributes, and some other values."""
+    """Makes settings of a subclass with other attributes, and changes some values."""
     values = {one.name: getattr(settings, one.name) for one in fields(settings) if one.init}
     return type(kind.__name__, (kind,), attributes)(**{**values, **changed})
 
@@ -453,10 +457,11 @@ def _derived(settings: Any, kind: Any, changed: Mapping[str, Any], **attributes:
 
 @contextlib.contextmanager
 def _entered(trainer: Any) -> Generator[None]:
-    """Inside the trainer's context, where nobody is waited for and nothing is tried out.
+    """Enters the trainer's context, without waiting for other processes and without trial compiles.
 
-    Where Levanter's loss is traced, processes agree on its blocks, and compile some sizes: here are
-    the devices of all, and the first size that compiles is the one that it has without that.
+    When Levanter's loss is traced, its processes agree on block sizes, and compile some of them.
+    This process has the devices of all, and without this agreement Levanter uses the first size
+    that compiles.
     """
     loss = _levanter().loss
     with kept_environment():
@@ -467,7 +472,7 @@ def _entered(trainer: Any) -> Generator[None]:
 
 @contextlib.contextmanager
 def _replaced(module: Any, **names: Any) -> Generator[None]:
-    """With other values under some names of a module."""
+    """Replaces some values of a module while the body runs."""
     before = {name: getattr(module, name) for name in names}
     vars(module).update(names)
     try:
@@ -477,7 +482,7 @@ def _replaced(module: Any, **names: Any) -> Generator[None]:
 
 
 def _state(trainer: Any, model: Any, vocabulary: Any) -> Any:
-    """What a training starts from, in words. Call it inside `_entered`."""
+    """Makes the abstract state with which a training begins. Call it inside `_entered`."""
     levanter = _levanter()
     mapping = trainer.parameter_axis_mapping
     vocabulary = levanter.partitioning.round_axis_for_partitioning(vocabulary, mapping)
@@ -501,7 +506,7 @@ def _state(trainer: Any, model: Any, vocabulary: Any) -> Any:
 
 
 def _batch(trainer: Any, data: Any, positions: Any, end: int | None) -> Any:
-    """A batch as Levanter's data loader gives it, in words. Call it inside `_entered`.
+    """Makes an abstract batch as Levanter's data loader returns it. Call it inside `_entered`.
 
     Args:
       end: a token that ends a document; None if there is none.
@@ -535,7 +540,7 @@ def _batch(trainer: Any, data: Any, positions: Any, end: int | None) -> Any:
 
 
 def _is_packed(component: Any) -> bool:
-    """Whether a row holds several documents that are numbered, as those of chats are."""
+    """Whether a row contains several numbered documents, as rows of chats do."""
     children = getattr(component, "children", {}).values()
     kind = getattr(component, "format", None)
     is_chat = kind is not None and type(kind).get_choice_name(type(kind)) == "chat"
@@ -543,7 +548,7 @@ def _is_packed(component: Any) -> bool:
 
 
 def _taken_apart(trainer: Any, state: Any, batch: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The function that `named_jit` gives to `jax.jit`, and what it calls it with.
+    """Returns the function that `named_jit` passes to `jax.jit`, and its arguments.
 
     Call it inside `_entered`.
     """
@@ -555,8 +560,8 @@ def _taken_apart(trainer: Any, state: Any, batch: Any) -> tuple[Any, tuple[Any, 
         made = cached(function, **settings)
         return SimpleNamespace(lower=lambda *args: taken.append((made, args)))
 
-    # Haliax takes arrays for what is traced, and descriptions of arrays for settings; and it gives
-    # the function that it has made to nobody.
+    # Haliax takes descriptions of arrays for settings, so this passes arrays; and Haliax does not
+    # return the function that it has made, so this intercepts it.
     names = {
         "is_array": lambda leaf: is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct),
         "_named_pjit_cache": watched,
@@ -568,7 +573,7 @@ def _taken_apart(trainer: Any, state: Any, batch: Any) -> tuple[Any, tuple[Any, 
 
 
 def _advance(outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of the next step: the state that this one gives."""
+    """Returns the arguments of the next step: the new state replaces the old one."""
     donated, *rest = args
     leaves = jax.tree.leaves(outputs[0].new_state)
     return (jax.tree.unflatten(jax.tree.structure(donated), leaves), *rest)
@@ -578,8 +583,8 @@ def _advance(outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _baseline(asked: Any, mesh: Mesh, rows: int) -> str | None:
-    """Mesh and knobs of the user's own arguments, as text; None if the space lacks an axis, or if
-    the batch cannot be split so."""
+    """Returns mesh and knobs of the user's own arguments, as text; None if the space lacks an axis,
+    or if the batch cannot be split over the mesh."""
     levanter = _levanter().mesh
     spec, parts = asked.trainer.mesh, list[str]()
     dcn = _filled(levanter.DEFAULT_DCN_AXIS_SPEC, spec.dcn_axes)
@@ -605,7 +610,8 @@ def _baseline(asked: Any, mesh: Mesh, rows: int) -> str | None:
 
 
 def _filled(defaults: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """Sizes with Levanter's own: what takes the rest there does not if the user's does."""
+    """Merges sizes with Levanter's defaults: if the user leaves a size open, the open one of the
+    defaults becomes 1."""
     found = {**defaults, **given}
     if list(found.values()).count(-1) > 1:
         found |= {name: 1 for name, size in defaults.items() if size == -1 and name not in given}
@@ -613,7 +619,7 @@ def _filled(defaults: Mapping[str, int], given: Mapping[str, int]) -> dict[str, 
 
 
 def _remat(model: Any) -> str:
-    """The name of what a model keeps of its layers; empty if it has none."""
+    """Returns the name of a model's policy for its layers; empty if it has none."""
     kind = _levanter().haliax.ScanCheckpointPolicy
 
     def policy(value: Any) -> Any:

@@ -2,11 +2,11 @@
 
 The step, its abstract state and its batch come from the functions with which MaxText compiles ahead
 of time (`maxtext.trainers.pre_train.train_compile`). The arguments are those of its training
-command, `model_name=llama3.1-8b max_target_length=4096`; the sizes of the mesh and the knobs below
-are put in for each plan.
+command, `model_name=llama3.1-8b max_target_length=4096`; each plan sets the sizes of the mesh and
+the knobs below.
 
-The batch stays the one that the arguments name: rows of one update = `per_device_batch_size` x
-devices x `gradient_accumulation_steps`. A plan with another accumulation has smaller or larger
+The batch is the one that the arguments name: rows of one update = `per_device_batch_size` x devices
+x `gradient_accumulation_steps`. A plan with another accumulation has smaller or larger
 microbatches.
 """
 
@@ -29,9 +29,10 @@ from automesh_frameworks.steps.installed import first_lines, import_used, kept_e
 from automesh_frameworks.steps.meshes import check_names, spans_granules, whole_mesh
 from automesh_frameworks.steps.registry import FRAMEWORKS
 
-_STAGE, _PIPELINE = "stage", "pipeline"  # An axis, and what MaxText's keys call it.
+_STAGE, _PIPELINE = "stage", "pipeline"  # An axis, and its name in MaxText's keys.
 _BATCH, _ACCUMULATION = "per_device_batch_size", "gradient_accumulation_steps"
-# The same for every search, whatever the arguments say: it writes nothing and waits for nobody.
+# The same for every search, whatever the arguments are: MaxText writes nothing and waits for no
+# other process.
 _FIXED = {
     "run_name": "automesh",
     "enable_checkpointing": "false",
@@ -39,12 +40,12 @@ _FIXED = {
     "log_config": "false",
     "jax_cache_dir": "",
 }
-# Compiler options of MaxText's arguments are those of its training command, not of a step.
+# Compiler options in MaxText's arguments belong to its training command, not to a step.
 _COMPILER_OPTIONS = "compile_xla_flags"
 _SELF = FRAMEWORKS["maxtext"]
 _WHOSE = "MaxText's mesh"
-_DATASET = "dataset_type"  # Batches are abstract: their form is all that counts.
-# What a search may divide by, of MaxText's own keys, under the names that search spaces use.
+_DATASET = "dataset_type"  # Batches are abstract: only their shapes and types matter.
+# MaxText's keys that a search may divide by, under the names that search spaces use.
 _FACTS = {
     "batch": "global_batch_size_to_train_on",
     "max_target_length": "max_target_length",
@@ -70,7 +71,7 @@ class _MaxText:
     base: Path
 
 
-# What is used of each of the modules.
+# The names that are used of each module.
 _USED = {
     "maxtext": (),
     "maxtext.configs.pyconfig": ("initialize",),
@@ -88,10 +89,11 @@ _USED = {
 
 @cache
 def _maxtext() -> _MaxText:
-    """Looks up all that is used of MaxText, in one place.
+    """Looks up everything that is used of MaxText, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: MaxText is not completely installed, or is another version that lacks one of the
+        names.
     """
     found = import_used(_SELF, _USED)
     pyconfig, train, train_compile, utils, sharding, spmd = list(found.values())[1:]
@@ -107,10 +109,11 @@ def _maxtext() -> _MaxText:
 
 
 def check_installed() -> None:
-    """Imports all that is used of MaxText.
+    """Imports everything that is used of MaxText.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: MaxText is not completely installed, or is another version that lacks one of the
+        names.
     """
     _maxtext()
 
@@ -121,12 +124,12 @@ def build(
     gradient_accumulation_steps: int = 0,
     custom_mesh_and_rule: str = "",
 ) -> Workload:
-    """MaxText's training step on `mesh`.
+    """Builds MaxText's training step on `mesh`.
 
     Args:
-      mesh: axes as MaxText names them, in any order; those that are not in it have one device.
-      remat_policy: of the decoder's layers; empty for that of the arguments.
-      gradient_accumulation_steps: microbatches of one update; 0 for those of the arguments.
+      mesh: axes with MaxText's names, in any order; missing ones have one device.
+      remat_policy: the policy of the decoder's layers; empty for that of the arguments.
+      gradient_accumulation_steps: microbatches of one update; 0 for the number in the arguments.
       custom_mesh_and_rule: name of one of MaxText's files of logical-axis rules; empty for that of
         the arguments.
 
@@ -134,7 +137,7 @@ def build(
       UsageError: MaxText is not installed, or refuses its arguments.
     """
     maxtext = _maxtext()
-    # As in MaxText's own `initialize`: another generator is another program.
+    # As in MaxText's own `initialize`: with another generator the program is another one.
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
     own = _arguments(sys.argv[1:])
     asked = _config(own, {})
@@ -187,10 +190,11 @@ def build(
 
 
 def _arguments(argv: Sequence[str]) -> dict[str, str]:
-    """The user's `key=value` pairs, with `base_config` for a file of MaxText's settings.
+    """Reads the user's `key=value` pairs; the file of MaxText's settings gets the key
+    `base_config`.
 
     Raises:
-      UsageError: something else is among them.
+      UsageError: an argument has another form.
     """
     found: dict[str, str] = {}
     for one in argv:
@@ -212,7 +216,7 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _config(own: dict[str, str], more: dict[str, object]) -> Any:
-    """MaxText's configuration for the user's arguments and those of a plan.
+    """Returns MaxText's configuration for the user's arguments and those of a plan.
 
     It is made once for equal arguments: MaxText takes a second to read its own defaults.
 
@@ -228,15 +232,16 @@ def _config(own: dict[str, str], more: dict[str, object]) -> Any:
 
 @cache
 def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: int) -> Any:
-    """As `_config`; MaxText asks for the number of devices itself."""
+    """Makes the configuration; MaxText asks for the number of devices itself, which is only a key
+    of the cache."""
     del device_count
     argv = ["automesh", base, *(f"{key}={value}" for key, value in texts)]
     try:
-        with kept_environment():  # It names in XLA_FLAGS where it would write programs.
+        with kept_environment():  # MaxText writes a folder for programs into XLA_FLAGS.
             return _maxtext().pyconfig.initialize(argv)
-    except SystemExit as error:  # MaxText ends the process, having said why.
+    except SystemExit as error:  # MaxText prints the reason and ends the process.
         reason = error.__context__ or error
-    except Exception as error:  # noqa: BLE001 - whatever it is, MaxText's arguments are at fault
+    except Exception as error:  # noqa: BLE001 - any error here is caused by MaxText's arguments
         reason = error
     raise UsageError(
         f"MaxText refuses its arguments: {first_lines(reason)}",
@@ -245,7 +250,7 @@ def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: in
 
 
 def _hint(error: BaseException) -> str:
-    """The key that may be meant, where one is unknown."""
+    """Suggests a known key that is similar to an unknown one."""
     text = str(error)
     if "Extra inputs are not permitted" not in text and "not a valid" not in text:
         return ""
@@ -264,10 +269,10 @@ def _key(axis: str) -> str:
 
 
 def _sizes(mesh: Mesh) -> dict[str, object]:
-    """Every size of the mesh, so that no default fills one in.
+    """Returns all sizes of the mesh, so that MaxText uses no default.
 
-    Whether devices of an axis lie in one granule makes no difference to the step: all are said to
-    be inside.
+    The step does not depend on the granules of the devices, so all sizes are given as sizes inside
+    one.
 
     Raises:
       UsageError: MaxText has no such axis.
@@ -282,7 +287,7 @@ def _sizes(mesh: Mesh) -> dict[str, object]:
 
 @cache
 def _axes() -> tuple[str, ...]:
-    """The axes for which this MaxText has sizes."""
+    """Returns the axes for which this MaxText has sizes."""
     found = [
         key.removeprefix("ici_").removesuffix("_parallelism")
         for key in _keys()
@@ -292,16 +297,17 @@ def _axes() -> tuple[str, ...]:
 
 
 def _hardware(mesh: Mesh, own: dict[str, str]) -> str:
-    """What the user says, or what the mesh consists of, in MaxText's word."""
+    """Returns MaxText's name for the hardware: the one that the user gives, or that of the devices
+    of the mesh."""
     platform = str(mesh.devices.flat[0].platform)
     return own.get("hardware") or {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
 
 
 def _whole(mesh: Mesh, config: Any) -> Mesh:
-    """The mesh with all of MaxText's axes, in its order.
+    """Returns the mesh with all of MaxText's axes, in its order.
 
     Raises:
-      UsageError: an axis of more than one device is none of them.
+      UsageError: MaxText does not have an axis of more than one device.
     """
     rules = _plain(config.custom_mesh_and_rule)
     return whole_mesh(
@@ -313,19 +319,20 @@ def _whole(mesh: Mesh, config: Any) -> Mesh:
 
 
 def _plain(value: Any) -> str:
-    """A setting as it is written: some are members of an enumeration."""
+    """Returns a setting as text; some are members of an enumeration."""
     return str(getattr(value, "value", value))
 
 
 def _baseline(asked: Any, mesh: Mesh) -> str | None:
-    """Mesh and knobs of the user's own arguments, as text; None if the space lacks an axis."""
+    """Returns mesh and knobs of the user's own arguments, as text; None if the space lacks an
+    axis."""
     parts: list[str] = []
     is_open: list[str] = []
     for prefix, network in (("dcn.", "dcn"), ("", "ici")):
         for name in _axes():
             size = getattr(asked, f"{network}_{_key(name)}_parallelism", 1)
             if network == "dcn" and size == -1:
-                # `dcn_data_parallelism` is open by default: it is 1 where there is one granule.
+                # `dcn_data_parallelism` is open by default; its size is 1 if there is one granule.
                 if name in mesh.axis_names:
                     is_open.append(f"{prefix}{name}:-1")
                 elif spans_granules():

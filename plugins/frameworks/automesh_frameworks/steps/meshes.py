@@ -1,4 +1,5 @@
-"""The mesh of a plan as a framework wants it: all of its axes, in its order (jax)."""
+"""Converts the mesh of a plan to that of a framework, which has all of the framework's axes in its
+order (jax)."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from automesh.errors import UsageError
 
 
 def check_names(mesh: Mesh, known: Sequence[str], whose: str) -> None:
-    """Refuses a mesh whose devices lie along an axis that a framework does not have.
+    """Checks that the framework has all axes of a mesh with more than one device.
 
     Args:
-      mesh: of a plan.
+      mesh: the mesh of a plan.
       known: the framework's axes.
       whose: the start of the message, "MaxText's mesh".
 
@@ -32,16 +33,17 @@ def check_names(mesh: Mesh, known: Sequence[str], whose: str) -> None:
 def whole_mesh(
     mesh: Mesh, names: Sequence[str], whose: str, axis_type: AxisType = AxisType.Auto
 ) -> Mesh:
-    """The devices of `mesh` with all axes of a framework, in its order; new ones have size 1.
+    """Returns the devices of `mesh` with all axes of a framework, in its order; added axes have
+    size 1.
 
     Args:
-      mesh: of a plan; its axes may be in any order.
+      mesh: the mesh of a plan; its axes may be in any order.
       names: the framework's axes.
       whose: the start of the message, "MaxText's mesh".
-      axis_type: of every axis.
+      axis_type: the type of every axis.
 
     Raises:
-      UsageError: an axis of more than one device is none of the framework's.
+      UsageError: the framework does not have an axis of more than one device.
     """
     check_names(mesh, names, whose)
     wanted = tuple(names)
@@ -54,7 +56,7 @@ def whole_mesh(
 
 
 def spans_granules() -> bool:
-    """Whether the devices lie in more than one slice or node."""
+    """Whether the devices belong to more than one slice or node."""
     devices = jax.devices()
     by = "slice_index" if devices[0].platform == "tpu" else "process_index"
     return len({getattr(device, by, 0) for device in devices}) > 1

@@ -2,15 +2,15 @@
 
 The arguments are those of its training command, `python -m tunix.cli.peft_main config.yaml
 key=value ...`; Tunix's own loader reads them. The step is the jitted one of its `PeftTrainer`: full
-fine-tuning, or LoRA with `model_config.lora_config`. The model is Tunix's own, described instead of
-loaded: nothing is downloaded.
+fine-tuning, or LoRA with `model_config.lora_config`. The model is Tunix's own, with abstract
+arrays: nothing is downloaded.
 
 Tunix accumulates gradients over several calls of its step: the step that is searched is one call,
-with the `batch_size` rows of a microbatch. So the accumulation is that of the arguments in every
-plan: a plan with half the rows in a call would look twice as fast, and take twice the calls.
+with the `batch_size` rows of a microbatch. So every plan has the accumulation of the arguments: a
+plan with half the rows in a call would look twice as fast, but need twice the calls.
 
 The weights have the type in which the public checkpoints are kept, bfloat16. The optimizer's state
-has the types that Tunix's first call gives to it, with which all others run.
+has the types that it has after Tunix's first call, with which all later calls run.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ _SELF = FRAMEWORKS["tunix"]
 _COMMAND = "peft_main"
 _MODEL, _TRAINING, _OPTIMIZER = "model_config", "training_config", "optimizer_config"
 _REMAT = "remat_config"
-# Tunix looks for a file of that name, with its defaults, beside its code; its wheel lacks it.
+# Tunix looks for a file of that name, with its defaults, in the folder of its code; its wheel does
+# not contain the file.
 _BASE = "base_config.yaml"
-# A token for Hugging Face is asked of whoever names a tokenizer there; a step needs none.
+# Tunix asks for a token of Hugging Face if the tokenizer is there; a step needs none.
 _FIXED = "tokenizer_config.tokenizer_type=sentencepiece"
-# Of a training, not of a step: files that it would write.
+# Keys of files that a training would write; a step needs none of them.
 _WRITTEN = (
     "checkpoint_root_directory",
     "checkpointing_options",
@@ -53,19 +54,20 @@ _WRITTEN = (
     "perf_metrics_options",
     "profiler_options",
 )
-# What `peft_main` hands to a model of those keys that are settings of a model, with its defaults.
+# The keys, with their defaults, that `peft_main` passes to a model if they are settings of the
+# model.
 _SETTINGS: Mapping[str, Any] = {
     "use_flash_attention": False,
     "flash_attention_block_size": 1024,
     _REMAT: 1,
 }
 _SOURCES = ("huggingface", "kaggle", "gcs")
-# Tunix converts these from Kaggle's files, and hands none of the settings to them.
+# Models that Tunix converts from Kaggle's files, without any of these settings.
 _CONVERTED = ("gemma", "gemma1p1", "gemma2")
-# Its loader of these keeps the types of the model's own description.
+# Models whose loader keeps the types of their own description.
 _OWN_TYPES = ("gemma3",)
 _QUANTIZED = "weight_qtype"
-# Facts, and what the settings of Tunix's models call them.
+# Sizes, and their names in the settings of Tunix's models.
 _FACTS: Mapping[str, Sequence[str]] = {
     "embed_dim": ("embed_dim",),
     "hidden_dim": ("hidden_dim",),
@@ -76,7 +78,7 @@ _FACTS: Mapping[str, Sequence[str]] = {
     "vocab_size": ("vocab_size", "num_embed"),
     "num_experts": ("num_experts",),
 }
-# What is used of each of the modules.
+# The names that are used of each module.
 _USED = {
     "tunix": (),
     "tunix.cli.config": ("HyperParameters",),
@@ -106,10 +108,11 @@ class _Tunix:
 
 @cache
 def _tunix() -> _Tunix:
-    """Looks up all that is used of Tunix, in one place.
+    """Looks up everything that is used of Tunix, in one place.
 
     Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
+      UsageError: Tunix is not completely installed, or is another version that lacks one of the
+        names.
     """
     found = list(import_used(_SELF, _USED).values())[1:]
     config, model, automodel, naming, trainer, sharding, inputs, nnx = found
@@ -126,13 +129,12 @@ def _tunix() -> _Tunix:
 
 
 def build(mesh: Mesh, remat_config: int = 0) -> Workload:
-    """Tunix's training step on `mesh`.
+    """Builds Tunix's training step on `mesh`.
 
     Args:
-      mesh: axes of `model_config.mesh.axis_names`, in any order; those that are not in it have one
-        device.
-      remat_config: what is computed again in the backward pass: 1 nothing, 2 attention and
-        feed-forward blocks, 3 whole layers; 0 for that of the arguments.
+      mesh: axes of `model_config.mesh.axis_names`, in any order; missing ones have one device.
+      remat_config: the parts that are computed again in the backward pass: 1 nothing, 2 attention
+        and feed-forward blocks, 3 whole layers; 0 for that of the arguments.
 
     Raises:
       UsageError: Tunix is not installed, or refuses its arguments, or cannot split its model so.
@@ -154,8 +156,8 @@ def build(mesh: Mesh, remat_config: int = 0) -> Workload:
 
 @contextlib.contextmanager
 def _in_force(whole: Mesh) -> Generator[None]:
-    """The mesh where Tunix's training puts it and its models look it up, which is not where
-    `jax.set_mesh` does."""
+    """Sets the mesh as Tunix's training does, where its models look it up; `jax.set_mesh` sets it
+    elsewhere."""
     with contextlib.ExitStack() as stack:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -164,11 +166,11 @@ def _in_force(whole: Mesh) -> Generator[None]:
 
 
 def _step(trainer: Any) -> tuple[Any, tuple[Any, Any]]:
-    """The trainer's step as it jits it, and the states of its model and its optimizer.
+    """Returns the trainer's step as it jits it, and the states of its model and its optimizer.
 
-    `nnx.jit`, which Tunix calls, takes both apart before `jax.jit` and puts them together inside.
-    Here that stands between the two, so that it is seen what becomes of the states: the program is
-    the same.
+    `nnx.jit`, which Tunix calls, splits both into states before `jax.jit`, and joins them inside.
+    This function does the same explicitly, so that the arguments and results of `jax.jit` are these
+    states. The program is the same.
     """
     nnx = _tunix().nnx
     train_step, _ = trainer.jit_train_and_eval_step(skip_jit=True)
@@ -180,7 +182,7 @@ def _step(trainer: Any) -> tuple[Any, tuple[Any, Any]]:
         told = train_step(model, optimizer, batch)
         return nnx.state(model), nnx.state(optimizer), told
 
-    # The optimizer's state alone is given away, as Tunix does.
+    # Only the optimizer's state is donated, as in Tunix.
     return jax.jit(step, donate_argnums=1), states
 
 
@@ -190,10 +192,10 @@ class _Asked:
 
     Attributes:
       hyper: Tunix's own object.
-      name: what the model is called, in Tunix's words.
-      own: the settings of the model of that name, before the arguments change any.
-      sizes: of the mesh that the arguments name.
-      rows: of one call of the step.
+      name: Tunix's name of the model.
+      own: the settings of the model of that name, before the arguments change them.
+      sizes: the sizes of the mesh in the arguments.
+      rows: the rows of one call of the step.
     """
 
     hyper: Any
@@ -213,7 +215,7 @@ class _Asked:
         return self.model.get("lora_config") or {}
 
     def settings(self, remat_config: int) -> Any:
-        """The model's settings for a plan; 0 for the remat of the arguments."""
+        """Returns the model's settings for a plan; 0 stands for the remat of the arguments."""
         if self.name.model_family in _CONVERTED:
             return self.own
         known = {one.name for one in dataclasses.fields(self.own)}
@@ -234,8 +236,8 @@ class _Asked:
         return found
 
     def baseline(self, mesh: Mesh) -> str | None:
-        """Mesh and knobs of the arguments, as text; None if they are for another number of devices,
-        or if the space lacks an axis."""
+        """Returns mesh and knobs of the arguments, as text; None if they are for another number of
+        devices, or if the space lacks an axis."""
         used = {n: s for n, s in zip(self.axis_names, self.sizes, strict=True) if s != 1}
         if math.prod(self.sizes) != jax.device_count() or not used.keys() <= {*mesh.axis_names}:
             return None
@@ -245,10 +247,10 @@ class _Asked:
 
 @cache
 def _asked(argv: tuple[str, ...]) -> _Asked:
-    """Reads the user's arguments; once, as Tunix takes its time for that.
+    """Reads the user's arguments, once, because Tunix is slow to read them.
 
     Raises:
-      UsageError: Tunix refuses them, or a search cannot take them.
+      UsageError: Tunix refuses them, or a search does not support them.
     """
     tunix = _tunix()
     if not argv or "=" in argv[0]:
@@ -262,7 +264,7 @@ def _asked(argv: tuple[str, ...]) -> _Asked:
                 f"`{one}` is not an argument of Tunix",
                 hint=f"write `key=value` after the file, as in `-- {_SELF.example}`",
             )
-    with kept_environment():  # It takes in a file `.env`, if there is one above its code.
+    with kept_environment():  # Tunix loads a file `.env`, if there is one above its code.
         hyper = _told(lambda: tunix.config.HyperParameters([_COMMAND, *argv, _FIXED]), argv)
     model = hyper.config[_MODEL]
     if (source := model.get("model_source")) not in _SOURCES:
@@ -293,14 +295,14 @@ def _asked(argv: tuple[str, ...]) -> _Asked:
 
 
 def _told(call: Callable[[], Any], argv: Sequence[str] = ()) -> Any:
-    """What Tunix answers.
+    """Calls a function of Tunix, and returns its result.
 
     Raises:
-      UsageError: Tunix refuses its arguments, and why.
+      UsageError: Tunix refuses its arguments; has the reason.
     """
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the arguments are at fault
+    except Exception as error:  # noqa: BLE001 - any error here is caused by the arguments
         said = " ".join(str(error).split())[:600] or type(error).__name__
         raise UsageError(f"Tunix refuses its arguments: {said}", hint=_hint(said, argv)) from None
 
@@ -320,10 +322,10 @@ def _hint(said: str, argv: Sequence[str]) -> str:
 
 
 def _keys(path: str) -> tuple[str, ...]:
-    """The outermost keys of a file of settings."""
+    """Returns the outermost keys of a file of settings."""
     try:
         lines = Path(path).read_text().splitlines()
-    except OSError:  # Tunix found it beside its own code.
+    except OSError:  # Tunix found the file in the folder of its own code.
         return ()
     return tuple(line.partition(":")[0] for line in lines if line[:1].isalpha() and ":" in line)
 
@@ -338,7 +340,7 @@ def _count(hyper: Any, key: str) -> int:
 
 
 def _trainer(asked: _Asked, settings: Any, whole: Mesh) -> Any:
-    """Tunix's trainer with a model and an optimizer that are described, not made."""
+    """Makes Tunix's trainer with an abstract model and optimizer."""
     tunix = _tunix()
     nnx = tunix.nnx
     hyper = asked.hyper
@@ -350,13 +352,14 @@ def _trainer(asked: _Asked, settings: Any, whole: Mesh) -> Any:
     model = _model(asked, settings, whole)
     found: list[Any] = []
 
-    # The trainer makes the optimizer's state, which a trace describes.
+    # The trainer makes the optimizer's state; a trace describes it.
     def make(model: Any) -> Any:
         found.append(tunix.trainer.PeftTrainer(model, optimizer, config))
         return found[0].optimizer
 
-    # An update may change types: optax begins first moments in that of the weights, and goes on in
-    # float32. A training consists of the steps after its first, whose types stay what they are.
+    # An update may change types: optax begins first moments in the type of the weights, and
+    # continues in float32. Nearly all steps of a training come after the first, and their types do
+    # not change.
     def update(model: Any, optimizer: Any) -> Any:
         optimizer.update(model, nnx.state(model, optimizer.wrt))
         return optimizer
@@ -369,12 +372,12 @@ def _trainer(asked: _Asked, settings: Any, whole: Mesh) -> Any:
 
 
 def _model(asked: _Asked, settings: Any, whole: Mesh) -> Any:
-    """The model as Tunix loads it, described: weights in their places."""
+    """Returns the model as Tunix loads it, abstract, with the shardings of its weights."""
     tunix = _tunix()
     nnx = tunix.nnx
     kind = tunix.automodel.ModelModule.MODEL
     module = tunix.automodel.get_model_module(asked.name.model_name, kind)
-    # Each folder of models has one class, of its own name.
+    # Each folder of models has one class, whose name is that of the folder.
     make = getattr(module, asked.name.model_config_category.capitalize())
     model = nnx.eval_shape(lambda: make(settings, rngs=nnx.Rngs(params=0)))
     model = _placed(model, whole, None if asked.name.model_family in _OWN_TYPES else jnp.bfloat16)
@@ -388,13 +391,14 @@ def _model(asked: _Asked, settings: Any, whole: Mesh) -> Any:
 
 
 def _placed(described: Any, whole: Mesh, dtype: Any = None) -> Any:
-    """A model or an optimizer with every array where the notes of its own variables put it.
+    """Gives every array of a model or an optimizer the sharding that the metadata of its variable
+    contains.
 
     Args:
-      dtype: of all arrays; None for that which they have.
+      dtype: the type of all arrays; None to keep their types.
 
     Raises:
-      UsageError: an array cannot be split so.
+      UsageError: an array cannot have its sharding.
     """
     nnx = _tunix().nnx
     graph, state = nnx.split(described)
@@ -424,7 +428,7 @@ def _placed(described: Any, whole: Mesh, dtype: Any = None) -> Any:
 
 
 def _batch(asked: _Asked, whole: Mesh) -> Any:
-    """The rows of one call, where Tunix's trainer puts them."""
+    """Returns the rows of one call, with the sharding of Tunix's trainer."""
     tunix = _tunix()
     axes = asked.hyper.config[_TRAINING].get("data_sharding_axis", ("fsdp",))
     unknown = [name for name in axes if name is not None and name not in whole.axis_names]
@@ -438,7 +442,7 @@ def _batch(asked: _Asked, whole: Mesh) -> Any:
     shape = (asked.rows, asked.length)
 
     def rows(dtype: Any) -> jax.ShapeDtypeStruct:
-        # Tunix asks an array; this one takes no memory.
+        # Tunix needs an array; this one uses no memory.
         array = np.broadcast_to(np.zeros((), dtype), shape)
         sharding = tunix.sharding.get_sharding(array, mesh=whole, pspec=spec)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -447,7 +451,7 @@ def _batch(asked: _Asked, whole: Mesh) -> Any:
 
 
 def _model_inputs(batch: Any) -> dict[str, Any]:
-    """What the model gets for a batch in Tunix's training command, where 0 pads."""
+    """Returns the model's inputs for a batch as in Tunix's training command; 0 is padding."""
     inputs = _tunix().inputs
     is_token = batch.input_tokens != 0
     return {
