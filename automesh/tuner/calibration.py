@@ -1,4 +1,4 @@
-"""A calibration from its request to the profile that it leaves."""
+"""A calibration, from its request to the profile that it writes."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ _T = TypeVar("_T")
 ROUNDS = 7
 SAMPLE_S = 0.01
 _HINT = "say on which hosts the devices are: see docs/clusters.md"
-_LIMIT_S = 180.0  # For a look at the devices, where jax may have to wait for them.
+_LIMIT_S = 180.0  # For finding the devices; jax may have to wait for them.
 _LEAST_LOT_S = 30.0  # A lot takes seconds; on a busy machine, or with slow compiles, a minute.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
-    """What to measure.
+    """The request for a calibration.
 
     Attributes:
       target: `local`, `cpu:N`, or `cpu:N*P`.
       out: file for the profile; None for the one that searches look for.
-      budget_s: no lot of probes is begun that would probably end later.
-      cluster: on which hosts the devices are.
+      budget_s: seconds; no lot of probes begins that would probably end later.
+      cluster: the hosts of the devices.
     """
 
     target: str
@@ -89,10 +89,10 @@ def read_calibration(
     hosts: ClusterOptions,
     spelled: Callable[[str], str] = str,
 ) -> CalibrationRequest:
-    """Checks what a user wants measured; see `automesh.calibrate`.
+    """Checks the options of a calibration; see `automesh.calibrate`.
 
     Args:
-      spelled: how the user writes an option: `--budget` for `budget`.
+      spelled: gives the user's spelling of an option: `--budget` for `budget`.
 
     Raises:
       UsageError: an option is wrong.
@@ -116,16 +116,17 @@ def run_calibration(
     clock: Callable[[], float] = time.monotonic,
     plan: Callable[[Fabric, Layouts], Sequence[Lot]] = plan_lots,
 ) -> CalibrationResult:
-    """Measures the devices of a target, and merges what it finds into their profile.
+    """Measures the devices of a target, and merges the results into their profile.
 
-    The profile is written after every lot of probes: what is measured is never lost.
+    The profile is written after every lot of probes, so no measurement is lost.
 
     Args:
-      plan: which probes to take; by default all that a search may ask about.
+      plan: the probes to take; by default all that a search may need.
 
     Raises:
-      UsageError: devices that are not here, a file that cannot be written, nothing measured.
-      Interrupted: Ctrl-C before anything was measured; later it ends the calibration early.
+      UsageError: the devices are not attached, a file cannot be written, or nothing was measured.
+      Interrupted: Ctrl-C was pressed before anything was measured; later it ends the calibration
+        early.
     """
     if not (request.cluster.is_everywhere or request.cluster.launch in ENGINES):
         refuse_launcher("a calibration", hint=_HINT)
@@ -219,7 +220,7 @@ def _why(answer: Failure) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """One calibration while it goes on."""
+    """A running calibration."""
 
     pool: Pool
     progress: Progress

@@ -1,4 +1,4 @@
-"""What every part of a search that is under way works with: request, study, display and clock."""
+"""The objects that all parts of a running search use: request, study, display and clock."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class SearchContext:
     """A search whose plans are enumerated and estimated, and whose study is open.
 
     Attributes:
-      workers: compiles side by side.
+      workers: number of compiles at the same time.
       start_worker: starts the workers that have the target's own devices.
-      lender: of workers on other hosts, for compiles; None where there are none.
-      cache_dir: where jax keeps executables, so that the measure rung need not compile again; None
-        where none are kept, as for devices that are not here.
+      lender: lends workers on other hosts for compiles; None if there are none.
+      cache_dir: the folder in which jax keeps executables, so that the measure rung need not
+        compile again; None if none are kept, as for absent devices.
       started_s: when the budget began, on `clock`.
     """
 
@@ -59,12 +59,12 @@ class SearchContext:
         return self.started_s + self.request.budget_s
 
     def outcomes(self, rung: Rung) -> dict[Plan, Outcome]:
-        """What a rung has said of the plans, with the memory that is kept free now."""
+        """Returns the outcomes of a rung, judged by the memory that is kept free now."""
         judged = self.preparation.device_memory.judged
         return {plan: judged(one) for plan, one in outcomes_of(self.notebook, rung).items()}
 
     def open_compilers(self, surroundings: Surroundings) -> Pool:
-        """As `open_pool`, on all hosts that are to compile."""
+        """Opens a pool as `open_pool` does, on all hosts that compile."""
         lender = self.lender
         if lender is None:
             return self.open_pool(self.workers, surroundings)
@@ -79,7 +79,8 @@ class SearchContext:
         )
 
     def open_pool(self, size: int, surroundings: Surroundings) -> Pool:
-        """Workers whose logs lie in the study's folder, with their share of the free memory."""
+        """Opens a pool of workers with logs in the study's folder, and with their share of the free
+        memory."""
         return Pool(
             size=size,
             surroundings=surroundings,

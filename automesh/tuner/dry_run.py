@@ -1,7 +1,7 @@
 """A search that stops after the estimates: nothing is compiled or measured.
 
-It leaves the study with the shardings that were propagated, which the search itself takes up, and
-all estimates as a table of comma-separated values.
+It leaves the study with the propagated shardings, which a later search uses, and a CSV file with
+all estimates.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DRY_RUN = "dry run: nothing was compiled or measured"
 def estimate_only(
     request: SearchRequest, target: Target, space: SearchSpace, progress: Progress
 ) -> SearchResult:
-    """Estimates every legal plan; after Ctrl-C, those that it could until then.
+    """Estimates every legal plan; after Ctrl-C returns the estimates until then.
 
     Raises:
-      UsageError: bad input.
+      UsageError: the input is wrong.
       NoFeasibleMesh: no plan is legal.
-      KeyboardInterrupt: after Ctrl-C before anything was estimated.
+      KeyboardInterrupt: Ctrl-C was pressed before anything was estimated.
     """
     check_places(request)
     answers: list[SearchResult] = []
@@ -43,7 +43,7 @@ def estimate_only(
     except KeyboardInterrupt:
         if not answers:
             raise
-        # While workers were ended, or the study was closed: all that was to be known is.
+        # Pressed while workers were ended or the study was closed: the estimates are complete.
         answer = answers[-1]
         footer = replace(answer.footer, stop_reason=INTERRUPTED, interrupted=True)
         return replace(answer, footer=footer)
@@ -57,7 +57,7 @@ def _estimate(
     progress: Progress,
     answer: Callable[[SearchResult], object],
 ) -> None:
-    """Gives the answer as soon as it is there: what comes after it may be interrupted."""
+    """Calls `answer` with the result as soon as it exists, since the rest may be interrupted."""
     with (
         workers_of(request, target, progress) as start_worker,
         open_session(
@@ -93,10 +93,10 @@ def _estimate(
                         estimates, share=BUILD_SHARE, pulse=study.heartbeat
                     )
             except KeyboardInterrupt:
-                # The table is there: what is not known yet is whether the step builds everywhere.
+                # The table is complete, but not all of its plans were built.
                 notices = (*estimates.notices, NOT_BUILT)
                 estimates = replace(estimates, is_interrupted=True, notices=notices)
-            # Somebody may press Ctrl-C while the answer is made; a second time ends it.
+            # Ctrl-C may be pressed while the answer is made; a second one ends that.
             with suppress(KeyboardInterrupt):
                 answer(keep.ranked(legal, estimates, stop_reason=_DRY_RUN))
                 return

@@ -1,4 +1,4 @@
-"""The ranking by estimates: kept in the study from the first estimate on, and the result of a
+"""The ranking by estimates: stored in the study from the first estimate on, and the result of a
 search that is stopped before its first compile."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from automesh.units import format_bytes
 INTERRUPTED = "interrupted"
 NOT_BUILT = "whether the step can be built on the meshes that are listed is not known yet"
 _NOTE = "ranking"
-_ROWS = 64  # rows that a study keeps
+_ROWS = 64  # rows that a study stores
 _EVERY_S = 5.0
 
 
@@ -37,7 +37,7 @@ class RankingKeeper:
     """Stores the ranking in the study while estimates are made: the first one, then one every few
     seconds. So a running or killed search can be shown.
 
-    A study with trials keeps the notes of its last search, which say more.
+    A study with trials keeps the notes of its last search, which have more information.
     """
 
     request: SearchRequest
@@ -68,8 +68,8 @@ class RankingKeeper:
         """Returns the result of a search that ends with its estimates; keeps it in the study.
 
         Args:
-          legal: the plans that are left.
-          stop_reason: why it does; told only if nobody has stopped the estimates.
+          legal: the plans that can be built.
+          stop_reason: why the search ends; used only if Ctrl-C did not stop the estimates.
         """
         header = with_starts(self._header(legal, estimates), self.request.entry)
         facts = header.facts
@@ -78,7 +78,7 @@ class RankingKeeper:
         reason = INTERRUPTED if estimates.is_interrupted else stop_reason
         candidates = keep_ranking(header, estimates, self.study, stop_reason=reason)
         write_estimates(estimates, self.preparation.folder / ESTIMATES)
-        # No memory is promised for what nobody has compiled.
+        # Without a compile the memory is not certain.
         unbounded = replace(facts, devices=replace(facts.devices, memory_bytes=0, reserve_bytes=0))
         return replace(
             result_of(header, candidates, nothing_tried(header)),
@@ -127,14 +127,14 @@ def keep_ranking(
 
 
 def with_estimates(result: SearchResult, study: Study, header: Header) -> SearchResult:
-    """Returns a result with the ranking that its study has kept, if it has no ranked plan of its
+    """Returns a result with the ranking that its study has stored, if it has no ranked plan of its
     own."""
     if any(map(is_ranked, result.candidates)) or header.facts.searched.template:
         return result
     so_far: SoFar | None = notebook_of(study, header).read(_NOTE, SoFar)
     if so_far is None:
         return result
-    # A search with another space had other legal plans; and plans that failed since are in the
+    # A search with another space had other legal plans; plans that failed since then are in the
     # result.
     outside = frozenset(header.outside) | {str(one.plan) for one in result.candidates}
     rows = [row for row in so_far.rows if str(row.plan) not in outside]

@@ -1,4 +1,4 @@
-"""Ctrl-C, and SIGTERM of the command line, at a moment when nothing is half done."""
+"""Handles Ctrl-C, and SIGTERM of the command line, at a moment when no write is half done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def end_on_sigterm() -> None:
 
 
 def exit_code() -> int:
-    """What a process that was interrupted exits with: 143 after SIGTERM, 130 after Ctrl-C."""
+    """Returns the exit code of an interrupted process: 143 after SIGTERM, 130 after Ctrl-C."""
     return 128 + (signal.SIGTERM if _TERMINATED else signal.SIGINT)
 
 
@@ -39,12 +39,13 @@ def _on_sigterm(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_at_rest() -> Generator[None]:
-    """While inside, Ctrl-C raises `KeyboardInterrupt` where this thread waits for its workers.
+    """While the body runs, Ctrl-C raises `KeyboardInterrupt` only where this thread waits for its
+    workers.
 
-    Python alone raises it wherever the thread happens to be: in the middle of a write to the study,
-    or in a callback of the garbage collector, where it is printed and lost. A wait comes within
-    milliseconds; if none does for half a second, it is raised all the same. Does nothing in other
-    threads than the main one, or if somebody handles SIGINT already.
+    Python itself raises it anywhere: in the middle of a write to the study, or in a callback of the
+    garbage collector, where it is printed and lost. The thread normally waits within milliseconds;
+    if it does not for half a second, the exception is raised in any case. Does nothing in other
+    threads than the main one, or if SIGINT already has another handler.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -67,7 +68,8 @@ def interrupts_at_rest() -> Generator[None]:
 
 
 class _Press:
-    """One press of Ctrl-C; an alarm that returns every few milliseconds looks for the moment."""
+    """One press of Ctrl-C; a timer that fires every few milliseconds checks whether the thread
+    waits."""
 
     def __init__(self) -> None:
         self._pressed_s = 0.0
@@ -77,7 +79,7 @@ class _Press:
         if number == signal.SIGTERM:
             _TERMINATED.append(number)
         if number != signal.SIGALRM and self._is_raised:
-            raise KeyboardInterrupt  # The clean-up takes too long for them.
+            raise KeyboardInterrupt  # The user does not want to wait for the clean-up.
         now_s = time.monotonic()
         if not self._pressed_s:
             self._pressed_s = now_s

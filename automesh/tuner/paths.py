@@ -1,4 +1,4 @@
-"""Folders and files that a search keeps things in."""
+"""The folders and files of a search."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest
 
 
-# What a study writes into its folder under names that everybody can know before.
+# Names in the folder of a study that anybody can know beforehand.
 _PLACES = ("study.db", "study.db-wal", "study.db-shm", "study.db-journal", "logs", "terms")
 
 
 def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
-    """Makes sure, before anything costs time, that what is found can be kept.
+    """Checks, before the search spends any time, that its results can be written.
 
     Returns:
       The rules that the rules file has now; empty if there is none.
@@ -33,8 +33,8 @@ def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
     """
     make_folder(request.results)
     storage = parse_storage(request.storage, request.results)
-    if request.storage:  # That of the study's own folder is ours.
-        # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
+    if request.storage:  # A database in the study's own folder is automesh's own.
+        # Imported here: `automesh --help` must not wait for Optuna and SQLAlchemy.
         from automesh.tuner.study.backend import check_storage
 
         check_storage(storage)
@@ -45,7 +45,7 @@ def make_folder(folder: Path) -> Path:
     """Makes a folder unless it exists.
 
     Raises:
-      UsageError: it is a file, or cannot be made or written.
+      UsageError: the path is a file, or the folder cannot be made or written.
     """
     hint = "choose another folder with --results"
     try:
@@ -67,7 +67,7 @@ def make_study_folder(folder: Path) -> None:
     """Makes the folder of a study unless it exists.
 
     Raises:
-      UsageError: as `make_folder`; or somebody has put a link where the study would write.
+      UsageError: as for `make_folder`; or there is a link at a place where the study would write.
     """
     for place in (folder, *(folder / name for name in _PLACES)):
         if is_foreign_link(place):
@@ -82,13 +82,13 @@ def newest_study(results: Path, storage: str) -> Path:
     """Returns the folder of the study that changed last.
 
     Raises:
-      UsageError: there is none.
+      UsageError: there is no study.
     """
-    # With a storage of its own a study has no database in its folder.
+    # In a storage of its own, a study has no database in its folder.
     marker = "logs" if storage else "study.db"
     studies: dict[Path, float] = {}
     for path in results.glob(f"*/{marker}"):
-        with suppress(OSError):  # A link that leads nowhere hides no study beside it.
+        with suppress(OSError):  # A broken link must not hide the other studies.
             studies[path.parent] = path.stat().st_mtime
     if not studies:
         raise UsageError(

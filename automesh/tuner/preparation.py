@@ -1,4 +1,4 @@
-"""Before the first trial: what the script is, what the devices are, which plans are legal."""
+"""The steps before the first trial: finds the script's step, the devices and the legal plans."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from automesh.worker.pool import Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """The devices that the plans are for, here or not.
+    """The devices that the plans are for, attached or absent.
 
     Attributes:
-      memory_bytes: what one device can hold; 0 where nobody says (CPU).
+      memory_bytes: the memory of one device; 0 if unknown (CPU).
     """
 
     platform: str
@@ -52,7 +52,7 @@ class LegalPlans:
 
     Attributes:
       baseline: the script's own plan, or nothing.
-      promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
+      promised: the prediction of a rule that was only compiled; see `tuner.choose.prior_rule`.
     """
 
     enumeration: Enumeration
@@ -65,13 +65,13 @@ class LegalPlans:
         return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
 
     def with_notices(self, notices: tuple[str, ...]) -> LegalPlans:
-        """With more of what the user should know of them."""
+        """Returns the plans with further notices for the user."""
         enumeration = self.enumeration
         said = (*enumeration.notices, *notices)
         return replace(self, enumeration=replace(enumeration, notices=said))
 
     def without(self, refused: Mapping[Plan, RuledOut]) -> LegalPlans:
-        """With plans ruled out that turned out not to be legal.
+        """Rules out plans that are not legal after all.
 
         Raises:
           NoFeasibleMesh: no other plan is left.
@@ -85,19 +85,19 @@ class LegalPlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """The step, the devices and the study of a search: known before any plan is looked at.
+    """The step, the devices and the study of a search, which are known before any plan is tried.
 
     Attributes:
-      searched: the step as the study's facts tell it.
-      selector: of the devices, which a rule is written for.
-      name: of the study.
-      folder: of the study.
-      inspection: what a worker has found out about the script; its devices stand in for those of
-        `aim` where they are not here.
+      searched: the step, as the study's facts describe it.
+      selector: the selector of the devices, for which a rule is written.
+      name: name of the study.
+      folder: folder of the study.
+      inspection: the facts about the script that a worker has found; its devices represent those of
+        `aim` if these are absent.
       aim: the devices.
-      provenance: versions and environment; trials made with others are stale.
-      source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
-      reserve: what is kept free of a device's memory.
+      provenance: versions and environment; trials with other ones are stale.
+      source_hash: identifies trials of the script as it is now; see `tuner.study.freshness`.
+      reserve: the part of a device's memory that is kept free.
     """
 
     step: StepRef
@@ -115,12 +115,12 @@ class Preparation:
 
     @property
     def entry(self) -> Entry:
-        """What builds the step."""
+        """The entry that builds the step."""
         return self.step.entry
 
     @property
     def device_memory(self) -> DeviceMemory:
-        """What a plan may use of a device's memory."""
+        """The memory of a device that a plan may use."""
         limit = self.aim.memory_bytes
         return DeviceMemory(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
 
@@ -141,7 +141,7 @@ def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None)
 
 def inspect_job(request: SearchRequest, target: Target, space: SearchSpace) -> InspectJob:
     """Returns the first job of a search."""
-    # What an attached accelerator is called is not known yet.
+    # The kind of an attached accelerator is not known yet.
     platform = "cpu" if target.platforms == "cpu" else ""
     return InspectJob(
         step=step_ref(request.entry, target),
@@ -161,11 +161,11 @@ def inspect(
     warm_up: int = 0,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Inspection:
-    """Asks a worker what the script and the devices are.
+    """Asks a worker about the script and the devices.
 
     Args:
-      warm_up: further workers that start jax meanwhile, to be ready for what follows.
-      meanwhile: called once the worker is at work: what the search needs later, and takes time.
+      warm_up: number of further workers that start jax meanwhile, for the next jobs.
+      meanwhile: called while the worker is busy, for slow preparations that the search needs later.
 
     Raises:
       UsageError: the script or its `build` cannot be used, or there are several processes.
@@ -198,8 +198,8 @@ def prepare(
     """Enumerates the plans and names the study.
 
     Args:
-      limit_bytes: what a program can have of a device's memory, as its compiler has stated; 0
-        leaves what is on record.
+      limit_bytes: the memory of a device that a program can use, from its compiler; 0 to use the
+        one in the chip table.
 
     Raises:
       UsageError: the space or the baseline does not fit the script or the devices.
@@ -259,7 +259,7 @@ def _legal_plans(
         num_granules=aim.num_granules,
         platform=aim.platform,
     )
-    # Those of the request were said when they were found, before the script was inspected.
+    # The notices of the request were shown when they were found, before the script was inspected.
     found = (*inspection.notices, *enumeration.notices)
     for notice in (*target.notices, *found):
         progress.notice(notice)
@@ -276,7 +276,7 @@ def _legal_plans(
 def _searched(
     entry: Entry, space: SearchSpace, inspection: Inspection, enumeration: Enumeration
 ) -> Searched:
-    """Returns the step as the study's facts tell it."""
+    """Returns the step as the study's facts describe it."""
     capture = entry.capture
     layout = capture.layout if capture is not None else None
     return Searched(
@@ -293,16 +293,16 @@ def _searched(
 
 
 def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
-    """What is kept free; of devices that are here nothing, unless it is asked for: they say
-    themselves what fits."""
+    """Returns the memory to keep free. For attached devices it is none, unless the user wants it:
+    they report themselves what fits."""
     if request.reserve:
         return parse_reserve(request.reserve)
     return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
 
 
 def known_devices(target: Target) -> tuple[int, int]:
-    """How many devices a target has, and in how many granules they are; zeros for attached ones,
-    which a worker has to look at."""
+    """Returns the number of a target's devices and of their granules; zeros for attached ones,
+    which a worker must find."""
     if target.absent is not None:
         return target.absent.num_devices, target.absent.fabric.num_granules
     each, processes = target.cpu_devices, target.processes

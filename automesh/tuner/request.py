@@ -1,4 +1,4 @@
-"""What a search is asked for: the options as a user gives them, and the request that is checked."""
+"""The request for a search: the options as a user gives them, and the checked request."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _RULES = "mesh_rules.toml"
 
 
 def usual_top(*, is_ahead: bool, is_command: bool = False) -> int:
-    """Finalists of a race, or plans to compile for devices that are not here."""
+    """Returns the number of finalists of a race, or of plans to compile for absent devices."""
     if is_command:
         return _COMMAND_FINALISTS
     return _COMPILED_AHEAD if is_ahead else _FINALISTS
 
 
 class SearchOptions(ClusterOptions, total=False):
-    """Options of a search as a user gives them, on the command line and in Python alike.
+    """The options of a search as a user gives them, on the command line and in Python alike.
 
-    The records of `automesh.options.table` say what they mean, help(automesh.search) prints it;
-    those that are left out are as usual.
+    The records of `automesh.options.table` describe them, and help(automesh.search) prints that;
+    missing options have their defaults.
     """
 
     command: str
@@ -90,39 +90,42 @@ class SearchOptions(ClusterOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """The inputs of one search, checked as far as no worker is needed for it.
+    """The inputs of one search, checked as far as possible without a worker.
 
     Attributes:
-      subject: what builds the step; or the command that is run for each plan.
-      again: the command that the user typed, to be shown as the way to go on; None from Python.
-      target: `local`, `cpu:N` for N virtual CPU devices, or devices that are not here.
-      space: name of a shipped search space or path of a TOML file; of a command, empty for the
-        axes that its template names.
+      subject: the entry that builds the step, or the command that is run for each plan.
+      again: the command that the user typed, which is shown as the way to continue; None from
+        Python.
+      target: `local`, `cpu:N` for N virtual CPU devices, or absent devices.
+      space: name of a shipped search space or path of a TOML file; for a command, empty for the
+        axes in its template.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
-      top: finalists of one race, or plans to compile for devices that are not here; the baseline
-        not counted. 0 for what is usual.
+      top: number of finalists of one race, or of plans to compile for absent devices, without the
+        baseline. 0 for the default.
       baseline: the script's own mesh in text form, knobs may follow (`dp:8 remat=full`); empty for
         the workload's own.
       rules: file that the rule is merged into; empty to write none.
       results: folder that holds the study's folder.
       storage: Optuna storage URL or journal file; empty for SQLite in the study's folder.
-      dry_run: stop after the estimates.
-      new: start another study even if one can be resumed.
-      workers: compile workers side by side; 0 for one per core that the memory allows.
+      dry_run: whether to stop after the estimates.
+      new: whether to start another study even if one can be resumed.
+      workers: number of compile workers; 0 for one per core, as far as the memory allows.
       timeout_s: limit of one job of a worker.
       memory_limit_bytes: limit of one worker; 0 for its share of the free memory.
-      hardware: TOML file with clusters of the user's own; empty for none.
-      reserve: memory of a device to keep free, `1GiB` or `5%`; empty for what is usual.
-      xla: compiler options beside those of the space.
-      curated: True for those that come with automesh as well, see `automesh.space.curated`.
-      step: of a script without `build`, the function that is its step; empty for the one that looks
-        like it.
-      splits: of such a script, axes of its mesh that are to be several.
-      infer: also search how its arrays are split, if it makes a mesh itself.
-      notices: what the user should know of the script.
-      used_s: of the budget, by the runs of a script that told what is searched.
-      cluster: on which hosts it runs.
-      shared_terms: folders of other searches for the same script, whose terms may do here as well.
+      hardware: TOML file with the user's own clusters; empty for none.
+      reserve: memory of a device to keep free, `1GiB` or `5%`; empty for the default.
+      xla: compiler options in addition to those of the space.
+      curated: whether to add the compiler options that automesh ships; see
+        `automesh.space.curated`.
+      step: for a script without `build`, the name of the step function; empty for the function that
+        looks like the step.
+      splits: for such a script, axes of its mesh to split into several.
+      infer: whether to search how its arrays are split even if it makes a mesh itself.
+      notices: notices for the user about the script.
+      used_s: seconds of the budget that runs of the script have used to find the step.
+      cluster: the hosts of the search.
+      shared_terms: folders of other searches for the same script, whose terms may be used here as
+        well.
 
     Raises:
       UsageError: `reserve` is wrong.
@@ -137,7 +140,7 @@ class SearchRequest:
     baseline: str = ""
     rules: str = ""
     results: Path = Path("results")
-    storage: str = field(default="", repr=False)  # It may have a password.
+    storage: str = field(default="", repr=False)  # The URL may contain a password.
     dry_run: bool = False
     new: bool = False
     workers: int = 0
@@ -161,10 +164,10 @@ class SearchRequest:
 
     @property
     def entry(self) -> Entry:
-        """What builds the step.
+        """The entry that builds the step.
 
         Raises:
-          TypeError: it is a search by a command.
+          TypeError: the search runs a command.
         """
         if isinstance(self.subject, TimedCommand):
             raise TypeError("a command has no function that builds its step")
@@ -172,10 +175,10 @@ class SearchRequest:
 
     @property
     def command(self) -> TimedCommand:
-        """What is run for each plan.
+        """The command that is run for each plan.
 
         Raises:
-          TypeError: it is no search by a command.
+          TypeError: the search does not run a command.
         """
         if isinstance(self.subject, Entry):
             raise TypeError("a step that is built has no command")
@@ -190,13 +193,13 @@ def read_request(
     again: SearchCommand | None = None,
     spelled: Callable[[str], str] = str,
 ) -> SearchRequest:
-    """Checks what a user asks for, as far as no worker is needed for it.
+    """Checks the options of a user, as far as possible without a worker.
 
     Args:
-      build: as in `automesh.search`; None for a search by a command.
-      targets: of which the request has the first.
+      build: as for `automesh.search`; None for a search by a command.
+      targets: the targets; the request has the first one.
       again: the command that the user typed; None from Python.
-      spelled: how the user writes an option: `--step-time` for `step_time`.
+      spelled: gives the user's spelling of an option: `--step-time` for `step_time`.
 
     Raises:
       UsageError: an option is unknown or wrong, or belongs to another kind of search.
@@ -240,7 +243,8 @@ def _compiler_options(
 def _check_options(
     build: object, options: SearchOptions, targets: Sequence[str], spelled: Callable[[str], str]
 ) -> None:
-    """Checks that it is said what to search, once, and with the options that belong to it."""
+    """Checks that the user has given exactly one subject to search, and only options that belong to
+    it."""
     known = list(SearchOptions.__annotations__)
     for name in options:
         if name not in known:
@@ -319,7 +323,7 @@ def _subject(
 
 
 def _usual_space(subject: Entry | TimedCommand) -> str:
-    """The search space of a search that names none; of a command, that of its template."""
+    """Returns the default search space; for a command, that of its template."""
     if isinstance(subject, TimedCommand):
         return ""
     framework = framework_at(subject.location) if subject.kind == "module" else None
@@ -327,7 +331,8 @@ def _usual_space(subject: Entry | TimedCommand) -> str:
 
 
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
-    """The file that the rule goes to: by default beside a script, for a function none."""
+    """Returns the file for the rule: by default a file in the folder of the script; none for a
+    function."""
     if given is not None:
         return str(user_path(given).absolute())
     if isinstance(subject, Entry) and subject.kind == "script" and not subject.start:
@@ -343,18 +348,20 @@ _NAME_A_SCRIPT = (
     f"or a framework: {', '.join(offered(FRAMEWORKS))}"
 )
 UNMODIFIED = ""
-"""The function of a script that has no `build`: it is captured, see `automesh.program.capture`."""
+"""The function name of a script without `build`, which is captured; see
+`automesh.program.capture`."""
 
 
 def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     """Reads `train.py`, `train.py:make_step`, `pkg.module:fn`, `train.ipynb`, `-m pkg.train`,
     `--entry NAME` of a console script, or the name of a framework.
 
-    A script that is named alone and has no function `build` is to be run as it is: its function is
+    If only a script is named and it has no function `build`, it is run unchanged: its function is
     `UNMODIFIED`.
 
     Raises:
-      UsageError: no such script, a folder, or neither a script nor a module.
+      UsageError: there is no such script, or the text names a folder, or neither a script nor a
+        module.
     """
     if is_started(text):
         file = str(file_of(text))
@@ -379,7 +386,7 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
         )
     path = user_path(location)
     kind = kind_of_file(path)
-    # A clone of the framework is likely to have a folder of that name.
+    # A clone of the framework's repository probably has a folder of that name.
     if not colon and not path.is_file() and is_framework(location):
         module = framework_called(location).module
         return Entry(kind="module", location=module, argv=tuple(argv))
@@ -410,10 +417,11 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
 
 
 def _check_source(path: Path, location: str) -> None:
-    """Whether a file can be Python source at all, before a worker is started for it.
+    """Checks that a file can be Python source, before a worker is started for it.
 
     Raises:
-      UsageError: it cannot be read, is too large, an archive, holds NUL bytes, or is no notebook.
+      UsageError: the file cannot be read, is too large, is an archive, contains NUL bytes, or is a
+        broken notebook.
     """
     try:
         content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
@@ -431,7 +439,7 @@ def _check_source(path: Path, location: str) -> None:
             f"`{location}` is UTF-16 text, and Python reads UTF-8", hint="save it as UTF-8"
         )
     if b"\0" in content:
-        # As Python says it.
+        # The wording of Python.
         raise UsageError(
             f"{path.resolve()}: source code string cannot contain null bytes",
             hint="mend the syntax error",

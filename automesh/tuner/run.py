@@ -1,4 +1,4 @@
-"""One search from its request to its result: prepare, compile, measure, write."""
+"""One search from its request to its result: prepares, compiles, measures, writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from automesh.tuner.study.study import open_study, parse_storage
 from automesh.tuner.workers import NEEDED_BYTES, count_workers, memory_share_bytes, surroundings_of
 from automesh.worker.executables import executables_folder
 
-ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; what is left over goes to the next rung
+ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; the next rung gets the rest
 
 
 def run_search(
@@ -60,11 +60,11 @@ def run_search(
     """Searches until the budget is spent or nothing is left to try.
 
     Raises:
-      UsageError: bad input.
+      UsageError: the input is wrong.
       NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
     rules_before = check_places(request)
-    # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
+    # First of all: without its compiler, a search for absent devices has no result.
     found = ready_for(request, target, progress) if target.absent else None
     with (
         workers_of(request, target, progress) as start_worker,
@@ -72,7 +72,7 @@ def run_search(
         ExitStack() as stack,
         ExitStack() as workers,
     ):
-        # Hosts that are waited for cost no budget; runs of a script before this do.
+        # The time in which hosts are waited for does not count; earlier runs of the script do.
         started_s = clock() - request.used_s
         session = workers.enter_context(
             open_session(
@@ -125,7 +125,7 @@ def run_search(
                 estimates = replace(estimates, is_interrupted=True, notices=notices)
             if estimates.is_interrupted:
                 return _stopped(keep, estimates)
-            workers.close()  # The workers make room for those that compile.
+            workers.close()  # Frees the workers' memory for those that compile.
             cache_dir = None
             if target.absent is None:
                 cache_dir = stack.enter_context(
@@ -175,8 +175,8 @@ def run_search(
 
 
 def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
-    """Returns the result of a search that somebody has stopped before it compiled anything: the
-    ranking by estimates, unless the study knows better from a search before."""
+    """Returns the result of a search that was stopped before it compiled anything: the ranking by
+    estimates, unless the study has results of an earlier search."""
     answer = keep.ranked(keep.legal, estimates, stop_reason="")
     header = read_header(keep.study)
     held = None if header is None else assemble(keep.study, header)
@@ -187,7 +187,7 @@ def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
 
 
 def strategy_for(context: SearchContext, target: Target) -> Strategy:
-    """How the search for a target spends its budget.
+    """Returns the strategy by which the search for a target spends its budget.
 
     Raises:
       NoFeasibleMesh: jax can lay out none of the meshes.
@@ -198,7 +198,8 @@ def strategy_for(context: SearchContext, target: Target) -> Strategy:
 
 
 def _limit_bytes(target: Target, found: Attachment) -> int:
-    """What a program can have: what the compiler says, unless the user's own file says less."""
+    """Returns the memory that a program can use: from the compiler, or less if the user's own file
+    says so."""
     limit, absent = found.device_memory_bytes, target.absent
     if absent is None or not absent.is_memory_stated:
         return limit
@@ -208,7 +209,7 @@ def _limit_bytes(target: Target, found: Attachment) -> int:
 def _scope_of(
     request: SearchRequest, target: Target, preparation: Preparation, legal: LegalPlans
 ) -> Scope:
-    """What the search may take over from a study, and try."""
+    """Returns which trials of a study the search may use, and which plans it may try."""
     workers = count_workers(target, request.workers)
     return Scope(
         plans=frozenset(legal.plans),
@@ -222,7 +223,7 @@ def _replay_speeds(target: Target, preparation: Preparation) -> str:
     """Returns a phrase about the speeds with which schedules are replayed; empty where none are."""
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
-    except UsageError:  # The estimates say why.
+    except UsageError:  # The estimates report this error.
         return ""
     if fabric.kind == "shared":
         return ""
@@ -233,7 +234,7 @@ def _replay_speeds(target: Target, preparation: Preparation) -> str:
 
 
 def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:
-    """Reads what a study holds, without running anything.
+    """Reads the result in a study, without running anything.
 
     Raises:
       UsageError: there is no such study, or it cannot be read.

@@ -1,5 +1,6 @@
-"""Looks at a script as a search would, in seconds and without searching: what it takes and gives,
-on which meshes it can be traced, whether every process traces the same program, what to mend."""
+"""Checks a script as a search would, in seconds and without searching: its arguments and results,
+the meshes on which it can be traced, whether every process traces the same program, and what should
+be fixed."""
 
 from __future__ import annotations
 
@@ -57,9 +58,9 @@ from automesh.worker.protocol import Answer
 from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
-_VIRTUAL = "cpu:8"  # where the only device of this machine leaves no mesh to look at
+_VIRTUAL = "cpu:8"  # if the machine has only one device, which leaves no mesh to check
 _MOST_MESHES = 6
-_SCRIPTS_OWN = ("start", "load")  # what ends in these stages has said nothing of the step
+_SCRIPTS_OWN = ("start", "load")  # a failure in these stages shows nothing about the step
 _NO_LOSS = (
     "return the loss beside the new state: meshes are compared by it, and what cannot be compared "
     "becomes no rule"
@@ -73,14 +74,14 @@ def check_script(
     command: Callable[[str], str],
     progress: Progress,
 ) -> CheckedScript:
-    """Looks at a script.
+    """Checks a script.
 
     Args:
-      script: as the user gave it.
-      command: what searches it, by the name of a target.
+      script: the script as the user gave it.
+      command: returns the command that searches the script for a target.
 
     Raises:
-      UsageError: bad arguments, or a script that cannot be loaded.
+      UsageError: an argument is wrong, or the script cannot be loaded.
     """
     request, target, space = read_aim(request, progress, check=_check_at_once, alone=_VIRTUAL)
     with _Check.on(target, request, space, progress) as check:
@@ -109,12 +110,12 @@ def _is_single(inspected: Inspection | Failure, target: Target) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Workers:
-    """A process like those of a search, and on CPUs a second one beside it.
+    """A worker like those of a search, and on CPUs a second one.
 
     Attributes:
-      first: with the hash seed of all workers.
-      second: with another one; None where an accelerator serves one process alone.
-      folder: for the texts of programs.
+      first: a worker with the hash seed of all workers.
+      second: a worker with another hash seed; None if the accelerator serves only one process.
+      folder: the folder for the texts of programs.
     """
 
     first: Pool
@@ -126,7 +127,7 @@ class _Workers:
     @staticmethod
     @contextmanager
     def on(target: Target, request: SearchRequest) -> Generator[_Workers]:
-        """The workers of a target; they end with the body."""
+        """Starts the workers of a target; they end when the body ends."""
         surroundings, seed = surroundings_of(target), hash_seed(os.environ)
         other_seed = str(int(seed) + 1) if seed.isdecimal() else "1"
         with ExitStack() as stack:
@@ -167,8 +168,8 @@ class _Tracing:
 
     Attributes:
       traced: plans that the step could be traced for.
-      step: what it is on the first of them.
-      refused: plans that it could not be traced for, and why.
+      step: the step on the first of these plans.
+      refused: plans for which the step could not be traced, and why.
     """
 
     traced: list[Plan] = field(default_factory=list[Plan])
@@ -178,10 +179,10 @@ class _Tracing:
 
 @dataclass(slots=True, kw_only=True)
 class _Check:
-    """One script on one target.
+    """The check of one script on one target.
 
     Attributes:
-      begun: what the second process traces.
+      begun: the job of the second worker.
     """
 
     request: SearchRequest
@@ -198,14 +199,14 @@ class _Check:
     def on(
         target: Target, request: SearchRequest, space: SearchSpace, progress: Progress
     ) -> Generator[_Check]:
-        """The check on a target; its workers end with the body."""
+        """Starts a check on a target; its workers end when the body ends."""
         with _Workers.on(target, request) as workers:
             yield _Check(
                 request=request, target=target, space=space, workers=workers, progress=progress
             )
 
     def inspect(self) -> Inspection | Failure:
-        """Does what every search does first.
+        """Inspects the script, as every search does first.
 
         Raises:
           UsageError: the script cannot be loaded.
@@ -226,7 +227,7 @@ class _Check:
         return answer
 
     def look(self, inspected: Inspection | Failure, *, script: str, command: str) -> CheckedScript:
-        """Everything that follows from an inspection."""
+        """Makes all checks that follow an inspection."""
         found = CheckedScript(
             script=script,
             function=self.request.entry.function,
@@ -246,7 +247,7 @@ class _Check:
         program = found.program
         if step is not None:
             self._judge(step)
-            if not step.change:  # Other arguments are another program in any case.
+            if not step.change:  # With other arguments the program differs in any case.
                 program = self._compare_programs(meshes[0], step, inspected)
         return replace(
             found,
@@ -273,7 +274,7 @@ class _Check:
         )
 
     def _prepare(self, inspected: Inspection) -> tuple[Preparation, LegalPlans] | None:
-        """The plans of a search, with the baseline if it fits; None if there is none."""
+        """Returns the plans of a search, with the baseline if it fits; None if there is none."""
         try:
             if self.space.mapping:
                 self.progress.log("looking at what the knobs do to the arrays")
@@ -314,7 +315,7 @@ class _Check:
         """Builds and traces the step on meshes that make every axis larger than 1, if they can.
 
         Returns:
-          The plans that could be traced; what the step is on the first of them.
+          The plans that could be traced, and the step on the first of them.
         """
         tracing = _Tracing()
         axes = self._used(inspected, legal)
@@ -341,7 +342,8 @@ class _Check:
             tracing.step = answer if isinstance(answer, StepSummary) else tracing.step
 
     def _used(self, inspected: Inspection, legal: Sequence[Plan]) -> tuple[str, ...]:
-        """The axes that the step uses by itself, and those that a searched mapping makes it use."""
+        """Returns the axes that the step uses by itself, and those that a searched mapping makes it
+        use."""
         used = {*inspected.used_axes, *_covered(legal)}
         return tuple(name for name in self.space.names if name in used)
 
@@ -351,8 +353,8 @@ class _Check:
         return Plan(axes=axes, mapping=mapping if inspected.mapping is not None else ())
 
     def _tell_refused(self, tracing: _Tracing) -> None:
-        """Meshes that the step cannot be traced on: worth knowing, and a problem if there are no
-        others."""
+        """Reports meshes for which the step cannot be traced: as a note, or as a problem if there
+        are no others."""
         has_mesh = any(plan.num_devices > 1 for plan in tracing.traced)
         for plan, failure in tracing.refused:
             if not has_mesh:
@@ -381,7 +383,7 @@ class _Check:
         )
 
     def _judge(self, step: StepSummary) -> None:
-        """What of a step keeps it from being searched, and what is worth knowing."""
+        """Reports what prevents a search of the step, and what the user should know."""
         if step.change:
             self.problems.append(
                 Problem(
@@ -425,7 +427,7 @@ class _Check:
                 + ": donated, and no output replaces it, so that it is made anew for every step"
                 + ("" if is_captured else "; `Workload(advance=...)` can say what does")
             )
-        # Of scripts that are run as they are the first run has said so.
+        # For scripts that are run unchanged, the first run has reported this.
         if not carries and not is_captured:
             self.notes.append(
                 "no output looks like an argument, so that every step starts from the same "
@@ -435,7 +437,8 @@ class _Check:
     def _compare_programs(
         self, plan: Plan, step: StepSummary, inspected: Inspection
     ) -> ProgramCheck:
-        """Whether the step is the same program once more, in this process and in others."""
+        """Checks whether the step is the same program if it is traced again, in this process and in
+        another one."""
         self.progress.log("tracing the step in a second process")
         here = self._ask(self._trace_job(plan, inspected, "here"), Traced)
         other = self._in_second(plan, inspected)
@@ -455,7 +458,7 @@ class _Check:
         return self._differing("third" if isinstance(third, Traced) else "second")
 
     def _begin_second(self, plan: Plan, inspected: Inspection) -> None:
-        """Lets the second process load the script and trace a plan meanwhile."""
+        """Lets the second worker load the script and trace a plan meanwhile."""
         if self.workers.second is not None:
             job = self._trace_job(plan, inspected, "second")
             self.workers.second.submit(job, self.request.timeout_s)
@@ -465,7 +468,7 @@ class _Check:
         """Traces a plan in a process with another hash seed."""
         second = self.workers.second
         if second is None:
-            # An accelerator serves one process: the first has to go.
+            # An accelerator serves one process, so the first worker must end.
             seeded = _with_seed(self.workers.surroundings, self.workers.other_seed)
             self.workers.first.recycle(seeded)
             return self._ask(self._trace_job(plan, inspected, "second"), Traced)
@@ -506,11 +509,11 @@ class _Check:
         )
 
     def _ask(self, job: Job, kind: type[_T], told: Mapping[str, str] | None = None) -> _T | Failure:
-        """Has a job done.
+        """Has a worker do a job.
 
         Args:
-          kind: the noun that it is answered with.
-          told: what to say when the job enters a stage.
+          kind: the class of the answer.
+          told: the message for each stage that is shown when the job enters it.
         """
 
         def on_event(event: dict[str, Any]) -> None:
@@ -528,8 +531,8 @@ class _Check:
 
 
 def covering(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
-    """A few plans that together have every axis above 1 that any plan has so: the first has most of
-    them, with the settings of the first legal plan, and its sizes are alike."""
+    """Returns a few plans that together have every axis above 1 that any plan has above 1. The
+    first has most of these axes, the settings of the first legal plan, and even sizes."""
     chosen: list[Plan] = []
     usual = [plan for plan in legal if plan.settings == legal[0].settings]
     for candidates in (usual, legal):
@@ -542,7 +545,7 @@ def covering(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
 
 
 def alone(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
-    """For each axis the first plan that has no other above 1."""
+    """Returns, for each axis, the first plan in which only this axis is above 1."""
     found: dict[str, Plan] = {}
     for plan in legal:
         above = _covered([plan])
@@ -566,13 +569,13 @@ def _merit(plan: Plan, wanted: set[str]) -> tuple[int, int, int]:
 
 
 def _knobs_of(inspected: Inspection, legal: Sequence[Plan]) -> tuple[KnobUse, ...]:
-    """Keywords of `build`, then logical axes and compiler options that are searched."""
+    """Returns keywords of `build`, then logical axes and compiler options that are searched."""
     values: dict[str, dict[str, Scalar]] = {}
     options: set[str] = set()
     for plan in legal:
         options.update(name for name, _ in plan.compiler_options)
         for name, value in plan.settings:
-            values.setdefault(name, {})[repr(value)] = value  # In words: True == 1.
+            values.setdefault(name, {})[repr(value)] = value  # As text, because True == 1.
     own = [
         KnobUse(
             name=name,
@@ -605,5 +608,5 @@ def _counted(enumeration: Enumeration) -> PlanCount:
 
 
 def _short(plan: Plan, legal: Sequence[Plan]) -> str:
-    """A plan in words, without the settings that are tried first."""
+    """Returns a plan as text, without the settings that are tried first."""
     return plan.mesh if not legal or plan.settings == legal[0].settings else str(plan)

@@ -1,5 +1,5 @@
-"""The start of every search: what the script and the devices are, which plans are legal, and what
-they should take."""
+"""The start of every search: finds the step, the devices and the legal plans, and estimates
+these."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ from automesh.worker.pool import Pool
 from automesh.worker.process import Process, StartWorker
 from automesh.worker.temporary import temporary_folder
 
-# Of the budget: what is listed is built, and a search compiles what it has built.
+# Share of the budget: the plans in the list are built, and a search compiles what it has built.
 BUILD_SHARE = 0.1
-_MOST_BESIDE = 20  # studies in whose terms a search looks
+_MOST_BESIDE = 20  # most other studies in which a search looks for terms
 Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What is known before anything is tried, and the workers to estimate it with.
+    """The facts that are known before any plan is tried, and the workers for estimates.
 
     Attributes:
-      pool: serves the target's virtual devices on the CPU.
+      pool: workers with virtual CPU devices instead of the target's.
       start_worker: starts the workers that have the target's own devices.
     """
 
@@ -84,11 +84,12 @@ class Session:
 
     @property
     def step(self) -> PropagatedStep:
-        """What all propagations of the step have in common."""
+        """The parts that all propagations of the step share."""
         return _step(self.preparation, self.target, self.space)
 
     def counting(self, preparation: Preparation, legal: LegalPlans) -> Session:
-        """The same session by what has turned out since it began; see `freshness.settled`."""
+        """Returns the session with the facts that were found since it began; see
+        `freshness.settled`."""
         return replace(self, preparation=preparation, legal=legal)
 
     def estimate(
@@ -104,15 +105,15 @@ class Session:
         """Estimates the legal plans.
 
         Args:
-          share: of the budget that this may take.
+          share: share of the budget that this may take.
           pulse: called every half second or so.
-          choose: which of the plans; by default all.
-          terms_folder: where terms are kept; by default in the study's folder, if there is one.
-          may_stop: after Ctrl-C, give the estimates that were made until then.
-          keep: called with each table of what is estimated so far.
+          choose: chooses the plans; by default all.
+          terms_folder: folder for the terms; by default in the study's folder, if there is one.
+          may_stop: whether to return the estimates so far after Ctrl-C.
+          keep: called with each table of the estimates so far.
 
         Raises:
-          KeyboardInterrupt: after Ctrl-C, unless it may stop.
+          KeyboardInterrupt: Ctrl-C was pressed, and `may_stop` is False.
         """
         preparation = self.preparation
         propagator = Propagator(
@@ -134,14 +135,15 @@ class Session:
     def rule_out(
         self, estimates: Estimates, *, share: float, pulse: Callable[[], object] = lambda: None
     ) -> tuple[LegalPlans, Estimates]:
-        """Builds the baseline and the plans that promise most, and rules out what cannot be built.
+        """Builds the baseline and the most promising plans, and rules out those that cannot be
+        built.
 
         Args:
-          share: of the budget that this may take, the baseline left out.
+          share: share of the budget that this may take, without the baseline.
           pulse: as in `estimate`.
 
         Returns:
-          The legal plans and what was given, without the plans that cannot be built.
+          The legal plans and the estimates, without the plans that cannot be built.
 
         Raises:
           UsageError: the baseline cannot be built.
@@ -209,14 +211,14 @@ def open_session(
     Args:
       start_worker: starts the workers that have the target's own devices.
       meanwhile: called while a worker inspects the script; see `inspect`.
-      limit_bytes: as of `prepare`.
+      limit_bytes: as for `prepare`.
 
     Raises:
       UsageError: the script, the space or the baseline cannot be used.
       NoFeasibleMesh: no plan is legal.
     """
     surroundings = surroundings_of(target)
-    # The workers that propagate can inspect, too.
+    # The workers that propagate can also inspect.
     shared = surroundings.platforms == "cpu" and target.processes == 1
     workers = count_workers(target, request.workers) if shared else count_lowering()
     with ExitStack() as stack:
@@ -273,7 +275,7 @@ def open_session(
 
 
 def notices_of(legal: LegalPlans, estimates: Estimates) -> tuple[str, ...]:
-    """What the user should know of the plans and of their estimates."""
+    """Returns notices for the user about the plans and their estimates."""
     said = [*legal.enumeration.notices, *estimates.notices]
     if estimates.missing:
         said.append(estimates.missing_notice)
@@ -294,7 +296,7 @@ def _step_on_virtual_devices(preparation: Preparation, target: Target) -> StepRe
     try:
         fabric = fabric_of(target, found.devices)
     except UsageError:
-        return step  # Nothing is estimated then, as the estimates say.
+        return step  # Then nothing is estimated, and the estimates say why.
     devices = attached_devices_of(
         fabric,
         device_kind=aim.device_kind,
@@ -316,7 +318,7 @@ def _step(preparation: Preparation, target: Target, space: SearchSpace) -> Propa
 def _cache(
     preparation: Preparation, terms_folder: Path | None, shared: tuple[Path, ...]
 ) -> TermsCache:
-    # A dry run leaves nothing behind, but reads and completes what a search has begun.
+    # A dry run creates no study, but uses and completes one that a search has begun.
     folder = preparation.folder
     return TermsCache(
         folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
@@ -327,12 +329,11 @@ def _cache(
 
 
 def _beside(folder: Path, workload: str) -> list[Path]:
-    """Where other searches of a script with this name keep their terms, the newest first.
+    """Returns the folders with terms of other searches of a script with this name, newest first.
 
-    What is taken from there is known by all that it depends on, so that it may be another target's:
-    with as many devices of the same platform, a step has the same terms on most of its meshes. What
-    others have submitted to a service is none of this search's business, and what another account
-    may have put there is not believed.
+    Terms are stored under all that they depend on, so those of another target may be used, too: with
+    as many devices of the same platform, a step has the same terms on most of its meshes. A search
+    of a submission uses none, and folders into which another account may write are left out.
     """
     if os.environ.get(BUNDLE):
         return []
@@ -404,8 +405,8 @@ def _estimate(
 
 
 def _chosen_anyway(preparation: Preparation) -> frozenset[str]:
-    """The findings whose cures are plans of the search: where the script splits nothing, the search
-    tries to split the state, and the user has no shardings to mend."""
+    """Returns the findings whose cures are plans of the search: if the script splits nothing, the
+    search tries to split the state, and the user has no shardings to fix."""
     capture = preparation.entry.capture
     is_inferred = capture is not None and capture.layout is not None
     return frozenset({REPLICATED_STATE}) if is_inferred else frozenset()

@@ -1,4 +1,5 @@
-"""Searches for several targets, one after the other: what one has learned serves the next."""
+"""Searches for several targets, one after the other; each search uses the results of the earlier
+ones."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from automesh.tuner.estimate.terms_cache import TERMS
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.start import start
 
-# Of an even share of the budget, what a target gets at least after others took longer.
+# Least share, of an even part of the budget, that a target gets after others took longer.
 _LEAST = 0.5
 
 
@@ -30,15 +31,15 @@ def start_all(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Several:
-    """Runs a search for each target: a study and a rule each, out of one budget.
+    """Runs a search for each target: each gets a study and a rule, and all share one budget.
 
     Args:
-      request: its target is not looked at.
-      open_progress: a fresh display for each search.
+      request: the request; its target is ignored.
+      open_progress: opens a new display for each search.
 
     Raises:
-      UsageError: something is no target, is named twice, or cannot be compiled for; nothing has
-        run then.
+      UsageError: a text is no target, or is given twice, or names devices that cannot be compiled
+        for; then nothing has run.
     """
     _check(request, targets)
     began_s, even_s = clock(), request.budget_s / len(targets)
@@ -54,7 +55,8 @@ def start_all(
                 progress.log(f"target {number + 1} of {len(targets)}: {target}")
                 one = _sought(mine, target, progress)
         except KeyboardInterrupt:
-            # Before it had anything to show; what the others have found is shown all the same.
+            # Interrupted before it had a result; the results of the other targets are shown in any
+            # case.
             if not searches:
                 raise
             interrupted = True
@@ -87,7 +89,7 @@ def _check(request: SearchRequest, targets: Sequence[str]) -> None:
 
 
 def _sought(request: SearchRequest, target: str, progress: Progress) -> Sought:
-    """One search; what ends it is the fate of this target alone."""
+    """Runs one search; its failure ends only the search for this target."""
     try:
         result = start(request, progress)
     except AutomeshError as error:

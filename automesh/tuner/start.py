@@ -36,7 +36,7 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
     """Runs a search, by a script or a command, or only its estimates.
 
     Raises:
-      UsageError: bad input.
+      UsageError: the input is wrong.
       NoFeasibleMesh: no plan is legal.
     """
     if isinstance(request.subject, TimedCommand):
@@ -55,7 +55,7 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
         from automesh.tuner.dry_run import estimate_only
 
         return estimate_only(request, target, space, progress)
-    # Optuna, SQLAlchemy and SciPy take a second to import, which a dry run does without.
+    # Optuna, SQLAlchemy and SciPy take a second to import, and a dry run does not need them.
     from automesh.tuner.run import run_search
 
     return run_search(request, target, space, progress)
@@ -64,7 +64,7 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
 def _told_of_budget(
     request: SearchRequest, target: Target, progress: Progress, capture: Capture
 ) -> SearchRequest:
-    """Says at once what the budget cannot buy, where a script was run up to its step."""
+    """Warns at once if the budget is too small, after a script was run up to its step."""
     if request.dry_run or target.absent is not None:
         return request
     told = short_budget_notice(
@@ -111,7 +111,8 @@ def read_aim(
             hint="put it into a script under the same path on all hosts, and search that",
         )
     if target.absent is not None and not request.reserve:
-        default_reserve(target.absent.platform, os.environ)  # Before a worker is waited for.
+        # Checked before a worker is waited for.
+        default_reserve(target.absent.platform, os.environ)
     options = _options(request, target)
     if check is not None:
         check(request, target)
@@ -121,7 +122,7 @@ def read_aim(
 
 
 def _check_at_once(request: SearchRequest, target: Target) -> None:
-    """Refuses all that needs no worker, before any is started."""
+    """Makes all checks that need no worker, before one is started."""
     if not request.dry_run:
         check_compilable(target)
     check_places(request)
@@ -139,7 +140,8 @@ def _with_workers(request: SearchRequest, target: Target, progress: Progress) ->
 
 
 def _options(request: SearchRequest, target: Target) -> tuple[Knob, ...]:
-    """The compiler options of the command line; what is named there replaces what is curated."""
+    """Returns the compiler options of the command line; they replace curated ones of the same
+    name."""
     if not request.curated:
         return request.xla
     absent = target.absent

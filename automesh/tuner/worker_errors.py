@@ -1,4 +1,4 @@
-"""Failures that no plan is to blame for, as errors for the user."""
+"""Errors for the user from failures that are not caused by a plan."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from automesh.space.space import SearchSpace
 from automesh.units import format_wait
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
-_CODE = "    "  # how tracebacks indent code
+_CODE = "    "  # the indent of code in tracebacks
 _UNDERLINE = re.compile(r"\s*[~^]+\s*")
 _TRACEBACK = "Traceback (most recent call last):"
-# What jax says of a PartitionSpec (jax/_src/named_sharding.py), and Python of `mesh.shape[...]`.
+# jax's message about a PartitionSpec (jax/_src/named_sharding.py), and Python's about
+# `mesh.shape[...]`.
 _NO_SUCH_AXIS = re.compile(r"Resource axis: (?P<axis>\w+) of ")
 _NO_SUCH_KEY = re.compile(r"raised KeyError: '(?P<axis>\w+)'")
-_FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
+_FATAL = "Fatal Python error: "  # the message of faulthandler, whose frames have no lines of code
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 _MOST_LINES = 8
-# Of `worker.blame.ended`: nothing in the script need be to blame for it.
+# Endings, as in `worker.blame.ended`, that the script may not have caused.
 _SUDDEN = ("the worker exited", "the worker was", "the worker could not")
 
 
 def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
-    """Returns the error for a script whose inspection gave no answer.
+    """Returns the error for a script whose inspection failed.
 
     Args:
-      space: whose axes the script's mesh had; None if it had its own.
+      space: the space with the axes of the script's mesh; None if the script made its own mesh.
     """
     match answer:
         case TimedOut():
@@ -65,13 +66,13 @@ def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = 
 
 
 def raised_here(failed: Failed, entry: Entry) -> str:
-    """What to look at or to do, in lines: where in the user's code a failure was raised, if it was
-    there."""
+    """Returns lines for the hint: where the user's code raised a failure, if it did."""
     return _hint(failed, entry)
 
 
 def innermost_frame(tail: str) -> str:
-    """`train.py:7`, the last line of the user's own code in a traceback; empty if there is none."""
+    """Returns the last line of the user's own code in a traceback, as `train.py:7`; empty if there
+    is none."""
     found = [
         frame
         for line in tail.splitlines()
@@ -81,11 +82,11 @@ def innermost_frame(tail: str) -> str:
 
 
 def _missing_axis(answer: Failed, space: SearchSpace) -> str:
-    """Returns the mesh axis that the script asked for in vain; empty if that is not what went
-    wrong."""
+    """Returns the mesh axis that the script uses but that does not exist; empty if that is not the
+    error."""
     if found := _NO_SUCH_AXIS.search(answer.reason):
         return found["axis"]
-    # `mesh.shape["data"]` says no more than the name.
+    # The message for `mesh.shape["data"]` only contains the name.
     found = _NO_SUCH_KEY.search(answer.reason)
     frames = _user_frames(answer.log_tail)
     asked = found is not None and bool(frames) and ".shape" in frames[-1]
@@ -111,10 +112,10 @@ def _without_axis(axis: str, answer: Failed, entry: Entry, space: SearchSpace) -
 
 
 def refuse_to_blame(result: object) -> None:
-    """Lets a plan's failure pass, and ends the search if the machine failed instead.
+    """Raises an error if the machine failed, and not the plan.
 
     Raises:
-      UsageError: a worker could not start: what became of this plan would become of all.
+      UsageError: a worker could not start; all other plans would fail in the same way.
     """
     if isinstance(result, Failure) and result.stage == "start":
         raise machine_error(result)
@@ -153,7 +154,7 @@ def _unfinished(answer: TimedOut, entry: Entry) -> str:
 
 def _hint(answer: Failed, entry: Entry) -> str:
     if answer.hint:
-        # What a script said before it ended by itself is most often the reason.
+        # The script's last output before it ended itself is most often the reason.
         ended = " ended with exit code " in answer.reason
         return _with_output(answer.hint, answer.log_tail) if ended else answer.hint
     if answer.reason.startswith("the script called sys.exit"):
@@ -179,8 +180,8 @@ def _name(entry: Entry) -> str:
 
 
 def _with_output(hint: str, tail: str) -> str:
-    """Returns the hint, and what the script printed before it ended, without any traceback of
-    ours."""
+    """Returns the hint with the script's last output before it ended, without any traceback of
+    automesh."""
     output = tail.partition(_TRACEBACK)[0].partition(_FATAL)[0]
     printed = [line.rstrip() for line in output.splitlines()]
     lines = [f"  {line}" for line in printed if line][-_MOST_LINES:]
@@ -188,7 +189,8 @@ def _with_output(hint: str, tail: str) -> str:
 
 
 def _user_frames(tail: str) -> list[str]:
-    """`  train.py:7 in helper: return x @ y`, the innermost last; only the user's own."""
+    """Returns only the user's own frames, the innermost last: `  train.py:7 in helper: return x @
+    y`."""
     found: list[str] = []
     lines = tail.splitlines()
     for number, line in enumerate(lines):
@@ -206,7 +208,8 @@ def _user_frames(tail: str) -> list[str]:
 
 
 def _foreign_frame(tail: str) -> str:
-    """`/usr/lib/optax.py:7 in update`, the last line of a traceback; empty if there is none."""
+    """Returns the last line of a traceback, as `/usr/lib/optax.py:7 in update`; empty if there is
+    none."""
     found = [frame for line in tail.splitlines() if (frame := _FRAME.fullmatch(line)) is not None]
     if not found:
         return ""
@@ -215,11 +218,13 @@ def _foreign_frame(tail: str) -> str:
 
 
 def _rest_of_message(tail: str) -> list[str]:
-    """What follows the first line of the exception's message, which the error itself says."""
+    """Returns the lines after the first line of the exception's message, which the error already
+    has."""
     lines = tail.partition(_JAX_NOTE)[0].rstrip(" -\n").splitlines()
     last = max((number for number, line in enumerate(lines) if _FRAME.fullmatch(line)), default=-1)
     message = [line for line in lines[last + 1 :] if not _UNDERLINE.fullmatch(line)]
-    # The frame's code, of several lines since Python 3.13, then the line with the exception's name.
+    # The frame's code, with several lines since Python 3.13, then the line with the exception's
+    # name.
     first = next((at for at, line in enumerate(message) if not line.startswith(_CODE)), 0)
     rest = [line.rstrip() for line in message[first + 1 :] if line.strip()]
     return [f"  {line}" for line in rest[:_MOST_LINES]]

@@ -1,4 +1,5 @@
-"""The workers of a search: in which environment, how many, with what memory; and asking them."""
+"""The workers of a search: their environment, number and memory; and functions that send them
+jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
 NEEDED_BYTES = 2 * 2**30
-"""What a compile of a middling step takes; decides how many run side by side."""
+"""Memory for a compile of a medium step, which decides how many run at the same time."""
 
 
 def surroundings_of(target: Target) -> Surroundings:
@@ -37,15 +38,17 @@ def surroundings_of(target: Target) -> Surroundings:
 
 
 def memory_share_bytes(workers: int) -> int:
-    """What one of several workers may take: its part of nine tenths of what is free now."""
+    """Returns the memory that each of several workers may use: together nine tenths of the free
+    memory."""
     return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
 
 
 def count_workers(target: Target, wanted: int) -> int:
-    """How many compile side by side: one per core that memory allows, one on an accelerator.
+    """Returns how many programs to compile at the same time: one per core, as far as the memory
+    allows; one on an accelerator.
 
     Args:
-      wanted: by the user, see `bounded_workers`; 0 for as many as fit.
+      wanted: the user's number, see `bounded_workers`; 0 for as many as fit.
     """
     if target.platforms != "cpu" or target.processes > 1:
         return 1
@@ -53,22 +56,22 @@ def count_workers(target: Target, wanted: int) -> int:
 
 
 def count_lowering() -> int:
-    """How many programs to lower side by side, which the cores alone do: one per core that memory
-    allows."""
+    """Returns how many programs to lower at the same time, which needs no accelerator: one per
+    core, as far as the memory allows."""
     fitting = int(psutil.virtual_memory().available // NEEDED_BYTES)
     return max(1, min(usable_cores(), fitting))
 
 
 def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0) -> tuple[int, str]:
-    """How many workers a user gets who asks for so many: no more than this machine has room for.
+    """Limits the number of workers that a user wants to what fits on this machine.
 
-    Each is a process of its own with jax in it; more of them than cores only take turns.
+    Each is a process that imports jax; more workers than cores only wait for each other.
 
     Args:
-      memory_limit_bytes: of one worker, as the user has set it; 0 for what one takes as a rule.
+      memory_limit_bytes: the user's limit for one worker; 0 for the usual need.
 
     Returns:
-      The number; and a sentence for the user if it is not `wanted`, else an empty one.
+      The number, and a sentence for the user if it is not `wanted`, else an empty text.
     """
     cores, each = usable_cores(), memory_limit_bytes or NEEDED_BYTES
     free = psutil.virtual_memory().available
@@ -86,18 +89,18 @@ def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0)
 
 
 def fewer_workers(wanted: int, count: int, why: str) -> str:
-    """Returns the sentence for a user who gets fewer workers than were asked for."""
+    """Returns the sentence for a user who gets fewer workers than wanted."""
     return f"of {wanted} workers {count} {'is' if count == 1 else 'are'} started: {why}"
 
 
 def refuse_launcher(what: str, *, hint: str) -> None:
-    """Makes sure that no launcher has started this program several times.
+    """Checks that no launcher has started this program several times.
 
     Args:
-      what: runs in one process: `a search`.
+      what: the thing that runs in one process: `a search`.
 
     Raises:
-      UsageError: it has.
+      UsageError: a launcher has.
     """
     several = running_under_several_processes(os.environ)
     if several:
@@ -108,13 +111,13 @@ def refuse_launcher(what: str, *, hint: str) -> None:
 
 
 def refuse_gang(target: Target, what: str) -> None:
-    """Makes sure that the devices of a target are those of one process.
+    """Checks that the devices of a target belong to one process.
 
     Args:
-      what: runs in one process: `a calibration`.
+      what: the thing that runs in one process: `a calibration`.
 
     Raises:
-      UsageError: they are those of several.
+      UsageError: they belong to several processes.
     """
     if target.processes > 1:
         raise UsageError(
@@ -124,13 +127,13 @@ def refuse_gang(target: Target, what: str) -> None:
 
 
 def refuse_several_processes(count: int, what: str, *, hint: str) -> None:
-    """Makes sure that jax, as a worker has started it, runs in one process.
+    """Checks that jax, as a worker has started it, runs in one process.
 
     Args:
-      what: runs in one process: `a search`.
+      what: the thing that runs in one process: `a search`.
 
     Raises:
-      UsageError: it runs in more.
+      UsageError: it runs in several processes.
     """
     if count > 1:
         raise UsageError(
@@ -146,12 +149,12 @@ def one_worker(
     progress: Progress | None = None,
     start: StartWorker = Process,
 ) -> Generator[Pool]:
-    """A pool of one worker, for a few questions; its logs go when it does.
+    """Opens a pool of one worker, for a few jobs; its logs are removed with it.
 
     Args:
-      memory_limit_bytes: 0 for what is free.
-      progress: told what the worker does.
-      start: starts it; see `Pool`.
+      memory_limit_bytes: limit of the worker; 0 for the free memory.
+      progress: shows what the worker does.
+      start: starts the worker; see `Pool`.
     """
     with (
         temporary_folder("worker") as logs,
@@ -176,17 +179,17 @@ def ask(
     *,
     patient: bool = False,
 ) -> _T | Failure:
-    """Has a job done, and waits for it.
+    """Has a worker do a job, and waits for the answer.
 
     Args:
-      kind: the noun that the job is answered with; see `automesh.worker.messages`.
-      on_event: as in `Pool.submit`; so is `patient`.
+      kind: the class of the answer; see `automesh.worker.messages`.
+      on_event: as for `Pool.submit`, like `patient`.
     """
     return _checked(pool.run(job, timeout_s, on_event, patient=patient), job, kind)
 
 
 def answer_to(pool: Pool, ticket: int, job: Job, kind: type[_T]) -> _T | Failure:
-    """Waits for a job that was submitted; other jobs go on meanwhile. As `ask`."""
+    """Waits for a submitted job while other jobs go on; returns as `ask`."""
     return _checked(pool.result_of(ticket), job, kind)
 
 
@@ -201,7 +204,7 @@ def _checked(answer: object, job: Job, kind: type[_T]) -> _T | Failure:
 def layout_job(
     fabric: Fabric, *, platform: str, device_kind: str, shapes: Sequence[tuple[int, ...]]
 ) -> LayoutJob:
-    """Asks where the axes of meshes lie on a granule of a torus; see `LayoutJob`."""
+    """Makes the job that finds the places of mesh axes on a granule of a torus; see `LayoutJob`."""
     return LayoutJob(
         platform=platform,
         device_kind=device_kind,

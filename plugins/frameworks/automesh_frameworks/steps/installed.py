@@ -44,9 +44,8 @@ def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict
         except ModuleNotFoundError as error:
             missing = error.name or name
             raise _incomplete(framework, f"module `{missing}`", missing) from None
-        # noqa: BLE001 - with another jax this may be any error, such as a failed `assert` or a
-        # missing name
-        except Exception as error:
+        # With another jax this may be any error, such as a failed `assert` or a missing name.
+        except Exception as error:  # noqa: BLE001
             what = f"`{name}` that can be imported ({first_lines(error)})"
             raise _incomplete(framework, what, own) from None
         for one in names:

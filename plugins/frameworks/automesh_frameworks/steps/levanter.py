@@ -402,8 +402,7 @@ def _trainer(config: Any, mesh: Mesh, rows: int, microbatches: int) -> Any:
         _WHOSE,
         AxisType.Explicit if asked.use_explicit_mesh_axes else AxisType.Auto,
     )
-    # Haliax and Levanter take the devices and their number from `jax.devices()`; here both are
-    # given.
+    # Levanter computes sizes for `jax.devices()`, and lays its mesh out on them; here both are given.
     sized = _derived(asked.mesh, levanter.mesh.MeshConfig, {}, axis_shapes=lambda *_: (ici, dcn))
     settings = _derived(
         asked,
@@ -560,8 +559,8 @@ def _taken_apart(trainer: Any, state: Any, batch: Any) -> tuple[Any, tuple[Any, 
         made = cached(function, **settings)
         return SimpleNamespace(lower=lambda *args: taken.append((made, args)))
 
-    # Haliax takes descriptions of arrays for settings, so this passes arrays; and Haliax does not
-    # return the function that it has made, so this intercepts it.
+    # Haliax would treat descriptions of arrays as static settings; here it traces them. It does not
+    # return the jitted function, so this intercepts it.
     names = {
         "is_array": lambda leaf: is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct),
         "_named_pjit_cache": watched,
