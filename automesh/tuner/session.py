@@ -331,9 +331,9 @@ def _cache(
 def _beside(folder: Path, workload: str) -> list[Path]:
     """Returns the folders with terms of other searches of a script with this name, newest first.
 
-    Terms are stored under all that they depend on, so those of another target may be used, too: with
-    as many devices of the same platform, a step has the same terms on most of its meshes. A search
-    of a submission uses none, and folders into which another account may write are left out.
+    Terms are stored under all that they depend on, so those of another target may be used, too:
+    with as many devices of the same platform, a step has the same terms on most of its meshes. A
+    search of a submission uses none, and folders into which another account may write are left out.
     """
     if os.environ.get(BUNDLE):
         return []

@@ -402,7 +402,8 @@ def _trainer(config: Any, mesh: Mesh, rows: int, microbatches: int) -> Any:
         _WHOSE,
         AxisType.Explicit if asked.use_explicit_mesh_axes else AxisType.Auto,
     )
-    # Levanter computes sizes for `jax.devices()`, and lays its mesh out on them; here both are given.
+    # Levanter computes sizes for `jax.devices()`, and lays its mesh out on them; here both are
+    # given.
     sized = _derived(asked.mesh, levanter.mesh.MeshConfig, {}, axis_shapes=lambda *_: (ici, dcn))
     settings = _derived(
         asked,
