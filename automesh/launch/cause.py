@@ -85,7 +85,8 @@ def _said(failure: Failure) -> tuple[str, str, str]:
 
 
 def _echo_rank(report: RankReport) -> int:
-    """0 for what no other process can be to blame for, 3 for what mostly is an echo."""
+    """Returns 0 for a failure that no other process can have caused, and 3 for one that is mostly
+    an echo."""
     if isinstance(report.failure, OutOfMemory):
         return 0
     if report.ending is not None:

@@ -28,8 +28,8 @@ def merged_answer(
 ) -> Answer | Failed:
     """Merges the answers to a job that all processes of a gang did.
 
-    The time is that of the slowest process, and the memory that of the process that needs the most.
-    All else must be equal: if it is not, the processes did not do the same job.
+    The result has the time of the slowest process, and the memory of the process that needs the
+    most. All other values must be equal: otherwise the processes did not do the same job.
 
     Args:
       answers: in the order of the ranks, all of one type.

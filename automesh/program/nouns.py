@@ -78,7 +78,8 @@ class Device:
     none.
 
     Attributes:
-      says: by attribute, what kernels are chosen by: `compute_capability`, `core_count` and so on.
+      says: the attributes by which kernels are chosen: `compute_capability`, `core_count` and so
+        on.
     """
 
     id: int
@@ -119,7 +120,7 @@ class Inspection:
         logical axes, without those that only these use.
       axis_types: one of auto, explicit, manual per axis; empty means Auto.
       baseline: the workload's own mesh in text form; empty if it has none.
-      tokens_per_step: 0 if the workload does not say.
+      tokens_per_step: 0 if the workload does not state it.
       has_init: True if `init` gives real initial arguments.
       argument_bytes: bytes of all arguments, unsharded.
       fingerprint: of the program on the all-ones mesh at default knobs.
@@ -180,9 +181,9 @@ class BuildAnswer:
     is no answer, but a failure of the job.
 
     Attributes:
-      arguments: those that are split, with the mesh axes.
-      uneven: of these, with the dimensions at fault alone, those that jax refuses, because the axes
-        do not divide a dimension; empty if the step can be built.
+      arguments: the arguments that are split, with the mesh axes.
+      uneven: the arguments among them that jax refuses, because the axes do not divide a dimension;
+        only with these dimensions. Empty if the step can be built.
     """
 
     arguments: tuple[SplitArray, ...]
@@ -194,8 +195,8 @@ class CompileAnswer:
     """The answer of one compile.
 
     Attributes:
-      compile_s: of build, lowering and compilation; what was found in the store keeps the seconds
-        of its own compile.
+      compile_s: seconds of build, lowering and compilation; a program from the store has the
+        seconds of its own compile.
       effort: the effort of the compiler.
       stored: key of the scheduled program in the store; empty if it is not kept.
       asked: questions of user code about absent devices while it was built and traced, in words,
@@ -224,7 +225,7 @@ class LeafUpdate:
     see `automesh.program.execute.updates`.
 
     Attributes:
-      path: path of the array in the arguments; of one that is returned, `RESULT` and its path.
+      path: path of the array in the arguments; for a returned array, `RESULT` and its path.
       dtype: type of its elements.
       norm: Euclidean norm of new minus old.
       old_norm: norm of the old values, the scale of rounding errors.
@@ -258,7 +259,7 @@ class ArgumentDigest:
 
     Attributes:
       path: `args[1]['tokens']`.
-      dtype: in which it is kept.
+      dtype: its type.
       count: elements that were read.
       norm: their Euclidean norm.
       projections: their sums under random signs, the same on every mesh.
@@ -294,21 +295,23 @@ class VisitAnswer:
     Attributes:
       samples_s: seconds per step, one per sample of `steps` chained steps with one synchronization.
       losses: scalar float outputs of the first steps from the initial state, in order (all scalars
-        of step 1, then of step 2, ...); of a step that returns none, the means of `vectors`.
+        of step 1, then of step 2, ...); for a step that returns none, the means of `vectors`.
       loss_dtype: the coarsest float type that takes part in the step: float64, float32, bfloat16,
         float16 ...
       values: where the arguments came from.
       setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm
         up), without `start_s`.
-      state_s: those of them that made the state and warmed up, as every visit does that finds no
-        state.
-      peak_bytes: measured peak of one device, 0 where the backend does not report it.
-      fingerprint: of the program that ran.
-      updates: of the arrays that the step carries on, where `losses` were asked for.
-      start_s: what this process has spent once, for its first visit: until jax had its devices, the
-        script was loaded and had built a step for the first time, with all that it imports.
+      state_s: the part of `setup_s` that made the state and warmed up, which every visit without a
+        kept state repeats.
+      peak_bytes: measured peak of one device; 0 if the backend does not report it.
+      fingerprint: the fingerprint of the program that ran.
+      updates: the updates of the carried arrays, if `losses` are recorded.
+      start_s: seconds that this process has spent once, for its first visit: until jax had its
+        devices, and the script was loaded and had built a step for the first time, with all of its
+        imports.
       vectors: arrays of losses of the first step, if it returns no scalar float.
-      arguments: of the first step; recorded with `losses`, as are `updates` and `vectors`.
+      arguments: digests of the arguments of the first step; recorded with `losses`, like `updates`
+        and `vectors`.
     """
 
     samples_s: tuple[float, ...]
@@ -330,19 +333,21 @@ class Propagation:
     """The answer of one propagation of shardings.
 
     Attributes:
-      terms: of the step; `terms.fixed` names axes whose sizes are baked into the program.
-      failed_probes: of the job's probes, those at which the program is another one: meshes of that
-        size need a propagation of their own.
-      notes: what the user should know, one sentence each.
-      lower_s: spent in `build`, tracing and lowering.
-      propagate_s: spent in Shardy and in making terms.
-      asked: what user code asked about devices that are not here while it was loaded, built and
-        traced, in words, each once; if nothing, the terms hold for any devices of the platform.
-      results: bytes of each result on one device, if they were asked for.
-      pipeline: of a step that is a pipeline; `terms` then says only where all its terms hold.
-      is_general: True if enough meshes were lowered, and their programs differ in the sizes of
-        their axes alone: then the terms do not depend on the other sizes that the job names, so
-        that searches for another number of devices may use them.
+      terms: the terms of the step; `terms.fixed` has the axes whose sizes are constants of the
+        program.
+      failed_probes: the job's probes at which the program differs: meshes of these sizes need
+        propagations of their own.
+      notes: notices for the user, one sentence each.
+      lower_s: seconds of `build`, tracing and lowering.
+      propagate_s: seconds of Shardy, and of making the terms.
+      asked: the questions of user code about absent devices while it was loaded, built and traced,
+        in words, each once; without any, the terms hold for all devices of the platform.
+      results: bytes of each result on one device, if the job asks for them.
+      pipeline: the stages, if the step is a pipeline; `terms` then only shows at which sizes all of
+        its terms hold.
+      is_general: True if enough meshes were lowered, and their programs differ only in the sizes of
+        their axes. Then the terms do not depend on the other sizes of the job, and searches for
+        another number of devices may use them.
     """
 
     terms: Terms

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def entries_of(spec: Any) -> tuple[Any, ...]:
-    """What a partition spec says of each dimension: an axis, several, or None.
+    """Returns the entry of a partition spec for each dimension: an axis, several axes, or None.
 
     A spec that also names axes over which an array is reduced or unreduced (Explicit axes,
     `jax.P(..., reduced={'data'})`) refuses to be iterated from jax 0.12 on; its `partitions` are

@@ -96,7 +96,7 @@ def obtain(program: SingleProgram, order: CompileOrder, *, fingerprint: str) -> 
       fingerprint: fingerprint of the program with its devices and the plan's compiler options.
 
     Raises:
-      StepRefused: `OutOfMemory`; or `Failed` for an option that this compiler does not take, or a
+      StepRefused: `OutOfMemory`; or `Failed` for an option that this compiler does not accept, or a
         store that cannot be written.
     """
     order = order.at_known_effort()
@@ -137,11 +137,11 @@ def keep_part(
 
     Args:
       lowered: the lowered program.
-      order: its `axes` and `dcn` are those of the devices that run the program.
-      fingerprint: of this program.
+      order: the order; its `axes` and `dcn` are those of the devices that run the program.
+      fingerprint: the fingerprint of this program.
 
     Raises:
-      StepRefused: it cannot be read, or the store cannot be written.
+      StepRefused: the program cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
     stored = _read(lowered, compiled, order)

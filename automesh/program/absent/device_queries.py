@@ -56,7 +56,7 @@ _OLD_NAMES = {
     "host_id": "process_index",
     "host_ids": "process_indices",
 }
-# Of `jax.extend.backend`: libraries of kernels choose by the device that it gives.
+# A query of `jax.extend.backend`: libraries choose kernels by the device that it returns.
 _DEFAULT_DEVICE = "get_default_device"
 # Functions that use all devices by default.
 _MAKERS = (
@@ -81,8 +81,8 @@ class Answers:
       in_meshes: True if meshes that user code makes consist of these devices.
       as_one: True if user code sees a single process with all devices. Then the virtual devices of
         this process replace them, and answer as they would.
-      hides_processes: True if user code has asked for processes and was told of one although there
-        are more.
+      hides_processes: True if user code has asked for processes and got one although there are
+        more.
       questions: the questions in words, each once.
     """
 
@@ -237,7 +237,7 @@ def showing(count: int) -> Generator[None]:
 
 
 def hidden_processes() -> int:
-    """Returns the number of processes of the target if user code asked and was told of one; else
+    """Returns the number of processes of the target if user code has asked for it and got one; else
     0."""
     answers = _STATE.answers
     return answers.one.num_hosts if answers is not None and answers.hides_processes else 0

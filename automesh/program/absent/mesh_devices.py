@@ -25,7 +25,7 @@ from automesh.program.notes import note
 # Attributes for which a target's device answers. Client and memories stay the real ones, since jax
 # computes with them.
 _SAID = ("platform", "device_kind", "process_index", "host_id", "task_id", "local_hardware_id")
-# Attributes of TPUs and GPUs that CPUs do not have.
+# Attributes that TPUs and GPUs have, and CPUs do not.
 _MORE = (
     "coords",
     "core_on_chip",
@@ -38,11 +38,10 @@ _MORE = (
     "fabric_uuid",
     "shared_memory_per_block_optin",
 )
-# Where the question comes from, by the first part of the module's name: these, and automesh,
-# read what is here.
+# The modules that ask, by the first part of their names: these, and automesh, get the real values.
 _TRUTH = frozenset({"jax", "jaxlib"})
 PROCESS_ATTRIBUTES = frozenset({"process_index", "host_id", "task_id"})
-"""Which process a device belongs to, as it says itself, under new and old names."""
+"""Attributes with the process that a device belongs to, under new and old names."""
 _HERE = "cpu"
 
 
@@ -126,8 +125,8 @@ def _reader(
 
 
 def as_said(device: Any, shown: Sequence[Any], *, as_one: bool) -> SimpleNamespace:
-    """What jax's mesh code looks at, as a device says it in the name of one of `shown`, for a plain
-    order: automesh lays meshes out itself."""
+    """Returns the attributes that jax's mesh code reads, as the device would report them if it were
+    one of `shown`, in a plain order: automesh lays meshes out itself."""
     one = shown[device.id % len(shown)]
     said = SimpleNamespace(id=device.id, platform=_HERE, device_kind=_HERE, process_index=0)
     if not as_one:

@@ -18,9 +18,9 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.chips import chip_for
 from automesh.hardware.gpu_configurations import compute_capability
 
-# Where the questions are answered. Of TPUs: up to jax 0.10.2 in Pallas, since then one level up,
-# and Pallas passes them on under the same names. Of GPUs: since jax 0.11, before that a Triton
-# kernel asked by public names.
+# The modules that answer. For TPUs: up to jax 0.10.2 in Pallas, since then one level above, and
+# Pallas has them under the same names. For GPUs: since jax 0.11; before that a Triton kernel used
+# public names.
 _PLACES = {
     "tpu": ("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info"),
     "gpu": ("jax._src.pallas.triton.gpu_info",),

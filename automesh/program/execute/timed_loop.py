@@ -41,7 +41,8 @@ _LARGEST_VECTOR = 2**20
 
 
 def wait(outputs: Any, args: Any) -> None:
-    """Waits until a step is done that gave `outputs`, or wrote to references among `args`.
+    """Waits until the step has finished that returned `outputs`, or wrote to references among
+    `args`.
 
     `jax.block_until_ready` passes over a reference without waiting (jax 0.10.1 to 0.12.0.1).
     """
@@ -79,14 +80,14 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class First:
-    """What the first step of a visit says of what the step computes.
+    """The results of the first step of a visit.
 
     Attributes:
-      losses: its scalar floats; of a step without any the means of `vectors`.
-      updates: what it changed in the arrays that go on; of a step without losses and such arrays
-        what it returns.
-      vectors: losses that it returns as arrays, if it returns no scalar.
-      arguments: of the values that it began with.
+      losses: its scalar floats; for a step without any, the means of `vectors`.
+      updates: the changes of the carried arrays; for a step without losses and carried arrays, the
+        arrays that it returns.
+      vectors: the losses that it returns as arrays, if it returns no scalar.
+      arguments: digests of its arguments.
     """
 
     losses: tuple[float, ...] = ()
@@ -210,7 +211,8 @@ def visit(
 
 
 def _disturbed_updates(ready: Ready) -> tuple[LeafUpdate, ...]:
-    """The updates of the first step from slightly different arguments, which are freed again."""
+    """Returns the updates of the first step from slightly different arguments, which are freed
+    again."""
     loop = _Loop(ready)
     loop.disturb()
     return loop.first_step().updates

@@ -54,8 +54,8 @@ class Sampled:
 
 
 def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
-    """Reads the chosen elements of all float arrays among the arguments, by their paths; not of
-    those that the step has taken over for good, and that are made anew before the next one.
+    """Reads the chosen elements of all float arrays among the arguments, by their paths. Donated
+    arrays that are made anew before each step are left out.
 
     Args:
       is_shared: True if several processes run the step, all of which must call this function. A

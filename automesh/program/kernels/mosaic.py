@@ -126,7 +126,7 @@ def kernel_text(body: str) -> str:
     """Returns the program of a kernel without the places in source files that it came from.
 
     Args:
-      body: as of `read_kernel`.
+      body: as for `read_kernel`.
 
     Raises:
       Unreadable: this jaxlib has no reader for it, or it is damaged.

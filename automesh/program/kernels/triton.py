@@ -82,7 +82,7 @@ def triton_text(config: Any, ir: Any) -> str:
       config: the dictionary that a custom call has under `TRITON_CONFIG`.
 
     Raises:
-      Unreadable: as of `read_triton`.
+      Unreadable: as for `read_triton`.
     """
     module = _parsed(config, ir)
     with module.context:

@@ -1,4 +1,4 @@
-"""A step as a lowered program, whichever it is: an ordinary one, or a plug-in's pipeline (jax)."""
+"""A step as a lowered program: an ordinary step, or the pipeline of a plug-in (jax)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ StepProgram = SingleProgram | StagedProgram
 
 
 def lower_any(built: Built, *, platforms: tuple[str, ...] | None = None) -> StepProgram:
-    """Traces and lowers a step, whichever it is.
+    """Traces and lowers a step, an ordinary one or a pipeline.
 
     Args:
       platforms: see `lower`; a pipeline's stages are lowered for the platform of their submeshes.

@@ -235,8 +235,9 @@ def _changed_and_lost(
 ) -> tuple[list[tuple[int, str]], list[int]]:
     """Divides donated leaves without a pair into those that change their type and those lost.
 
-    An output at the same place of its tree is the leaf's successor; of the others one of the same
-    shape and type takes its memory, and one of another type is the leaf with its type changed.
+    An output at the same place of its tree is the leaf's successor; among the other outputs, one of
+    the same shape and type takes its memory, and one of another type is the leaf with its type
+    changed.
 
     Args:
       given: the leaves, by number.

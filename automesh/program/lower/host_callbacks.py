@@ -5,8 +5,8 @@ is only examined, the callback stays as an operation, with unknown cost if it re
 (`pure_callback`, `io_callback`). If the program is compiled, callbacks that only show something
 (`jax.debug.print`, `jax.debug.callback`) are left out, and those that return arrays return zeros.
 
-Private is `jax._src.callback.emit_python_callback`, by which all of them are lowered; looked at in
-jax 0.10.1 to 0.12.0.1.
+This module replaces a private function of jax, `jax._src.callback.emit_python_callback`, which
+lowers all of them; checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ Use = Literal["donated", "kept", "unused"]
 
 
 def donated_inside(traced: jax.stages.Traced) -> list[Use]:
-    """For each array that the step takes: a jitted function directly in the step donates it, others
-    use it, or nothing uses it."""
+    """Returns, for each array that the step takes, whether a jitted function directly in the step
+    donates it, others use it, or nothing uses it."""
     closed: Any = traced.jaxpr
     jaxpr = closed.jaxpr
     places = {id(variable): place for place, variable in enumerate(jaxpr.invars)}

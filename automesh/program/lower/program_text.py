@@ -167,8 +167,8 @@ def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
     """Returns a program whose functions are numbered in the order in which `main` reaches them,
     those with the same text once.
 
-    Whether jax lowers two traces of one function to one function of the program or to two depends
-    on what its caches hold, and names get their numbers from it. Both are the same program.
+    It depends on jax's caches whether two traces of one function become one function of the program
+    or two, and the numbers in the names depend on that. Both are the same program.
 
     Returns:
       The lines of `main`, then those of the others; `lines` if there is no `main`.
@@ -205,7 +205,7 @@ def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
         return f"@{numbers[digest(name)]}"
 
     made: list[TextLine] = []
-    for name in order:  # It grows meanwhile.
+    for name in order:  # The list grows during the loop.
         made += [replace(one, text=_SYMBOL.sub(numbered, one.text)) for one in functions[name]]
     return tuple(made)
 

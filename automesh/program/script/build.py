@@ -94,7 +94,7 @@ def _call(
     devices: Sequence[LocatedDevice] | None,
 ) -> Built:
     mesh = create_mesh_for(axes, devices=devices, axis_types=axis_types)
-    # In words: 1 and True are equal, and mean different programs.
+    # As text: 1 and True are equal, but may result in different programs.
     call = (mesh, repr(arguments))
     with traces_of(call), no_ambient_mesh():
         returned: Any = build(mesh, **arguments)
@@ -174,7 +174,7 @@ def _check_baseline(baseline: Any, names: tuple[str, ...]) -> None:
             f"the workload's `baseline` is {kind_of(baseline)}, not a mesh in text form",
             hint='write for example `baseline="dp:2,tp:4"`',
         )
-    mesh = baseline.split()[:1]  # Knobs may follow; what they are is seen with the search space.
+    mesh = baseline.split()[:1]  # Knobs may follow; they are checked with the search space.
     if mesh and "-1" not in mesh[0]:
         try:
             parse_mesh(mesh[0], names)

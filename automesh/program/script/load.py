@@ -1,5 +1,5 @@
-"""From what the user pointed at to the build function, with one sentence for whatever is wrong (no
-jax)."""
+"""Finds the build function in the file or module that the user named; one sentence describes each
+possible error (no jax)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def load_entry(entry: Entry) -> Callable[..., Any]:
     captured runs when the function is called, as `__main__`.
 
     Raises:
-      UsageError: no such file, it cannot be imported, or it has no such function.
+      UsageError: there is no such file, it cannot be imported, or it has no such function.
     """
     if entry.capture is not None:
-        # Here, so that importing this module starts no jax.
+        # Imported here, so that importing this module does not import jax.
         from automesh.program.capture.build import captured_build
 
         return captured_build(entry)
@@ -59,8 +59,7 @@ def _load_script(entry: Entry) -> ModuleType:
         )
     sys.argv = [str(path), *entry.argv]
     _put_first(str(path.resolve().parent))
-    # Under its own name, so that a helper module which imports the script back gets this very
-    # module.
+    # Under its own name, so that a helper module that imports the script gets this very module.
     taken = (
         path.stem in sys.modules
         or path.stem in sys.stdlib_module_names
@@ -82,10 +81,10 @@ def _load_script(entry: Entry) -> ModuleType:
 
 
 class _FromItsText(importlib.machinery.SourceFileLoader):
-    """Runs the text of a script, never compiled code that lies in `__pycache__` beside it.
+    """Runs the text of a script, never the compiled code in `__pycache__`.
 
-    A set that is a constant of the code comes out of such a file in another order than out of the
-    text: the first process would trace another program than all later ones.
+    A set that is a constant has another order in compiled code than in the text: the first process
+    would trace another program than all later ones.
     """
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - as the loader has it
@@ -126,7 +125,7 @@ def _import_error(location: str, error: Exception) -> UsageError:
         if "importlib" not in frame.filename
     ]
     own = [frame for frame in frames if Path(frame.filename).name != Path(__file__).name]
-    # Where the user's code was, not what it called in a library.
+    # The line of the user's code, not the one in a library that it called.
     theirs = [frame for frame in own if not frame.filename.startswith(LIBRARIES)] or own
     place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -32,19 +32,20 @@ def is_nnx_state(node: Any) -> bool:
 
 
 def is_nnx_jitted(step: Any) -> bool:
-    """True for what `nnx.jit` makes: it takes nnx objects apart, jits the rest, changes them."""
+    """True for a function of `nnx.jit`: it takes nnx objects apart, jits the rest, and changes the
+    objects."""
     return _root(step) == "flax" and hasattr(step, "jitted_fn")
 
 
 def jax_function_in(step: Any) -> Any:
-    """Returns the function of `jax.jit` inside a step of `nnx.jit`, which knows the static
-    arguments; else `step`."""
+    """Returns the function of `jax.jit` inside a step of `nnx.jit`, which has the static arguments;
+    otherwise `step`."""
     return step.jitted_fn if is_nnx_jitted(step) else step
 
 
 def filters_arrays(step: Any) -> bool:
-    """True for what Equinox's `filter_jit` and Haliax's `named_jit` make: to them all that is no
-    array is static, numbers included."""
+    """True for a function of Equinox's `filter_jit` or Haliax's `named_jit`: these treat everything
+    except arrays as static, including numbers."""
     return _root(step) in ("equinox", "haliax")
 
 
@@ -62,8 +63,8 @@ def split_objects(objects: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
     """Takes nnx objects apart.
 
     Returns:
-      What they are besides their variables; and of each object the variables as a tree. What two
-      objects share is the first one's alone.
+      The objects without their variables; and the variables of each object as a tree. A variable
+      that two objects share only belongs to the first one.
     """
     nnx: Any = sys.modules["flax.nnx"]
     graph, state = nnx.split(tuple(objects))

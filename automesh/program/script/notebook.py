@@ -15,9 +15,9 @@ class CodeCell:
     """A code cell of a notebook.
 
     Attributes:
-      text: of its code.
-      is_meant_to_fail: it has Jupyter's tag for that, or the notebook was saved with the error that
-        it ended with.
+      text: its code.
+      is_meant_to_fail: whether it has Jupyter's tag for this, or was saved with an error as its
+        output.
     """
 
     text: str
@@ -30,13 +30,13 @@ def code_of(content: bytes, name: str) -> list[str]:
 
 
 def cells_of(content: bytes, name: str) -> list[CodeCell]:
-    """Returns the code cells of a notebook, as they stand in it.
+    """Returns the code cells of a notebook, in their order.
 
     Args:
       name: name of the file, for messages.
 
     Raises:
-      UsageError: it is no notebook.
+      UsageError: the content is no notebook.
     """
     try:
         cells: Any = json.loads(content.decode())["cells"]

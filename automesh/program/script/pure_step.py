@@ -3,11 +3,11 @@
 jax traces functions of pytrees whose leaves are arrays. A model is often more than that: an Equinox
 module also has functions and settings as leaves, an nnx module is changed in place, a batch may
 contain the name of its data set. In the user's own loop `filter_jit`, `named_jit` or `nnx.jit` take
-such arguments apart; here, where the step is traced without being called, this module does.
+such arguments apart. A search traces the step without calling it, so this module takes them apart.
 
 An argument of that kind becomes a `TreeParts`: a pytree of its arrays, and the rest as static data.
-What the step changes in place comes back with its outputs, as `StepOutputs`. Arguments of arrays
-alone, and steps that `jax.jit` has made, are left as they are.
+Arguments that the step changes in place are returned with its outputs, as `StepOutputs`. Arguments
+with only arrays, and steps that `jax.jit` has made, are not changed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def pure(workload: Workload) -> Workload:
         _static(tree) if place in static.names else holding.draft(tree)
         for place, tree in zip(places, given, strict=True)
     ]
-    # Static arguments by position stay what they are: `init` leaves them out, and counts the rest.
+    # Static arguments keep their positions: `init` leaves them out, and counts the others.
     drafts = [
         draft if place not in static.positions else replace(draft, needs_it=False)
         for place, draft in zip(places, drafts, strict=True)
@@ -186,8 +186,7 @@ class _Holding:
         return _taken([self.draft(tree, or_any_fixed=from_step) for tree in trees])
 
     def draft(self, tree: Any, *, or_any_fixed: bool = False) -> _Draft:
-        """What becomes of a tree: an array-less one stays as it is, as a static argument, unless
-        `or_any_fixed`."""
+        """Flattens a tree. One without arrays becomes a static argument, unless `or_any_fixed`."""
         fixed: list[bool] = []
         has_settings = False
         # Equinox modules first, as a whole: a number is a setting in them, but an array elsewhere.
@@ -278,7 +277,8 @@ class _Draft:
 
     Attributes:
       fixed: for each leaf, whether it is no array.
-      needs_it: whether it must be taken apart; False for arrays only, and for a static argument.
+      needs_it: whether it must be taken apart; False for a tree of arrays, and for a static
+        argument.
     """
 
     tree: Any
@@ -336,7 +336,7 @@ class _Opened:
     """Trees put together again, for one call.
 
     Attributes:
-      trees: in the order of `given`; what was not taken apart is as it was.
+      trees: in the order of `given`; trees that were not taken apart are unchanged.
       objects: nnx objects by graph, in their order, with the variables that they had.
     """
 
@@ -378,7 +378,7 @@ class _Opened:
         return held.frame.structure.unflatten(leaves)
 
     def changed(self) -> list[TreeParts]:
-        """Returns the arguments some of whose variables are others now, with these."""
+        """Returns the arguments whose variables have changed, with the new variables."""
         after = {key: split_objects(objects)[1] for key, (objects, _) in self.objects.items()}
         found: list[TreeParts] = []
         for held in self.given:
@@ -390,7 +390,8 @@ class _Opened:
                     continue
                 before = self.objects[id(kind.graph)][1][kind.place]
                 now = _by_name(after[id(kind.graph)][kind.place])
-                # New variables (intermediate values that a layer records) are no part of the state.
+                # New variables, such as intermediate values that a layer records, are no part of
+                # the state.
                 leaves = [now.get(name, leaf) for name, leaf in before.items()]
                 is_other = is_other or any(map(_is_not, leaves, before.values()))
                 parts.append(jax.tree.unflatten(jax.tree.structure(part), leaves))

@@ -79,7 +79,7 @@ def _file_of_script(name: str) -> Path:
 
 
 def _file_of_module(name: str, *, run: bool) -> Path | None:
-    """Returns the file of a module; of a package that is to be run, its `__main__`."""
+    """Returns the file of a module; for a package that will be run, its `__main__`."""
     first, *rest = name.split(".")
     for folders in _folders_of(first):
         for folder in folders:
@@ -98,11 +98,11 @@ def _file_of_module(name: str, *, run: bool) -> Path | None:
 
 
 def _folders_of(package: str) -> Iterator[Iterable[str]]:
-    """Folders that a package may be made of, in the order in which Python looks."""
+    """Yields the folders that a package may consist of, in the order in which Python looks."""
     for folder in _path():
         if (place := Path(folder, package)).is_dir():
             yield [str(place)]
-    try:  # Of packages that were installed in place.
+    try:  # For packages that were installed in place.
         found = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return

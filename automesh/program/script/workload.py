@@ -1,4 +1,4 @@
-"""What a build function may return when `(step, args)` does not say enough (no jax)."""
+"""The value that a build function may return if `(step, args)` is not enough (no jax)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ class NamedWorkload(Workload):
     """A workload whose arguments have names in the user's script.
 
     Attributes:
-      leaf_names: what the user calls each leaf of the arguments, in their order; leaves after
-        these are called by their places.
-      carried: (leaf of the arguments, leaf of the outputs) that the script gives back as it.
+      leaf_names: the user's names of the leaves of the arguments, in their order; leaves without
+        one are named by their places.
+      carried: (leaf of the arguments, leaf of the outputs) for each output that the script passes
+        as this argument to its next step.
     """
 
     leaf_names: tuple[str, ...] = ()
@@ -68,5 +69,6 @@ class NamedWorkload(Workload):
 
 
 def leaf_names_of(workload: Workload) -> tuple[str, ...]:
-    """What the user calls the leaves of the arguments; empty where only their places are known."""
+    """Returns the user's names of the leaves of the arguments; empty if only their places are
+    known."""
     return workload.leaf_names if isinstance(workload, NamedWorkload) else ()

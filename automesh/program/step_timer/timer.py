@@ -6,14 +6,14 @@ program would not call. A sample is as many iterations as take a tenth of a seco
 one step to the end of a later one, with one synchronization. So data that the loop waits for and
 further jitted functions that it calls belong to its time.
 
-What is found goes, line by line as JSON, into a file of this process:
+The results are written, as lines of JSON, into a file of this process:
   {"kind": "jax", "version": ...}
   {"kind": "step", "name", "file", "line", "argument_bytes", "devices"}   replaces an earlier one
   {"kind": "losses", "values": [...], "dtypes": [...]}    scalar floats that its first calls return
   {"kind": "sample", "seconds": of one step, "steps": of the sample}
   {"kind": "done"}                                        after which the process ends
   {"kind": "error", "text": ...}                          nothing more is timed
-This file runs in the Python of the user's command: nothing but `jax` and the standard library.
+This file runs in the Python of the user's command: it imports only `jax` and the standard library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 SEEN_TWICE_BEFORE = 3  # the call with which a function is taken for the step
-LOOKS = 8  # calls of a function that are looked at; each costs a walk over its arguments
+# first calls of a function whose arguments are examined; each examination walks over them
+LOOKS = 8
 LOSS_CALLS = 3
 SAMPLE_S = 0.1  # to start a chain and wait for its end takes 0.1 to 1 ms
 MOST_STEPS = 200
@@ -68,8 +69,8 @@ def start(
     """Puts a timer between the program and `jax.jit`.
 
     Args:
-      kept: functions that the timer calls, even if the program has replaced them.
-      folder: for the file.
+      kept: the functions that the timer calls, even if the program has replaced them.
+      folder: the folder for the file.
       skip: first calls of the step that are not timed: they compile and warm up.
       steps: timed steps after which the process is ended.
       slow_s: after so many seconds of timed steps `few` samples are enough.
@@ -110,8 +111,8 @@ class WatchedFunction:
     """A jitted function of the program.
 
     Attributes:
-      calls: all of them.
-      shapes: how often it was called with arguments of which shapes, in the calls looked at.
+      calls: number of all its calls.
+      shapes: number of calls with arguments of each shape, among the first calls.
       losses: scalar floats that its first calls returned.
     """
 
@@ -146,11 +147,11 @@ class TimedFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_function":  # Half made, as by `copy`.
+        if name == "_function":  # The object is incomplete, as in `copy`.
             raise AttributeError(name)
         return getattr(self._function, name)
 
-    # Named, since `isinstance(..., jax.stages.Wrapped)` does not ask `__getattr__`.
+    # Defined explicitly, since `isinstance(..., jax.stages.Wrapped)` does not call `__getattr__`.
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._function.trace(*args, **kwargs)
 
@@ -189,11 +190,11 @@ class Timer:
         self._slow_s = slow_s
         self._few = few
         self._step: WatchedFunction | None = None
-        self._largest_bytes = 0  # of the arguments or the results of any call
+        self._largest_bytes = 0  # the most bytes of arguments and results of any call
         self._begun_s = 0.0  # when the sample began; 0 before the first
         self._found_s = 0.0
-        self._size = 1  # steps of a sample
-        self._count = 0  # of these, steps taken
+        self._size = 1  # number of steps of a sample
+        self._count = 0  # number of steps in the present sample
         self._samples: list[tuple[float, int]] = []
         self._is_over = False
         self._one_at_a_time: bool | None = None
@@ -225,7 +226,7 @@ class Timer:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # A full disk of ours must not end the program, which may write elsewhere.
+            # If the disk of this file is full, the program must go on; it may write elsewhere.
             self._is_over = True
             sys.stderr.write(f"automesh: {self._place} cannot be written: {error.strerror}\n")
 
@@ -253,9 +254,10 @@ class Timer:
         )
 
     def _is_step(self, watched: WatchedFunction, given: _ArgumentShapes, outputs: Any) -> bool:
-        """Whether the function has been called often enough, and no larger one has been."""
+        """Whether the function was called often enough, and no larger function was."""
         leaves = self._jax.tree_util.tree_leaves(outputs)
-        if any(_is_traced(leaf) for leaf in leaves):  # Within a trace, of nothing that is traced.
+        # Inside of a trace, the arguments or results are tracers.
+        if any(_is_traced(leaf) for leaf in leaves):
             return False
         watched.calls += 1
         watched.shapes[given.shapes] += 1
@@ -292,7 +294,7 @@ class Timer:
         watched.calls += 1
         is_warming = not self._begun_s
         self._count += not is_warming
-        # Virtual CPU devices share one pool of threads: several steps in flight starve each other.
+        # Virtual CPU devices share one pool of threads: several running steps block each other.
         if is_warming or self._count >= self._size or self._one_at_a_time:
             self._wait(outputs, args)
         if is_warming and watched.calls >= self._skip:
@@ -304,18 +306,18 @@ class Timer:
     def _is_in_trace(self, *values: Any) -> bool:
         """Whether the step was called by a function that is being traced."""
         for value in values:
-            # One leaf tells: within a trace the outputs are tracers, as a rule all of them.
+            # One leaf shows it: within a trace the outputs are tracers, normally all of them.
             leaves = self._jax.tree_util.tree_leaves(value)[:1]
             if leaves:
                 return _is_traced(leaves[0])
         return False
 
     def _wait(self, outputs: Any, args: Any) -> None:
-        """Waits for a step; what it raises is the program's, which would have met it later."""
+        """Waits for a step; an exception belongs to the program, which would have met it later."""
         references = [
             leaf for leaf in self._jax.tree_util.tree_leaves(args) if type(leaf).__name__ == "Ref"
         ]
-        # jax passes over a reference without waiting for what is in it.
+        # jax does not wait for the content of a reference.
         written = [
             getattr(getattr(reference, "_refs", None), "_buf", None) for reference in references
         ]
@@ -325,7 +327,7 @@ class Timer:
         step_s = (self._kept.clock() - self._begun_s) / self._count
         taken, self._count = self._count, 0
         if taken == 1 and step_s < SAMPLE_S:
-            # Too short to be timed alone: this was only to see how many it takes.
+            # Too short to be timed alone: this sample only shows how many steps are needed.
             self._size = min(math.ceil(SAMPLE_S / max(step_s, 1e-6)), MOST_STEPS)
         if taken > 1 or self._size == 1:
             self._samples.append((step_s, taken))
@@ -335,7 +337,7 @@ class Timer:
         self._begun_s = self._kept.clock()
 
     def _is_enough(self) -> bool:
-        """Whether enough was timed, of what need not be taken for a smaller function's times."""
+        """Whether enough samples were timed, and no larger function is expected any more."""
         assert self._step is not None
         is_large = 2 * self._step.argument_bytes >= self._largest_bytes
         if not is_large and self._kept.clock() - self._found_s < PATIENCE_S:
@@ -349,9 +351,10 @@ class Timer:
         self._is_over = True
         self.write(kind="done")
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # It may be no stream any more.
+            with contextlib.suppress(Exception):  # The program may have replaced the stream.
                 stream.flush()
-        # Not `sys.exit`: the program may catch that, and its threads would keep the process.
+        # Not `sys.exit`: the program may catch its exception, and its threads would keep the
+        # process alive.
         self._kept.leave(0)
 
 
@@ -373,7 +376,7 @@ def _dtype(leaf: Any) -> Any:
 
 def _bytes(leaf: Any) -> int:
     try:
-        # References say no `nbytes`, and what is no array has no size either.
+        # References have no `nbytes`, and leaves that are no arrays have no size either.
         return int(leaf.nbytes) if hasattr(leaf, "nbytes") else leaf.size * leaf.dtype.itemsize
     except Exception:  # noqa: BLE001 - random keys refuse it on some versions
         return 0

@@ -174,7 +174,7 @@ class Propagator:
         """Does the propagations in their order until the deadline.
 
         Args:
-          note: what they are for, for the display.
+          note: the purpose of the propagations, for the display.
 
         Returns:
           For each need its propagation, or the reason why there is none.
