@@ -65,7 +65,8 @@ class HostFacts:
 
 
 def own_versions() -> tuple[tuple[str, str], ...]:
-    """Versions of the packages that must be equal on all hosts, read without importing jax."""
+    """Returns the versions of the packages that must be equal on all hosts, read without importing
+    jax."""
     found = [("python", ".".join(platform.python_version_tuple()[:2]))]
     for name, package in _PACKAGES:
         try:

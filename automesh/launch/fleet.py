@@ -676,8 +676,8 @@ class Fleet:
 
 
 def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
-    """Sort key: the engine's order of the hosts, else their names, where `host-10` follows
-    `host-9`."""
+    """Returns a sort key: the engine's order of the hosts, else their names, where `host-10`
+    follows `host-9`."""
     parts = re.split(r"(\d{1,18})", agent.facts.name)
     natural = [int(part) if number % 2 else part for number, part in enumerate(parts)]
     return agent.facts.order, natural, agent.number

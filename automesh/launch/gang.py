@@ -216,7 +216,8 @@ class Gang:
         return cause.failure.reason if isinstance(cause.failure, Failed) else cause.failure.kind
 
     def activity(self, rank: int) -> str:
-        """What one of the processes is doing, in words; empty if it has no job. From any thread."""
+        """Returns what one of the processes is doing, in words; empty if it has no job. From any
+        thread."""
         job, stages = self._job, self._ranks[rank].stages
         if job is None:
             return ""

@@ -47,7 +47,7 @@ class Lender:
         self._aside: set[str] = set()
 
     def room(self) -> int:
-        """How many workers may run now on all hosts together."""
+        """Returns how many workers may run now on all hosts together."""
         self._fleet.restart_lost()
         return sum(self._rooms().values())
 
@@ -94,7 +94,7 @@ class Lender:
             return dict(Counter(number for number, _ in self._running.values()))
 
     def _rooms(self) -> dict[int, int]:
-        """How many workers each host has room for, by the number of its agent."""
+        """Returns how many workers each host has room for, by the number of its agent."""
         present = self._fleet.present
         beside = Counter(facts.machine for _, facts in present)
         return {

@@ -86,7 +86,7 @@ def _slowest_points(answers: Sequence[ProbeTimes]) -> ProbeTimes:
 
 
 def _difference(first: Answer, other: Answer, *, is_joint: bool) -> str:
-    """How another process's answer differs, in words; empty if it does not."""
+    """Returns how another process's answer differs, in words; empty if it does not."""
     if type(first) is not type(other):
         return "it gave another kind of answer"
     match first, other:

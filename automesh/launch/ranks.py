@@ -69,7 +69,8 @@ def find_rank(environ: Mapping[str, str]) -> Rank | None:
 
 
 def devices_of(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables with which this process takes the devices that a training would take.
+    """Returns the environment variables with which this process takes the devices that a training
+    would take.
 
     Where several processes share a host, jax gives each one the device with its local number.
     """

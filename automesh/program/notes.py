@@ -14,5 +14,5 @@ def note(text: str) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """`ValueError: the first line of its message`."""
+    """Returns `ValueError: the first line of its message`."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -96,7 +96,8 @@ def summarize(
 
 
 def _classes(program: StepProgram, names: Sequence[str]) -> StepClasses | None:
-    """The classes of the step's dimensions; None for a pipeline, which is several programs."""
+    """Returns the classes of the step's dimensions; None for a pipeline, which is several
+    programs."""
     if not isinstance(program, SingleProgram):
         return None
     closed: Any = program.traced.jaxpr
@@ -109,7 +110,7 @@ def _classes(program: StepProgram, names: Sequence[str]) -> StepClasses | None:
 
 
 def _carried_leaves(program: SingleProgram) -> Iterator[tuple[int, int]]:
-    """(leaf of the arguments, leaf of the results that replaces it)."""
+    """Yields pairs: the leaf of the arguments, and the leaf of the results that replaces it."""
     workload = program.built.workload
     if isinstance(workload, NamedWorkload) and workload.advance is not None:
         yield from workload.carried
@@ -157,7 +158,7 @@ def _in_words(value: Any) -> str:
 def _carried(
     program: StepProgram,
 ) -> tuple[tuple[CarriedArgument, ...], tuple[int, ...]]:
-    """The arguments that are carried to the next step, and the positions of lost arrays."""
+    """Returns the arguments that are carried to the next step, and the positions of lost arrays."""
     workload = program.built.workload
     if isinstance(workload, NamedWorkload) and workload.leaf_names:
         return _by_name(workload), program.carry.lost if workload.advance is None else ()
@@ -182,7 +183,8 @@ def _carried(
 
 
 def _by_name(workload: NamedWorkload) -> tuple[CarriedArgument, ...]:
-    """The results that a script passes to its next step, by the user's names of the arguments."""
+    """Returns the results that a script passes to its next step, by the user's names of the
+    arguments."""
     outputs: dict[str, list[int]] = {}
     for argument, output in workload.carried:
         if argument < len(workload.leaf_names):
@@ -217,8 +219,8 @@ def _origins(program: StepProgram, leaves: Sequence[Any]) -> list[Origin]:
 
 
 def _specs(program: StepProgram, leaves: Sequence[Any]) -> list[Any]:
-    """How each leaf is split: by its own sharding, else by the jitted step's; None if neither
-    states it."""
+    """Returns how each leaf is split: by its own sharding, else by the jitted step's; None if
+    neither states it."""
     own = [_own_spec(leaf) for leaf in leaves]
     if all(spec is not None for spec in own):
         return own
@@ -237,8 +239,8 @@ def _entry(axes: Sequence[str]) -> Any:
 
 
 def _own_spec(leaf: Any) -> Any:
-    """The leaf's own partition spec, or its sharding if that is not on a mesh; None if it has
-    none."""
+    """Returns the leaf's own partition spec, or its sharding if that is not on a mesh; None if it
+    has none."""
     sharding = getattr(leaf, "sharding", None)
     # An uncommitted array goes where the step wants it.
     if sharding is None or not getattr(leaf, "committed", True):

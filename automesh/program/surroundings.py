@@ -54,7 +54,7 @@ _JAX_VARIABLES = frozenset(
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices, in jax's order."""
+    """Returns all devices, in jax's order."""
     return described(jax.devices())
 
 
@@ -80,13 +80,14 @@ def _device(device: Any) -> Device:
 
 
 def device_memory_bytes() -> int:
-    """Memory of the first local device; 0 if the backend does not state it."""
+    """Returns the memory of the first local device; 0 if the backend does not state it."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit", 0))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Versions of python, automesh, jax, jaxlib, and of libtpu or the CUDA plugin if installed."""
+    """Returns the versions of python, automesh, jax, jaxlib, and of libtpu or the CUDA plugin if
+    installed."""
     found = [
         ("python", platform.python_version()),
         ("jax", jax.__version__),

@@ -39,8 +39,8 @@ def _on_sigterm(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_at_rest() -> Generator[None]:
-    """While the body runs, Ctrl-C raises `KeyboardInterrupt` only where this thread waits for its
-    workers.
+    """Lets Ctrl-C, while the body runs, raise `KeyboardInterrupt` only where this thread waits for
+    its workers.
 
     Python itself raises it anywhere: in the middle of a write to the study, or in a callback of the
     garbage collector, where it is printed and lost. The thread normally waits within milliseconds;

@@ -92,7 +92,8 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
 
 
 def replaced_builtins(names: Sequence[str]) -> str:
-    """Advice about builtins that user code has replaced, since other code calls them, too."""
+    """Returns advice about builtins that user code has replaced, since other code calls them,
+    too."""
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
     what = "builtins" if len(names) > 1 else "builtin"
     return f"the script replaces the {what} {shown}, which jax and automesh call: do not replace it"
@@ -151,7 +152,7 @@ def _raised(stage: str, function: str) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    """`ValueError: the first line of its message`; shortens jax's message about a mesh."""
+    """Returns `ValueError: the first line of its message`; shortens jax's message about a mesh."""
     name, said = type(error).__name__, _said(error)
     if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
         axis, parts, size, shape = found.groups()

@@ -73,5 +73,5 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
 
 
 def without_device_count(flags: str) -> str:
-    """XLA's flags without the one for the number of virtual CPU devices."""
+    """Returns XLA's flags without the one for the number of virtual CPU devices."""
     return " ".join(_DEVICE_COUNT_FLAG.sub("", flags).split())

@@ -113,7 +113,8 @@ class MemoryWatch:
 
 
 def _resident_bytes(process: psutil.Process) -> int:
-    """Resident memory of a process without pages of mapped files, which the kernel can drop."""
+    """Returns the resident memory of a process without pages of mapped files, which the kernel can
+    drop."""
     own = _field_bytes(process.pid, "status", ("RssAnon", "RssShmem"))
     if own is not None:
         return own
@@ -148,7 +149,8 @@ def _field_bytes(pid: int, file: str, names: tuple[str, str]) -> int | None:
 
 
 def _kernel_kills() -> int:
-    """How many processes the kernel's out-of-memory killer has ended since the machine booted."""
+    """Returns how many processes the kernel's out-of-memory killer has ended since the machine
+    booted."""
     if not _LINUX:
         return 0
     for line in Path("/proc/vmstat").read_text().splitlines():

@@ -180,7 +180,7 @@ def _pods_of_devices(absent: Absent) -> Pods:
 
 
 def name_of(script: str) -> str:
-    """`automesh-train` for `some/train.py:build`: a name that Kubernetes takes."""
+    """Returns a name that Kubernetes takes: `automesh-train` for `some/train.py:build`."""
     stem = Path(script.partition(":")[0]).stem or "search"
     plain = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "search"
     return f"automesh-{plain}"[:_MOST_NAME_CHARS].rstrip("-")

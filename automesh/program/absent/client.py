@@ -124,7 +124,7 @@ def _setting(name: str) -> str | None:
 
 
 def compiler_input(one: AbsentDevices) -> list[str]:
-    """All facts about the devices that the compiler gets, as plain values."""
+    """Returns all facts about the devices that the compiler gets, as plain values."""
     configuration = read_configuration(one.gpu) if one.gpu else ""
     # This text is the key of stored programs, so it keeps the first name of the class.
     return [repr(one).replace(type(one).__name__, "Elsewhere", 1), configuration]

@@ -222,7 +222,7 @@ def _blank(order: CompileOrder, verdict: OutOfMemory | None) -> Stored:
 
 
 def _in_words(one: AbsentDevices) -> str:
-    """`tpu v5e:4x4*2`, `gpu h100 2x1x8`."""
+    """Returns the devices as text: `tpu v5e:4x4*2`, `gpu h100 2x1x8`."""
     if one.platform == "gpu":
         return f"gpu {one.gpu} {one.topology}"
     return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")

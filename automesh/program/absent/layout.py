@@ -119,7 +119,8 @@ class _Torus:
         self._known: dict[tuple[int, ...], Ints | str] = {}
 
     def places(self, shape: tuple[int, ...]) -> Ints | str:
-        """[*shape, 4]: x, y, z and core of the device at each point; or why jax refuses."""
+        """Returns an array [*shape, 4] with x, y, z and core of the device at each point; or why
+        jax refuses."""
         key = shape if self._keeps_ones else tuple(size for size in shape if size > 1)
         if key not in self._known:
             self._known[key] = self._made(key)
@@ -166,7 +167,7 @@ def _wound(shape: tuple[int, ...], places: Ints) -> Wound:
 
 
 def _crooked(shape: tuple[int, ...], places: Ints, job: LayoutJob) -> list[Crooked]:
-    """Every set of axes of a shape that is no product of spans."""
+    """Returns every set of axes of a shape that is no product of spans."""
     wraps = job.wraps or wraps_of(job.device_kind, job.torus)
     real = [axis for axis, size in enumerate(shape) if size > 1]
     found: list[Crooked] = []

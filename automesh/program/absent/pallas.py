@@ -29,7 +29,8 @@ _CACHED = ("get_tpu_info", "get_tpu_info_for_chip", "get_gpu_info")
 
 
 def cores_of(one: AbsentDevices) -> int:
-    """TensorCores of one TPU device: two where a chip of two cores is one device."""
+    """Returns the number of TensorCores of one TPU device: two if a chip with two cores is one
+    device."""
     return chip_for(one.device_kind, "tpu").counted_per_device
 
 

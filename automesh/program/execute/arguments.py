@@ -323,7 +323,7 @@ def _scale(shape: tuple[int, ...], dtype: Any) -> np.float32:
 
 
 def _hash(seed: int, shape: tuple[int, ...]) -> jax.Array:
-    """32 well-mixed bits per element (Chris Wellons' lowbias32 over the flat position)."""
+    """Returns 32 well-mixed bits per element (Chris Wellons' lowbias32 over the flat position)."""
     flat = jnp.full(shape, np.uint32((seed * 0x9E3779B9 + 0x7F4A7C15) % 2**32), np.uint32)
     stride = 1
     for dimension in reversed(range(len(shape))):

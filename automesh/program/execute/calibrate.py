@@ -331,7 +331,7 @@ def compile_work(work: Work, team: Team) -> CompiledLoop:
 
 
 def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
-    """Pseudo-random values between `least` and `_LARGEST`, by a program that compiles fast.
+    """Returns pseudo-random values between `least` and `_LARGEST`, by a program that compiles fast.
 
     A chip that multiplies the same number again and again uses less power and is faster than in
     training (docs/accuracy.md, "Against one H200").

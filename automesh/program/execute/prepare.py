@@ -155,8 +155,8 @@ def change_of(now: Forms, before: Forms) -> str:
 
 
 def covered_by_init(program: StepProgram) -> list[bool]:
-    """For each leaf, whether `init` gives its value: found by tracing `init`, or by calling it if
-    that fails."""
+    """Returns, for each leaf, whether `init` gives its value. Traces `init` for that, or calls it
+    if that fails."""
     built, args = program.built, program.args
     leaves = len(jax.tree.leaves((args, program.kwargs)))
     if (init := built.workload.init) is None:

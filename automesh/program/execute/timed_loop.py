@@ -51,8 +51,8 @@ def wait(outputs: Any, args: Any) -> None:
 
 
 def _buffer(reference: Any) -> Any:
-    """The array in a mutable reference, or a copy of its content if this jax does not give access
-    to it."""
+    """Returns the array in a mutable reference, or a copy of its content if this jax does not give
+    access to it."""
     buffer = getattr(getattr(reference, "_refs", None), "_buf", None)
     return reference[...] if buffer is None else buffer
 
@@ -274,7 +274,7 @@ class _Loop:
         return scalars or [float(_mean(one)) for one in self._loss_arrays(outputs).values()]
 
     def _loss_arrays(self, outputs: Any) -> dict[str, jax.Array]:
-        """For a step that returns no scalar float, the arrays that may be losses of single
+        """Returns, for a step that returns no scalar float, the arrays that may be losses of single
         examples, by their paths in the return value."""
         ready = self._ready
         if any(map(_is_loss, jax.tree.leaves(ready.compared_outputs(outputs)))):
@@ -396,6 +396,7 @@ def _mean(array: Any) -> Any:
 
 
 def _peak_bytes(ready: Ready) -> int:
-    """The highest memory peak of the mesh's local devices since the process began; 0 if unknown."""
+    """Returns the highest memory peak of the mesh's local devices since the process began; 0 if
+    unknown."""
     marks = [device.memory_stats() or {} for device in ready.mesh.local_devices]
     return max((int(mark.get("peak_bytes_in_use", 0)) for mark in marks), default=0)

@@ -80,7 +80,7 @@ def _sampled(path: str, leaf: Any, *, is_shared: bool) -> Sampled | None:
 
 
 def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[LeafUpdate, ...]:
-    """The sketch of the changes between two samples; unchanged arrays are left out."""
+    """Returns the sketch of the changes between two samples; unchanged arrays are left out."""
     return tuple(
         _update(old, after[path])
         for path, old in before.items()
@@ -92,8 +92,8 @@ def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[L
 
 
 def results_of(outputs: Mapping[str, Any], *, is_shared: bool = False) -> tuple[LeafUpdate, ...]:
-    """The sketch of the float arrays that a step returns, such as gradients that the script applies
-    itself, as if each were the update of zeros.
+    """Returns the sketch of the float arrays that a step returns, such as gradients that the script
+    applies itself, as if each were the update of zeros.
 
     Args:
       outputs: leaves of the return value, by their paths.
@@ -110,7 +110,7 @@ def results_of(outputs: Mapping[str, Any], *, is_shared: bool = False) -> tuple[
 
 
 def disturbed(leaf: Any, dtype: str) -> Any:
-    """An array whose values are changed by a unit in the last place of a type, up or down.
+    """Returns an array whose values are changed by a unit in the last place of a type, up or down.
 
     Args:
       leaf: a leaf that is no float array is returned unchanged.
@@ -180,14 +180,14 @@ def _update(old: Sampled, new: Sampled) -> LeafUpdate:
 
 
 def _signs(path: str, count: int) -> Floats:
-    """Pseudo-random signs, which are the same in every process for an array of this path and
-    size."""
+    """Returns pseudo-random signs, which are the same in every process for an array of this path
+    and size."""
     luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode())))
     return luck.choice(np.array([-1.0, 1.0]), size=(PROJECTIONS, count))
 
 
 def _places(size: int, path: str, most: int) -> NDArray[np.int64]:
-    """The flat indices of the elements that are read."""
+    """Returns the flat indices of the elements that are read."""
     if size <= most:
         return np.arange(size)
     luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode()) + 1))
@@ -198,7 +198,7 @@ def _places(size: int, path: str, most: int) -> NDArray[np.int64]:
 def _elements(
     array: Any, path: str, *, is_shared: bool, most: int = SAMPLED
 ) -> tuple[Floats, float]:
-    """At most `most` chosen elements, and the largest difference between copies of them."""
+    """Returns at most `most` chosen elements, and the largest difference between copies of them."""
     places = np.unravel_index(_places(array.size, path, most), array.shape) if array.shape else ()
     count = min(array.size, most)
     values = np.full(count, np.nan)
@@ -242,7 +242,7 @@ def _elements_of_all(values: Floats, apart: float) -> tuple[Floats, float]:
 
 
 def _read(data: Any, index: tuple[NDArray[np.int64], ...]) -> Floats:
-    """Elements of one shard, from its device."""
+    """Returns the chosen elements of one shard, from its device."""
     if next(iter(data.devices())).platform == "cpu":
         return np.asarray(data)[index].astype(np.float64).reshape(-1)  # No copy of the whole.
     return np.asarray(data[index]).astype(np.float64).reshape(-1)
@@ -258,7 +258,7 @@ def _is_float(array: Any) -> bool:
 def digests_of(
     args: Any, kwargs: Any, known: Mapping[str, Sampled], *, is_shared: bool = False
 ) -> tuple[ArgumentDigest, ...]:
-    """Digests of the values of all arrays among the arguments of a step.
+    """Returns digests of the values of all arrays among the arguments of a step.
 
     Args:
       known: elements of float arrays in `args` that are already read.
@@ -298,7 +298,8 @@ def _digest(path: str, dtype: str, values: Floats) -> ArgumentDigest:
 
 
 def loss_vectors(arrays: Mapping[str, Any], *, is_shared: bool = False) -> tuple[LossVector, ...]:
-    """Elements of arrays of losses: all up to 1,024, else one of each of 1,024 equal stretches.
+    """Returns the chosen elements of arrays of losses: all up to 1,024, else one of each of 1,024
+    equal stretches.
 
     Args:
       arrays: the arrays by their paths in the return value.

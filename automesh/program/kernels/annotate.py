@@ -100,7 +100,7 @@ def _of_triton(cost: KernelCost, **more: str) -> str:
 
 
 def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
-    """The custom calls that state no cost, each with its counted cost."""
+    """Yields the custom calls that state no cost, each with its counted cost."""
     constants = Constants.of(module, ir)
     kernels: dict[str, MosaicKernel | None] = {}
     for call in _calls(module, ir):
@@ -140,7 +140,7 @@ def _custom_calls(module: Any, ir: Any) -> list[Any]:
 
 
 def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
-    """The custom calls with a GPU kernel, for which Pallas drops the author's cost."""
+    """Yields the custom calls with a GPU kernel, for which Pallas drops the author's cost."""
     costs: dict[Any, KernelCost | None] = {}
     for call in _custom_calls(module, ir):
         if not is_triton(call, ir):

@@ -144,7 +144,7 @@ class _GridRun:
                 self.arrays[argument] = array
 
     def fetches(self, function: Any | None) -> int:
-        """How often a block is moved, by the function that gives the block of each step."""
+        """Returns how often a block is moved, by the function that gives the block of each step."""
         if function is None:
             return 1
         self._enter(function)

@@ -203,12 +203,12 @@ def _kernel_of(module: Any, ir: Any) -> MosaicKernel:
 
 
 def _bytes_of(array: Any, sizes: Sequence[int]) -> int:
-    """Bytes of a block of an array."""
+    """Returns the bytes of a block of an array."""
     return math.ceil(math.prod(sizes) * element_bits(str(array.element_type)) / 8)
 
 
 def element_bits(name: str) -> int:
-    """Bits of an MLIR element type: 16 for bf16, 8 for f8E4M3FN, 32 for an index."""
+    """Returns the bits of an MLIR element type: 16 for bf16, 8 for f8E4M3FN, 32 for an index."""
     found = re.match(r"(?:bf|f|u?i|si)(\d+)", name)
     return int(found[1]) if found else 32
 
@@ -233,7 +233,7 @@ def product_of(matmul: Any) -> tuple[int, KernelProduct]:
 
 
 def elements_of(operation: Any) -> int:
-    """Elements of an operation's first result."""
+    """Returns the number of elements of an operation's first result."""
     kind = operation.results[0].type
     return math.prod(kind.shape) if hasattr(kind, "shape") else 1
 
@@ -252,6 +252,6 @@ def moved_bytes(operation: Any) -> int:
 
 
 def operations_in(region: Any) -> Iterator[Any]:
-    """The operations in the first block of a region."""
+    """Yields the operations in the first block of a region."""
     for one in region.blocks[0].operations:
         yield one.operation

@@ -11,7 +11,7 @@ _TYPES = {"i1": "pred", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64
 
 
 def type_name(element: str) -> str:
-    """XLA's name of an element type of MLIR."""
+    """Returns XLA's name of an element type of MLIR."""
     return _TYPES.get(element, element.lower())
 
 

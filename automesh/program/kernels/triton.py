@@ -137,7 +137,7 @@ def function_of(call: Any) -> str:
 
 
 def touched_bytes(call: Any) -> int:
-    """Bytes of the operands and results of a custom call."""
+    """Returns the bytes of the operands and results of a custom call."""
     arrays = [one.type for one in (*call.operands, *call.results)]
     return sum(
         math.ceil(math.prod(one.shape) * element_bits(str(one.element_type)) / 8) for one in arrays

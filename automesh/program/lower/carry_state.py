@@ -38,7 +38,7 @@ class Carry:
     is_state_alone: bool = False
 
     def advance(self, outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of the next step; references are kept."""
+        """Returns the arguments of the next step; references are kept."""
         parts = self.parts(outputs)
         new = list(args)
         for position, output in self.pairs:
@@ -47,7 +47,7 @@ class Carry:
         return tuple(new)
 
     def returned_beside(self, outputs: Any) -> dict[str, Any]:
-        """The returned leaves that are no arguments of the next step, by path."""
+        """Returns the results that are no arguments of the next step, by path."""
         carried = {output for _, output in self.pairs}
         changed = len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
         beside = {
@@ -64,7 +64,7 @@ class Carry:
     def shardings_after(
         self, args: tuple[Any, ...], compiled: jax.stages.Compiled
     ) -> tuple[Any, ...] | None:
-        """The abstract arguments of the second step; None if the first step has the same
+        """Returns the abstract arguments of the second step; None if the first step has the same
         shardings."""
         inputs: Any = compiled.input_shardings[0]
         parts = self.parts(output_shardings(compiled))
@@ -93,7 +93,7 @@ class Carry:
         return tuple(new) if changed else None
 
     def parts(self, outputs: Any) -> list[Any]:
-        """The outputs as a list."""
+        """Returns the outputs as a list."""
         return _parts(outputs, is_one=self.is_state_alone)
 
 
@@ -178,7 +178,7 @@ def carried_leaves(
     kept: Sequence[int],
     source: tuple[str, int] = ("", 0),
 ) -> CarriedLeaves:
-    """The default `advance`, array by array.
+    """Describes the default `advance`, array by array.
 
     Args:
       args: positional arguments without the static ones.
@@ -273,7 +273,7 @@ def _sharding(leaf: Any) -> Any:
 
 
 def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
-    """File and line of the traced function; ("", 0) if jax does not state them."""
+    """Returns the file and line of the traced function; ("", 0) if jax does not state them."""
     # `DebugInfo.func_src_info` of jax/_src/core.py: `step at /path/train.py:12`.
     closed: Any = traced.jaxpr
     info = getattr(closed.jaxpr, "debug_info", None)
@@ -284,7 +284,7 @@ def source_of(traced: jax.stages.Traced) -> tuple[str, int]:
 
 
 def _parts(outputs: Any, *, is_one: bool) -> list[Any]:
-    """The outputs of a step as a list; its return value counts as one or as several."""
+    """Returns the outputs of a step as a list; its return value counts as one or as several."""
     changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []
     returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
     is_several = type(returned) in (tuple, list) and not is_one

@@ -89,7 +89,7 @@ def _readable(entry: Path) -> bool:
 
 
 def _decompress() -> Callable[[bytes], Any] | None:
-    """jax's own private function to decompress entries; without it every entry in question counts
-    as damaged."""
+    """Returns jax's own private function to decompress entries; without it every entry in question
+    counts as damaged."""
     module = importlib.import_module("jax._src.compilation_cache")
     return getattr(module, "decompress_executable", None)

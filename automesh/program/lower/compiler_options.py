@@ -23,7 +23,7 @@ _UNKNOWN = ("No such compile option", "is not a valid CompilerEffortLevel")
 
 
 def quick_options(platform: str) -> Options:
-    """Compiler options for a program that is never run."""
+    """Returns compiler options for a program that is never run."""
     return next((one.quick_options for one in PLATFORMS if one.name == platform), ())
 
 

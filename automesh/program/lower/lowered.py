@@ -62,7 +62,7 @@ def _bindings() -> _Bindings | None:
 
 
 def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that a sharding in the program names, in the order of `names`."""
+    """Returns the axes in `names` that a sharding in the program names, in the order of `names`."""
     bindings = _bindings()
     if bindings is None:
         return tuple(names)
@@ -73,7 +73,7 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
 
 
 def communicated_axes(traced: jax.stages.Traced) -> frozenset[str]:
-    """Names of the axes in collectives and in queries for a device's position.
+    """Returns the names of the axes in collectives and in queries for a device's position.
 
     By default a `shard_map` is manual over all axes of its mesh. It does not use an axis that it
     neither shards over nor communicates over.
@@ -128,8 +128,8 @@ def kept_arguments(lowered: jax.stages.Lowered, count: int) -> tuple[int, ...] |
 def split_of_arguments(
     lowered: jax.stages.Lowered,
 ) -> tuple[tuple[tuple[str, ...], ...] | None, ...]:
-    """For each argument of the program the mesh axes that split its dimensions; None if the
-    compiler chooses the split."""
+    """Returns, for each argument of the program, the mesh axes that split its dimensions; None if
+    the compiler chooses the split."""
     bindings = _bindings()
     if bindings is None:
         return ()
@@ -242,7 +242,7 @@ def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[An
 
 
 def walk(ir: Any, module: Any) -> list[Any]:
-    """All operations of a module, those inside an operation before it.
+    """Returns all operations of a module, those inside an operation before it.
 
     Args:
       ir: MLIR's Python classes.
@@ -277,7 +277,7 @@ def _is(attribute: Any, kind: Any) -> bool:
 
 
 def _attributes(bindings: _Bindings, attribute: Any) -> Iterator[Any]:
-    """The attribute and all attributes that it contains in arrays and dictionaries."""
+    """Yields the attribute and all attributes that it contains in arrays and dictionaries."""
     ir, sdy = bindings.ir, bindings.sdy
     if _is(attribute, ir.ArrayAttr):
         for one in ir.ArrayAttr(attribute):

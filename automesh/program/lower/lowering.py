@@ -231,8 +231,8 @@ def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
 
 
 def _given_away(traced: jax.stages.Traced, split: Split, workload: Workload) -> tuple[int, ...]:
-    """Positions of the arguments that the jitted functions in an unjitted step donate, and that the
-    step as a whole must donate, too."""
+    """Returns the positions of the arguments that the jitted functions in an unjitted step donate,
+    and that the step as a whole must donate, too."""
     leaves = donated_inside(traced)
     found: list[int] = []
     start = 0

@@ -47,7 +47,7 @@ class Split:
     def named_leaves(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[str] = ()
     ) -> Iterator[tuple[str, Any]]:
-        """Each leaf of the dynamic arguments with its name: `args[1]['x']`.
+        """Yields each leaf of the dynamic arguments with its name: `args[1]['x']`.
 
         Args:
           known: the user's names of the first leaves, if there are any.
@@ -213,12 +213,12 @@ def _fits(split: Split, workload: Workload, traced: jax.stages.Traced) -> bool:
 
 
 def leaf_shape(leaf: Any) -> tuple[int, ...]:
-    """Shape of an array, a reference, a struct or a number."""
+    """Returns the shape of an array, a reference, a struct or a number."""
     return tuple(getattr(leaf, "shape", ()))
 
 
 def leaf_dtype(leaf: Any) -> Any:
-    """Type of an array, a reference, a struct or a number."""
+    """Returns the type of an array, a reference, a struct or a number."""
     return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
 
 

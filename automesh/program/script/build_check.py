@@ -51,7 +51,7 @@ def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> Bu
 
 
 def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
-    """The arguments that are split, one for each different split."""
+    """Yields the arguments that are split, one for each different split."""
     seen: set[tuple[SplitDimension, ...]] = set()
     known = step.built.mesh.axis_names
     # Their names are unknown if the user traced the step.
@@ -77,7 +77,8 @@ def _dimensions(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[Spl
 
 
 def _uneven(array: SplitArray, sizes: dict[Any, int]) -> SplitArray | None:
-    """The array with only the dimensions that its axes do not divide; None if they divide all."""
+    """Returns the array with only the dimensions that its axes do not divide; None if they divide
+    all."""
     parts: list[SplitDimension] = []
     for part in array.split:
         if part.size % math.prod(sizes[axis] for axis in part.names):

@@ -41,7 +41,7 @@ Sources = tuple[tuple[str, str], ...]
 
 
 def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits.
+    """Returns the SHA-256 of a file's bytes, as hexadecimal digits.
 
     Raises:
       Unreadable: it is missing, or no regular file: a named pipe would block for ever.
@@ -63,7 +63,7 @@ def hash_of_content(path: Path) -> str:
 
 
 def hash_of_sources(sources: Sources) -> str:
-    """One hash of all files' names and contents, but not of their folders."""
+    """Returns one hash of all files' names and contents, but not of their folders."""
     digest = hashlib.sha256()
     for path, inside in sources:
         digest.update(os.fsencode(Path(path).name) + b"\0" + bytes.fromhex(inside))
@@ -144,7 +144,7 @@ class Watch:
             self.opened[path] = None
 
     def reads(self, roots: Collection[Path], code: Sources) -> Reads:
-        """What user code has read, without reads that do not matter.
+        """Returns what user code has read, without reads that do not matter.
 
         Args:
           roots: folders of the user.

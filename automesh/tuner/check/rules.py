@@ -180,7 +180,8 @@ def _explain(order: CheckOrder, aimed: Aimed) -> str:
 
 @contextmanager
 def _earlier(order: CheckOrder) -> Generator[SearchRequest]:
-    """The request for an earlier version of the script, with all files of that version from git."""
+    """Yields the request for an earlier version of the script, with all files of that version from
+    git."""
     script = Path(order.request.entry.location)
     if order.request.entry.kind != "script":
         raise UsageError("--against is for a script, not for a module", hint="name its file")

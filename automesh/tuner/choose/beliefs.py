@@ -28,7 +28,7 @@ class RefinedTimes:
     refinement: Refinement | None
 
     def step_s(self, plan: Plan) -> float:
-        """Expected seconds of a step; infinite for a plan without a refined time."""
+        """Returns the expected seconds of a step; infinite for a plan without a refined time."""
         row = self.rows.get(plan)
         if row is None or self.refinement is None:
             return math.inf
@@ -66,7 +66,8 @@ def refined_times(
 
 
 def known_s(results: Mapping[Plan, Outcome]) -> dict[Plan, float]:
-    """Measured or replayed seconds of plans; a replayed program of several plans counts once."""
+    """Returns the measured or replayed seconds of plans; a replayed program of several plans counts
+    once."""
     seen: set[str] = set()
     times: dict[Plan, float] = {}
     for plan, outcome in results.items():

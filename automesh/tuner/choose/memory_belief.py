@@ -185,7 +185,7 @@ def _least(ratios: Mapping[Call, Sequence[float]]) -> dict[Call | None, float]:
 
 
 def _needed_bytes(outcome: Outcome, device_memory: DeviceMemory) -> float:
-    """Memory that the compiler needed on the device; 0 if unknown."""
+    """Returns the memory that the compiler needed on the device; 0 if unknown."""
     match outcome:
         case Compiled(memory=memory):
             return memory.peak_bytes

@@ -108,7 +108,7 @@ class SearchState:
         return result if self.is_replayed else self.programs.get(plan)
 
     def best_s(self) -> float | None:
-        """Seconds of the fastest exportable plan; None if there is none."""
+        """Returns the seconds of the fastest exportable plan; None if there is none."""
         apart = partly_counted(self.results)
         times = [
             result.step_s
@@ -134,7 +134,8 @@ class SearchState:
         )
 
     def certificate(self, best_s: float) -> str:
-        """What is certain about the remaining plans; see `automesh.tuner.choose.certificate`.
+        """Returns what is certain about the remaining plans; see
+        `automesh.tuner.choose.certificate`.
 
         Args:
           best_s: step time of the winner; times of other races were measured under other

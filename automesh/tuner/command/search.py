@@ -302,7 +302,7 @@ class CommandStrategy(Strategy):
             self._check_reference()
 
     def _check_reference(self) -> None:
-        """Before a plan is dropped for its losses, checks whether the reference gives the same
+        """Checks, before a plan is dropped for its losses, whether the reference gives the same
         losses again."""
         judged = self._judged()
         if judged.differing and judged.plan and len(self._runs.measured(judged.plan[0])) < 2:

@@ -66,7 +66,7 @@ def _features(plan: Plan) -> frozenset[str]:
 
 
 def _latency(plan: Plan, estimates: Mapping[Plan, Estimated]) -> float:
-    """Logarithm of the latency in an estimate, in seconds; NaN without an estimate."""
+    """Returns the logarithm of the latency in an estimate, in seconds; NaN without an estimate."""
     if (estimated := estimates.get(plan)) is None:
         return math.nan
     return math.log(max(dict(estimated.causes).get("latency", 0.0), _NO_LATENCY_S))

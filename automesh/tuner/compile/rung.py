@@ -68,7 +68,7 @@ def refuse_options(result: object) -> None:
 
 @cache
 def known_names() -> frozenset[str]:
-    """Possible names of options, found in the binaries of the installed compilers."""
+    """Returns possible names of options, found in the binaries of the installed compilers."""
     found: set[bytes] = set()
     for path in _installed():
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

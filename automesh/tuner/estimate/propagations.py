@@ -97,7 +97,7 @@ def is_of(need: Need, plan: Plan) -> bool:
 def refined_needs(
     need: Need, batch: Batch, members: Sequence[int], terms: Terms
 ) -> tuple[Need, ...]:
-    """New propagations for meshes at which the terms of a need do not hold.
+    """Returns new propagations for meshes at which the terms of a need do not hold.
 
     Meshes that break the same assumptions share one. If an array does not divide evenly, the axes
     that split it keep their sizes. An axis whose size is in shapes, or above a limit, gets the
@@ -127,8 +127,8 @@ def refined_needs(
 
 
 def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
-    """One propagation for each mesh of `members`, at its own sizes; splits over granules share
-    it."""
+    """Returns one propagation for each mesh of `members`, at its own sizes; splits over granules
+    share it."""
     shared: dict[Sizes, list[int]] = {}
     columns = [batch.names.index(axis) for axis in need.active]
     for member in members:
@@ -213,7 +213,7 @@ def _need(
 
 
 def _probes(distinct: NDArray[np.int64], base: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Sizes of plans that together differ from `base` in as many axes as possible."""
+    """Returns the sizes of plans that together differ from `base` in as many axes as possible."""
     chosen: list[NDArray[np.int64]] = []
     untried = np.ones(len(base), np.bool_)
     for _ in range(PROBES):

@@ -47,8 +47,8 @@ from automesh.worker.messages import LayoutJob
 
 
 def _most_axes_first(group: Group, promise: Callable[[Need], float]) -> list[Need]:
-    """The needs of a group: first the one with most axes, whose lowerings show how the others
-    depend on all axes; then the most promising first."""
+    """Returns the needs of a group: first the one with most axes, whose lowerings show how the
+    others depend on all axes; then the most promising first."""
     return [*group.needs[:1], *sorted(group.needs[1:], key=promise)]
 
 
@@ -151,7 +151,7 @@ class EstimateRung:
         return answer
 
     def _first_needs(self, groups: Sequence[Group]) -> Sequence[Need]:
-        """The need of the script's own plan, then those with default knobs."""
+        """Returns the need of the script's own plan, then those with default knobs."""
         usual = groups[0].needs
         for own in self.first:
             needs = (need for group in groups if group.call == own.call for need in group.needs)

@@ -92,7 +92,7 @@ class TermsCache:
         return None
 
     def all(self) -> tuple[StoredPropagation, ...]:
-        """All propagations that were stored for this script and these versions."""
+        """Returns all propagations that were stored for this script and these versions."""
         files = sorted(self.folder.glob("*.json")) if self.folder is not None else []
         found = [kept for kept in map(self._read, files) if kept is not None]
         return tuple(

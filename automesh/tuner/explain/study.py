@@ -207,7 +207,7 @@ def known_plans(
     header: Header,
     skipped: Skipped,
 ) -> tuple[Plan, ...]:
-    """All plans of a study, those with a trial first, then by their estimates.
+    """Returns all plans of a study, those with a trial first, then by their estimates.
 
     Args:
       skipped: collects damaged rows of the table.
@@ -223,7 +223,7 @@ def known_plans(
 
 
 def estimate_rows(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a table with the right number of cells, with their numbers from 1."""
+    """Yields the rows of a table with the right number of cells, with their numbers from 1."""
     if not os.path.lexists(table):
         return
     try:

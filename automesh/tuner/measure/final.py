@@ -137,7 +137,7 @@ class Final:
     failed: set[Plan]
 
     def count(self, *plans: Plan) -> int:
-        """The number of processes in which all of `plans` ran."""
+        """Returns the number of processes in which all of `plans` ran."""
         return sum(all(plan in row for plan in plans) for row in self.rows)
 
     def values_of(self, plan: Plan) -> tuple[float, ...]:

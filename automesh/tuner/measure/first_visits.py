@@ -189,8 +189,8 @@ class FirstVisits:
         return Reference.of(name, single, found.first)
 
     def _bounded(self) -> BoundedPool:
-        """The workers, bounded because nobody knows how long first visits take and the search must
-        end."""
+        """Returns the workers with a bound, because nobody knows how long first visits take and the
+        search must end."""
         return BoundedPool(
             pool=self.pool, until_s=self.time_left.last_s, clock=self.known.search.clock
         )

@@ -100,7 +100,7 @@ def page_of(folder: Path, study: Study, header: Header) -> StudyPage:
 
 
 def _rounds(study: Study, header: Header) -> Iterator[MeasuredRound]:
-    """All races, then all fresh processes, in the order of time."""
+    """Yields all races, then all fresh processes, in the order of time."""
     records: Records = notebook_of(study, header).read("records", Records) or Records()
     number = 0
     for place, race in enumerate(records.races, start=1):
@@ -119,7 +119,7 @@ def _rounds(study: Study, header: Header) -> Iterator[MeasuredRound]:
 
 
 def _estimated(result: SearchResult, table: Path) -> Iterator[EstimatedPlan]:
-    """The rows of `estimates.csv` whose plans have no trial."""
+    """Yields the rows of `estimates.csv` whose plans have no trial."""
     known = {_key(plan_cells(one.plan).items()) for one in result.candidates}
     for _, row in estimate_rows(table, Skipped()):
         if _key(row.items()) in known:
@@ -244,7 +244,7 @@ def _detailed_plans(
 
 
 def _points(plan: Plan, kept: Sequence[StoredPropagation]) -> Iterator[MemoryPoint]:
-    """The points of the program where temporaries on one device may be largest, in program
+    """Yields the points of the program where temporaries on one device may be largest, in program
     order."""
     found = propagation_for(plan, kept)
     if found is None or found.pipeline is not None:

@@ -151,7 +151,7 @@ class AbsentStrategy(Strategy):
         return self._start.knowing(self._screened, self._compiled)
 
     def _order(self) -> tuple[Plan, ...]:
-        """All plans except the script's own, best first by their estimates."""
+        """Returns all plans except the script's own, best first by their estimates."""
         start, out = self._start, {*self._start.baseline, *self._unpromising()}
         others = [plan for plan in start.plans if plan not in out]
         return self._large_last(interleaved(start.order(others, start.view())))

@@ -13,7 +13,8 @@ _MOST_NAMED = 3
 
 
 def load_words() -> str:
-    """`the machine was busy (load 7.9 on 2 cores; beside this search: ffmpeg 98 %)`.
+    """Returns words such as `the machine was busy (load 7.9 on 2 cores; beside this search: ffmpeg
+    98 %)`.
 
     The load is that of the last minute, with the search's own part; the other processes are those
     that are busy now. Takes 0.3 seconds.

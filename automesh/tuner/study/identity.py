@@ -58,8 +58,8 @@ def study_name(
     figures: str = "",
     bundle: str = "",
 ) -> str:
-    """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes. For
-    a submission `<workload>-<target>-<number>-<hash>`.
+    """Returns `<workload>-<target>-<hash>`; hashed are script path, function, arguments, target,
+    axes. For a submission `<workload>-<target>-<number>-<hash>`.
 
     Args:
       scope: directory of all studies; it stands for the location of a callable, which has no path.

@@ -284,7 +284,7 @@ def shown_location(study: Study) -> str:
 
 
 def spent(budget_s: float) -> str:
-    """`the budget of 10 min was spent`."""
+    """Returns words such as `the budget of 10 min was spent`."""
     text = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
     return f"the budget of {text} was spent"
 

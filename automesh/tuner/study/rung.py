@@ -81,7 +81,8 @@ class Rung:
         self._check_schema()
 
     def trials(self) -> list[Trial]:
-        """All trials, stale ones too, in the order of their numbers; without damaged ones."""
+        """Returns all trials, stale ones too, in the order of their numbers; without damaged
+        ones."""
         if self._frozen is not None:
             return list(self._frozen)
         with self._backend.explained():

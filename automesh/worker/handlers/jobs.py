@@ -252,7 +252,7 @@ def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
 
 
 def _layout_of(entry: Entry) -> Layout | None:
-    """The layout that is searched for a script; None where no shardings are inferred."""
+    """Returns the layout that is searched for a script; None if no shardings are inferred."""
     return entry.capture.layout if entry.capture is not None else None
 
 
@@ -460,7 +460,7 @@ def _build(job: BuildJob, stages: StageReporter) -> BuildAnswer:
 
 
 def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
-    """The platforms to lower for: kernels may exist for the target's platform only."""
+    """Returns the platforms to lower for: kernels may exist for the target's platform only."""
     return lowered_for(absent.platform) if absent else None
 
 

@@ -115,7 +115,7 @@ def microbatch(
     residuals: Residuals | Sequence[Residuals] = "recompute",
     dim: int = 0,
 ) -> Microbatched:
-    """`jax.value_and_grad` of a loss, computed stage by stage on the submeshes of a mesh.
+    """Computes `jax.value_and_grad` of a loss, stage by stage on the submeshes of a mesh.
 
     `stage_boundary` or `task` inside the loss, or `register_task` outside of it, define where the
     loss is cut; `chain` makes such a loss from a list of functions. Shardings inside the loss are

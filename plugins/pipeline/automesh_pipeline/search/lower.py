@@ -58,7 +58,7 @@ class StagedProgram:
         return {}
 
     def fingerprint(self, options: Options) -> str:
-        """The fingerprint of all that determines the compiled programs.
+        """Returns the fingerprint of all that determines the compiled programs.
 
         The backward passes and the optimizer follow from the forward passes, the schedule and the
         text of the optimizer's update.
@@ -109,11 +109,11 @@ class StagedProgram:
         return ()
 
     def domains(self) -> tuple[Domain, ...]:
-        """Nothing: the possible values of leaves are not known."""
+        """Returns nothing: the possible values of leaves are not known."""
         return (Domain(),) * len(jax.tree.leaves(self.args))
 
     def lines(self) -> tuple[TextLine, ...]:
-        """The text that the fingerprint is made from, line by line."""
+        """Returns the text that the fingerprint is made from, line by line."""
         forward = [line for one in self.lowered.forward for line in canonical_lines(one)]
         rest = f"{self.lowered.schedule}\n{self.lowered.update_text}".splitlines()
         return (*forward, *(TextLine(text=line, place="") for line in rest))
@@ -125,7 +125,7 @@ class StagedProgram:
         return min(found, key=lambda name: jnp.finfo(name).nmant)
 
     def named_axes(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The axes that the stages' shardings name, and the one that the pipeline runs along."""
+        """Returns the axes in the stages' shardings, and the one that the pipeline runs along."""
         named = {axis for one in self.lowered.forward for axis in sharded_axes(one, names)}
         is_cut = len(set(self.lowered.meshes)) > 1
         return tuple(name for name in names if name in named or (is_cut and name == self.axis))

@@ -1,4 +1,4 @@
-"""`automesh agent --server`: this host runs what has been submitted to a service."""
+"""`automesh agent --server`: runs submissions of a service on this host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def serve_asked(asked: AskedAgent) -> None:
     """Runs submissions until Ctrl-C.
 
     Raises:
-      UsageError: an option is wrong, or the service does not take the token.
+      UsageError: an option is wrong, or the service refuses the token.
     """
-    # Here and not above: a search with --server needs no database.
+    # Imported here, because a search with --server needs no database.
     from automesh_service.remote.agent import AgentOptions, serve_agent
     from automesh_service.remote.client import open_server
     from automesh_service.submissions.order import check_label, check_pattern

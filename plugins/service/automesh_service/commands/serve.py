@@ -131,7 +131,7 @@ def serve(
             f"the service needs {', '.join(missing)}, which is not installed",
             hint="pip install jax-automesh-service",
         )
-    # Here and not above: other commands must not wait for a web server.
+    # Imported here, because other commands must not wait for a web server.
     from automesh_service.serve.server import ServeOptions, to_stderr
     from automesh_service.serve.server import serve as start
 

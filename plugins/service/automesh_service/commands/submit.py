@@ -1,4 +1,4 @@
-"""`automesh submit`: a search on another machine, by its service."""
+"""`automesh submit`: a search on another machine, through a service."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ machine."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGiven:
-    """What `automesh submit` was given; `automesh search --server` gives a part of it."""
+    """The options of `automesh submit`; `automesh search --server` has some of them."""
 
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False)
@@ -116,7 +116,7 @@ class SubmitGiven:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Each gets a rule."""
+        """The targets, each of which gets a rule."""
         return tuple(self.target or ["local"])
 
 
@@ -126,7 +126,7 @@ def submit(given: SubmitGiven) -> None:
 
 
 def submit_and_follow(asked: SubmitGiven) -> None:
-    """What `automesh submit` does, and `automesh search --server`."""
+    """Runs `automesh submit`, and `automesh search --server`."""
     from automesh_service.remote.client import open_server
     from automesh_service.remote.submit import follow, submit
 
@@ -147,10 +147,10 @@ def submit_and_follow(asked: SubmitGiven) -> None:
 
 
 def _finish(service: Server, ended: EndedSubmission, asked: SubmitGiven, rules: Path) -> None:
-    """Prints what a submission has found, and takes its rules.
+    """Prints the results of a submission, and merges its rules.
 
     Raises:
-      NoFeasibleMesh: nothing may become a rule.
+      NoFeasibleMesh: no plan may become a rule.
       UsageError: the search was refused or cancelled.
     """
     from automesh_service.remote.submit import result_json, tables, take_rules

@@ -1,4 +1,4 @@
-"""`automesh token`: who may do what with a service."""
+"""`automesh token`: the tokens of a service and their rights."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ LeaseId = Annotated[str, Depends(_checked)]
     responses={200: {"model": Lease}, 204: {"description": "There is none now."}},
 )
 def take(body: OfferBody, service: ServiceHere, holder: AgentHolder) -> Any:
-    """Any request with the lease keeps it; the agent sends one at least every `LEASE_S` seconds."""
+    """Gives the agent a lease. Any request with the lease keeps it; the agent sends one at least
+    every `LEASE_S` seconds."""
     if not service.settings.takes_submissions:
         raise Problem(403, "this service shows studies, and takes no submissions")
     offer = Offer(

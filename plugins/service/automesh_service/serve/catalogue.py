@@ -87,7 +87,7 @@ class Catalogue:
         return self._reader.pid
 
     def known(self) -> Mapping[str, KnownStudy]:
-        """The studies by name; the returned mapping never changes."""
+        """Returns the studies by name; the returned mapping never changes."""
         return self._known
 
     def get(self, name: str) -> KnownStudy | None:

@@ -302,7 +302,7 @@ def get_page(
     ticket: Annotated[str, Query(max_length=200)] = "",
     authorization: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
-    """HTML with a policy of its own: it has no origin, and cannot call the API."""
+    """Returns HTML with a policy of its own: it has no origin, and cannot call the API."""
     if ticket:
         access.holder_of_ticket(request, service, ticket, name)
     else:
@@ -322,8 +322,8 @@ async def watch_study(
     holder: Reader,
     last_event_id: Annotated[str, Header(max_length=64)] = "",
 ) -> Watching:
-    """Server-sent events: `state` (the summary), `log` (lines of the search, if the holder may see
-    them), `end`. `Last-Event-ID` continues a stream where it was."""
+    """Sends server-sent events: `state` (the summary), `log` (lines of the search, if the holder
+    may see them), `end`. `Last-Event-ID` continues a stream where it was."""
     # This may wait for a new list of studies.
     known = await to_thread.run_sync(known_study, service, name)
     number = number_in(service, known)

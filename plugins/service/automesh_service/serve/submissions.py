@@ -357,7 +357,7 @@ async def watch_submission(
     holder: Submitter,
     last_event_id: Annotated[str, Header(max_length=64)] = "",
 ) -> Watching:
-    """The same events as those of a study, from before the study exists."""
+    """Sends the same events as those of a study, from before the study exists."""
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
     if not service.catalogue.has_looked:
@@ -379,7 +379,7 @@ def _watched(service: OpenService, number: Number, owner: str | None) -> Watched
 
 @router.get("/hosts", tags=["service"], summary="Hosts that run searches")
 def list_hosts(service: ServiceHere, holder: Reader) -> list[Host]:
-    """Which submissions run is shown to an admin alone."""
+    """Lists hosts. Only an admin sees which submissions run."""
     with service.database.read() as connection:
         rows = connection.execute(sa.select(RUNNERS).order_by(RUNNERS.c.host)).all()
     is_admin = holder.may("admin")

@@ -257,8 +257,8 @@ def start_runner(home: Home, *, searches: int, storage: str) -> subprocess.Popen
 
 
 def main(words: Sequence[str]) -> None:
-    """The main function of the process; its arguments: the folder, how many searches run at once,
-    and the storage."""
+    """Runs the process; its arguments: the folder, how many searches run at once, and the
+    storage."""
     folder, searches, storage = words
     home = open_home(Path(folder))
     with suppress(Timeout), home.lock("runner", timeout_s=2.0):

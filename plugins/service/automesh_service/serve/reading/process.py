@@ -37,8 +37,7 @@ _NICE = 5
 
 
 def main(words: Sequence[str]) -> None:
-    """The main function of the process; its arguments: pid of the server, and the descriptors of
-    its sockets."""
+    """Runs the process; its arguments: pid of the server, and the descriptors of its sockets."""
     parent, leash, looks, *questions = (int(word) for word in words)
     tie_to(parent)
     with suppress(OSError):
