@@ -51,14 +51,16 @@ class OfferBody(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=64)
     takes: list[Label] = Field(["*"], max_length=20, description="Patterns of targets: `cpu:*`.")
-    has: list[Label] = Field([], max_length=50, description="What submissions may need.")
+    has: list[Label] = Field(
+        [], max_length=50, description="Labels of the host that submissions may need."
+    )
     place: str = Field("", max_length=1_000, description="Its folder, for people.")
     lease: str = Field(
         "",
         pattern=r"^([0-9a-f]{32})?$",
         max_length=32,
-        description="By which the lease is to be known, chosen at random: who has got no answer "
-        "asks again with the same one, and gets the same submission.",
+        description="Identifies the lease; chosen at random. An agent that got no answer asks "
+        "again with the same value, and gets the same submission.",
     )
     cores: int = Field(1, ge=1, le=2**20)
     memory_bytes: int = Field(0, ge=0, le=2**60)
@@ -70,8 +72,8 @@ class EndBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     code: int | None = Field(None, ge=-64, le=255, description="Exit code; null: cut short.")
-    said: str = Field("", max_length=2_000, description="Why it could not be started.")
-    is_meant: bool = Field(False, description="The agent was told to end.")
+    said: str = Field("", max_length=2_000, description="Why the search could not be started.")
+    is_meant: bool = Field(False, description="The agent was asked to end.")
 
 
 def _checked(lease: Annotated[str, UrlPath(max_length=limits.NAME_CHARS)]) -> str:
@@ -85,8 +87,8 @@ LeaseId = Annotated[str, Depends(_checked)]
 
 @router.post(
     "",
-    summary="Take the submission that has waited longest of those that suit",
-    responses={200: {"model": Lease}, 204: {"description": "There is none now."}},
+    summary="Take the suitable submission that has waited longest",
+    responses={200: {"model": Lease}, 204: {"description": "There is no such submission now."}},
 )
 def take(body: OfferBody, service: ServiceHere, holder: AgentHolder) -> Any:
     """Gives the agent a lease. Any request with the lease keeps it; the agent sends one at least
@@ -116,7 +118,7 @@ def get_bundle(lease: LeaseId, service: ServiceHere, holder: AgentHolder) -> Fil
     return FileResponse(path, media_type="application/x-tar")
 
 
-@router.post("/{lease}/log", summary="What the search said")
+@router.post("/{lease}/log", summary="Add to the log of the search")
 async def add_log(
     lease: LeaseId,
     request: Request,
@@ -131,7 +133,7 @@ async def add_log(
     return {"bytes": size}
 
 
-@router.put("/{lease}/state", summary="What the search has so far", status_code=204)
+@router.put("/{lease}/state", summary="Send the results of the search so far", status_code=204)
 async def put_state(
     lease: LeaseId,
     request: Request,
@@ -157,7 +159,7 @@ async def put_state(
     return Response(status_code=204)
 
 
-@router.get("/{lease}/state", summary="What a former run of the search had found")
+@router.get("/{lease}/state", summary="The results of a former run of the search")
 def get_state(lease: LeaseId, service: ServiceHere, holder: AgentHolder) -> FileResponse:
     path = service.leases.state(lease, holder.name)
     if not path.is_file():
@@ -165,7 +167,7 @@ def get_state(lease: LeaseId, service: ServiceHere, holder: AgentHolder) -> File
     return FileResponse(path, media_type="application/x-tar")
 
 
-@router.post("/{lease}/end", summary="Say how the search ended")
+@router.post("/{lease}/end", summary="Report how the search ended")
 def end(lease: LeaseId, body: EndBody, service: ServiceHere, holder: AgentHolder) -> dict[str, str]:
     ended = service.leases.end(
         lease, holder.name, body.code, said=body.said, is_meant=body.is_meant

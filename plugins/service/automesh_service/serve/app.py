@@ -50,7 +50,7 @@ def make_app(service: OpenService) -> FastAPI:
     """Makes the ASGI application of an open service."""
     app = FastAPI(
         title="automesh",
-        summary="Studies of device meshes: shown, watched, submitted, handed out as rules.",
+        summary="Studies of device meshes: list and watch them, submit searches, load rules.",
         version=version("jax-automesh"),
         openapi_url="/v1/openapi.json",
         # Their pages load scripts from elsewhere.
@@ -65,7 +65,7 @@ def make_app(service: OpenService) -> FastAPI:
     app.include_router(submissions.router)
     app.include_router(agents.router)
 
-    @app.get("/v1/health", tags=["service"], summary="Whether it works")
+    @app.get("/v1/health", tags=["service"], summary="Whether the service works")
     def health(service: ServiceHere) -> JSONResponse:
         """Answers 200 while the studies can be listed and, if there should be a runner, it runs;
         else 503. Needs no token."""

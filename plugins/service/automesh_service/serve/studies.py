@@ -212,7 +212,7 @@ def tagged(text: str, if_none_match: str) -> Response:
 
 @router.post(
     "/{name}/rules.toml/diff",
-    summary="What would change in the file that one has",
+    summary="What the rule would change in a given file",
     response_class=PlainTextResponse,
 )
 def diff_rules(

@@ -72,7 +72,7 @@ class OrderBody(BaseModel):
     xla: Words = []
     reserve_hbm: Word = ""
     hardware: Word = Field("", description="A TOML file of the bundle.")
-    needs: Words = Field([], description="What the agent that runs it must have.")
+    needs: Words = Field([], description="Labels that the host of its agent must have.")
 
     def order(self) -> Order:
         """Returns the order, checked.
@@ -281,14 +281,14 @@ def cancel(number: Number, request: Request, service: ServiceHere, holder: Submi
     return service.store.cancel(number, access.owner_of(holder))
 
 
-@router.post("/submissions/{number}/resume", tags=["submissions"], summary="Go on with it")
+@router.post("/submissions/{number}/resume", tags=["submissions"], summary="Resume a submission")
 def resume(number: Number, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
     request.state.subject = number
     _check_taking(service)
     return service.store.resume(number, access.owner_of(holder))
 
 
-@router.post("/submissions/{number}/extend", tags=["submissions"], summary="Give it more time")
+@router.post("/submissions/{number}/extend", tags=["submissions"], summary="Extend a submission")
 def extend(
     number: Number,
     body: ExtendBody,
@@ -331,7 +331,7 @@ def get_rules(
 @router.get(
     "/submissions/{number}/log",
     tags=["submissions"],
-    summary="What its searches said",
+    summary="The log of its search",
     response_class=PlainTextResponse,
 )
 def get_log(
