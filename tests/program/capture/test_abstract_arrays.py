@@ -123,10 +123,16 @@ def test_a_value_that_is_not_there_is_asked_for_at_a_line(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path) -> None:
-    shown = "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)"
-    seen = bare(script_that(shown, tmp_path))
+    shown = (
+        "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)\n"
+        "print(np.mean([jax.device_get(loss), multihost_utils.process_allgather(loss)[0]]))\n"
+    )
+    script = script_that(shown, tmp_path)
+    imported = "from jax.experimental import multihost_utils\n"
+    script.write_text(imported + script.read_text())
+    seen = bare(script)
     assert seen["step"] == "train_step"
-    assert seen["printed"] == ["train.py:13"]
+    assert seen["printed"] == ["train.py:14", "train.py:15"]
 
 
 @pytest.mark.slow
