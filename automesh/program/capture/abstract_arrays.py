@@ -15,9 +15,9 @@ which every check takes for a `jax.Array`.
   table of positions. Python may look at them.
 * Where Python needs a value that does not exist (`if x > 0`, `int(x)`, `np.asarray(x)`),
   `ValueNeeded` ends the script and names the line. A single number may be read as a `float`,
-  printed, or fetched by `jax.device_get` or numpy: it is `nan`. Nearly all scripts read losses in this way between two steps, only to show
-  them. A notice names the lines, as a script may also decide by such a number; `nan` is neither
-  less nor more than any number.
+  printed, or fetched by `jax.device_get` or numpy: it is `nan`. Nearly all scripts read losses in
+  this way between two steps, only to show them. A notice names the lines, as a script may also
+  decide by such a number; `nan` is neither less nor more than any number.
 * A counter of steps keeps its value, see `known_numbers`.
 
 Private in jax: traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
@@ -40,7 +40,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from automesh.errors import UsageError
 from automesh.package import is_users_file
@@ -329,6 +329,14 @@ class AbstractArray(_CORE.Tracer):
         return self.addressable_shards
 
 
+def _typed(aval: Any, sharding: Sharding | None) -> Any:
+    """Returns the type that jax gives to an array with a sharding: with its mesh. A jitted function
+    is then traced once, for the description of its arguments and for its run."""
+    update: Any = getattr(_CORE, "update_aval_with_sharding", None)
+    mesh: Any = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return aval if update is None or mesh is None or not mesh.empty else update(aval, sharding)
+
+
 def _part_of(part: jax.ShapeDtypeStruct, device: Any) -> AbstractArray:
     return AbstractArray(_STATE.trace, _CORE.typeof(part), SingleDeviceSharding(device))
 
@@ -401,7 +409,8 @@ class _AbstractTrace(_CORE.Trace):
         outs = list(out) if primitive.multiple_results else [out]
         placed = _placements(primitive, args, params, outs)
         made = [
-            AbstractArray(self, aval, sharding) for aval, sharding in zip(outs, placed, strict=True)
+            AbstractArray(self, _typed(aval, sharding), sharding)
+            for aval, sharding in zip(outs, placed, strict=True)
         ]
         if any(map(is_countable, outs)):
             with _CORE.set_current_trace(_CORE.eval_trace):
@@ -522,7 +531,9 @@ def _placements(
         typed = [said or by_type for said, by_type in zip(stated, typed, strict=True)]
     if name in ("sharding_constraint", "reshard"):
         to: Any = params.get("sharding") or params.get("dst_sharding")
-        typed = [by_type or _on_concrete(to, args) for by_type in typed]
+        # Under `vmap` a new dimension is left to the compiler.
+        if PartitionSpec.UNCONSTRAINED not in getattr(to, "spec", ()):
+            typed = [by_type or _on_concrete(to, args) for by_type in typed]
     if all(typed) or not _concerns_mesh(args, params):
         return tuple(typed)
     if name in _ELEMENTWISE:

@@ -135,6 +135,35 @@ def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path)
     assert seen["printed"] == ["train.py:14", "train.py:15"]
 
 
+# A constraint under `vmap` leaves a dimension to the compiler.
+TRACED_ONCE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count(),), ("data",), (jax.sharding.AxisType.Auto,))
+at, traced = NamedSharding(mesh, P(None, "data")), []
+w = jax.vmap(lambda w: jax.lax.with_sharding_constraint(w, at))(jnp.ones((3, 64, 64)))
+w = jax.jit(lambda w: w[0], out_shardings=at)(w)
+@jax.jit
+def train_step(w, x):
+    traced.append("once")
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - grad, loss
+for step in range(5):
+    x = jax.device_put(np.ones((16, 64), np.float32), NamedSharding(mesh, P("data")))
+    if step == 0:
+        print(train_step.lower(w, x).compile().memory_analysis())
+    w, loss = train_step(w, x)
+    assert traced == ["once"], f"{len(traced)} traces"
+"""
+
+
+@pytest.mark.slow
+def test_a_step_is_traced_once_though_it_is_described_compiled_and_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRACED_ONCE)
+    assert bare(script).get("step") == "train_step"
+
+
 @pytest.mark.slow
 def test_small_arrays_are_made_here_if_a_script_cannot_do_without(tmp_path: Path) -> None:
     script = script_that(NEEDED["a-decision"], tmp_path)
