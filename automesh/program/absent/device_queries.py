@@ -243,6 +243,12 @@ def hidden_processes() -> int:
     return answers.one.num_hosts if answers is not None and answers.hides_processes else 0
 
 
+def shows_other_platform() -> bool:
+    """Whether user code runs on devices of another platform than those that it is told of."""
+    answers = _STATE.answers
+    return answers is not None and answers.one.platform != attached()[0].platform
+
+
 def _hbm_bytes(one: AbsentDevices) -> int:
     return one.memory_bytes or chip_for(one.device_kind, one.platform).hbm_bytes
 

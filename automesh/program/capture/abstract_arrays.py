@@ -14,10 +14,10 @@ which every check takes for a `jax.Array`.
 * Small results of small operations on real arrays are computed, such as random keys, counters and a
   table of positions. Python may look at them.
 * Where Python needs a value that does not exist (`if x > 0`, `int(x)`, `np.asarray(x)`),
-  `ValueNeeded` ends the script and names the line. A single number may be read as a `float`, or
-  printed: it is `nan`. Nearly all scripts read losses in this way between two steps, only to show
-  them. A notice names the lines, as a script may also decide by such a number; `nan` is neither
-  less nor more than any number.
+  `ValueNeeded` ends the script and names the line. A single number may be read as a `float`,
+  printed, or fetched by `jax.device_get` or numpy: it is `nan`. Nearly all scripts read losses in
+  this way between two steps, only to show them. A notice names the lines, as a script may also
+  decide by such a number; `nan` is neither less nor more than any number.
 * A counter of steps keeps its value, see `known_numbers`.
 
 Private in jax: traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
@@ -32,7 +32,7 @@ import inspect
 import linecache
 import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -40,7 +40,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from automesh.errors import UsageError
 from automesh.package import is_users_file
@@ -49,6 +49,7 @@ from automesh.program.capture.frames import asking_line
 from automesh.program.capture.known_numbers import KnownNumber, is_countable, numbers_of
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.world.meshes import same_on
+from automesh.program.kernels.stand_ins import is_for_accelerators, standing_in
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.compiler_options import compile_quickly
 
@@ -291,7 +292,11 @@ class AbstractArray(_CORE.Tracer):
         return self._told().item()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.array(self._told(), dtype=dtype, copy=copy)
+        aval: Any = self.aval
+        is_shown = not aval.shape and jax.numpy.issubdtype(aval.dtype, np.floating)
+        # `jax.device_get` of losses, and means of them, are to be shown, too.
+        value = np.asarray(float(self), aval.dtype) if is_shown else self._told()
+        return np.array(value, dtype=dtype, copy=copy)
 
     def _asked(self, *_: Any, **__: Any) -> Any:
         raise _needed(self)
@@ -322,6 +327,14 @@ class AbstractArray(_CORE.Tracer):
     @property
     def global_shards(self) -> list[AbstractShard]:
         return self.addressable_shards
+
+
+def _typed(aval: Any, sharding: Sharding | None) -> Any:
+    """Returns the type that jax gives to an array with a sharding: with its mesh. A jitted function
+    is then traced once, for the description of its arguments and for its run."""
+    update: Any = getattr(_CORE, "update_aval_with_sharding", None)
+    mesh: Any = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return aval if update is None or mesh is None or not mesh.empty else update(aval, sharding)
 
 
 def _part_of(part: jax.ShapeDtypeStruct, device: Any) -> AbstractArray:
@@ -357,7 +370,7 @@ def _needed(array: AbstractArray) -> ValueNeeded:
         f"{place} needs the value of {what}, which is not there: the script is run without the "
         "data of its arrays",
         hint="do without it before the third call of the step, or write a function `build(mesh)`; "
-        "a single number can be printed and read by `float`, as nan",
+        "a single number can be printed and read by `float` or `jax.device_get`, as nan",
     )
     return _STATE.needed
 
@@ -396,7 +409,8 @@ class _AbstractTrace(_CORE.Trace):
         outs = list(out) if primitive.multiple_results else [out]
         placed = _placements(primitive, args, params, outs)
         made = [
-            AbstractArray(self, aval, sharding) for aval, sharding in zip(outs, placed, strict=True)
+            AbstractArray(self, _typed(aval, sharding), sharding)
+            for aval, sharding in zip(outs, placed, strict=True)
         ]
         if any(map(is_countable, outs)):
             with _CORE.set_current_trace(_CORE.eval_trace):
@@ -485,11 +499,12 @@ def _is_on_mesh(value: Any) -> bool:
 
 
 def _work(jaxpr: Any) -> float:
-    """Returns the bytes of all intermediate results of a program; infinity if it runs on a mesh."""
+    """Returns the bytes of all intermediate results of a program; infinity if it runs on a mesh or
+    on an accelerator."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     total = 0.0
     for equation in inner.eqns:
-        if equation.primitive.name in _ON_A_MESH:
+        if equation.primitive.name in _ON_A_MESH or is_for_accelerators(equation):
             return math.inf
         total += sum(_aval_bytes(variable.aval) for variable in equation.outvars)
         times = equation.params.get("length", 1)
@@ -516,7 +531,9 @@ def _placements(
         typed = [said or by_type for said, by_type in zip(stated, typed, strict=True)]
     if name in ("sharding_constraint", "reshard"):
         to: Any = params.get("sharding") or params.get("dst_sharding")
-        typed = [by_type or _on_concrete(to, args) for by_type in typed]
+        # Under `vmap` a new dimension is left to the compiler.
+        if PartitionSpec.UNCONSTRAINED not in getattr(to, "spec", ()):
+            typed = [by_type or _on_concrete(to, args) for by_type in typed]
     if all(typed) or not _concerns_mesh(args, params):
         return tuple(typed)
     if name in _ELEMENTWISE:
@@ -593,7 +610,8 @@ def _compiled_shardings(
         found = primitive.bind(*values, **params)
         return list(found) if primitive.multiple_results else [found]
 
-    with _CORE.set_current_trace(_CORE.eval_trace):
+    programs = core.jaxprs_in_params(params)
+    with _CORE.set_current_trace(_CORE.eval_trace), standing_in(programs):
         lowered = _jit(operation).lower(*inputs)
         compiled = compile_quickly(lowered, attached()[0])
     mesh = _mesh_among(inputs, params)
@@ -656,6 +674,12 @@ def without_arrays() -> Generator[None]:
             yield
     finally:
         _STATE.trace = None
+
+
+def in_this_thread() -> AbstractContextManager[Any]:
+    """Puts the trace of a run without arrays in force in a thread that the script has started; does
+    nothing in a run with arrays."""
+    return nullcontext() if _STATE.trace is None else _CORE.set_current_trace(_STATE.trace)
 
 
 def is_without_arrays() -> bool:

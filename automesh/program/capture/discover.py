@@ -232,9 +232,16 @@ def discover_for_absent(
     except UsageError as error:
         if seen().most_bytes > _LARGEST_MADE:
             raise
-        reason = error.message
+        reason, needed = error.message, isinstance(error, ValueNeeded)
     again("with its arrays")
-    found = discover(entry, step=step, keep=keep, infer=infer)
+    try:
+        found = discover(entry, step=step, keep=keep, infer=infer)
+    except UsageError as error:
+        if not needed:
+            raise
+        # Such as a kernel that only the target can run.
+        said = f"{error.message}; it was run with its arrays on this machine, because {reason}"
+        raise UsageError(said, hint=error.hint) from error
     return replace(
         found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
     )

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, Sharding
 
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
+from automesh.program.absent.device_queries import attached, shows_other_platform
 from automesh.program.capture.abstract_arrays import described, is_without_arrays
 from automesh.program.capture.unjitted import hook_unjitted
 from automesh.program.capture.world.meshes import text_of, with_names
@@ -33,7 +34,10 @@ from automesh.program.capture.world.modes import (
     outside_of_modes,
 )
 from automesh.program.capture.world.threads import end_foreign_thread
+from automesh.program.kernels.stand_ins import standing_in
+from automesh.program.lower.compiler_options import options_to_examine
 
+_OPTIONS = "compiler_options"
 MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
 
 
@@ -86,10 +90,12 @@ class _HooksState:
       origins: for each object that `lower`, `trace` or `compile` has returned while a script runs,
         by its `id`: the object, the jitted function and its arguments. The object is kept alive, so
         that no `id` is used twice.
+      remembers_nothing: whether automesh itself lowers programs now, which have no origin.
     """
 
     watcher: Watcher | None = None
     is_installed: bool = False
+    remembers_nothing: bool = False
     origins: dict[int, tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=dict[int, "tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]"]
     )
@@ -113,11 +119,30 @@ def watching(watcher: Watcher) -> Generator[None]:
 class Jitted:
     """What `jax.jit` returns to a script: a jitted function whose calls the watcher sees."""
 
-    def __init__(self, inner: Any, function: Any, settings: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        function: Any,
+        settings: dict[str, Any] | None = None,
+        jit: Callable[..., Any] | None = None,
+    ) -> None:
         self.automesh_inner = inner
         self.automesh_function = function
         self.automesh_settings = settings
+        self._automesh_jit = jit
+        self._automesh_local: Any = None
         functools.update_wrapper(self, function, updated=())
+
+    def automesh_here(self) -> Any:
+        """Returns the jitted function as this machine can run it: without options of the compiler
+        for the devices of which the script is told, if these are not here."""
+        settings, jit = self.automesh_settings, self._automesh_jit
+        if jit is None or not (settings and settings.get(_OPTIONS)) or not shows_other_platform():
+            return self.automesh_inner
+        if self._automesh_local is None:
+            known = {name: value for name, value in settings.items() if name != _OPTIONS}
+            self._automesh_local = jit(self.automesh_function, **known)
+        return self._automesh_local
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watcher = _STATE.watcher
@@ -131,7 +156,7 @@ class Jitted:
                 jitted=self.automesh_inner,
                 args=args,
                 kwargs=kwargs,
-                run=lambda: self.automesh_inner(*args, **kwargs),
+                run=lambda: self.automesh_here()(*args, **kwargs),
                 function=self.automesh_function,
                 settings=self.automesh_settings,
             ),
@@ -151,10 +176,10 @@ class Jitted:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As jax's."""
         stated, keywords = described((args, kwargs))
-        return self._remembered(self.automesh_inner.lower(*stated, **keywords), args, kwargs)
+        return self._remembered(self.automesh_here().lower(*stated, **keywords), args, kwargs)
 
     def _remembered(self, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _STATE.watcher is not None:
+        if _STATE.watcher is not None and not _STATE.remembers_nothing:
             _STATE.origins[id(made)] = (made, self, args, kwargs)
         return made
 
@@ -238,7 +263,7 @@ def _hook_jit() -> None:
         # and call it later.
         if fun is None:
             return functools.partial(jit, **settings)
-        return Jitted(original(fun, **settings), fun, settings)
+        return Jitted(original(fun, **settings), fun, settings, original)
 
     mapped: Any = jax.pmap
 
@@ -315,9 +340,18 @@ def _hook_compiled() -> None:
     lower = jax.stages.Traced.lower
 
     def lowered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _passed_on(self, lower(self, *args, **kwargs))
+        is_elsewhere = _STATE.watcher is not None and shows_other_platform() and not kwargs
+        with standing_in([self.jaxpr] if is_elsewhere else []):
+            return _passed_on(self, lower(self, *args, **kwargs))
 
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_scripts = id(self) in _STATE.origins
+        if is_scripts and is_without_arrays():
+            # The programs by which automesh asks for options are not the script's.
+            with _not_remembered():
+                args, kwargs = (), {_OPTIONS: options_to_examine(attached()[0])}
+        elif is_scripts and shows_other_platform():
+            args, kwargs = (), {}  # Options of a compiler that is not asked here.
         return _passed_on(self, compile_(self, *args, **kwargs))
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -331,7 +365,9 @@ def _hook_compiled() -> None:
 
         def run() -> Any:
             # A compiled function takes only real arrays.
-            return inner(*whole, **given) if is_without_arrays() else call(self, *args, **kwargs)
+            if is_without_arrays():
+                return jitted.automesh_here()(*whole, **given)
+            return call(self, *args, **kwargs)
 
         return _seen(
             watcher,
@@ -352,6 +388,15 @@ def _hook_compiled() -> None:
     ]
     for owner, name, function in owners:
         setattr(owner, name, functools.wraps(getattr(owner, name))(function))
+
+
+@contextmanager
+def _not_remembered() -> Generator[None]:
+    _STATE.remembers_nothing = True
+    try:
+        yield
+    finally:
+        _STATE.remembers_nothing = False
 
 
 def _passed_on(before: Any, made: Any) -> Any:

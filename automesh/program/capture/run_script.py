@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from automesh.errors import UsageError
 from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import failing_line
@@ -52,7 +53,8 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
     for name in _IMPORTED:
         sys.modules.pop(name, None)
     before = set(sys.modules)
-    with world(is_late=has_started(), shown=_shown(entry)), watching(watcher):
+    ends = (ScriptStopped, UsageError)
+    with world(is_late=has_started(), shown=_shown(entry), ends=ends), watching(watcher):
         try:
             start(entry, ends=_is_for_other_devices)
         except ScriptStopped:

@@ -44,8 +44,12 @@ def compile_quickly(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Comp
     Args:
       device: one of the devices that it is compiled for.
     """
-    options: Any = dict(known(quick_options(device.platform), device))
-    return lowered.compile(compiler_options=options)
+    return lowered.compile(compiler_options=options_to_examine(device))
+
+
+def options_to_examine(device: Any) -> Any:
+    """Returns the options with which programs are compiled that are never run."""
+    return dict(known(quick_options(device.platform), device))
 
 
 class _OfDevice:

@@ -123,10 +123,45 @@ def test_a_value_that_is_not_there_is_asked_for_at_a_line(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path) -> None:
-    shown = "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)"
-    seen = bare(script_that(shown, tmp_path))
+    shown = (
+        "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)\n"
+        "print(np.mean([jax.device_get(loss), multihost_utils.process_allgather(loss)[0]]))\n"
+    )
+    script = script_that(shown, tmp_path)
+    imported = "from jax.experimental import multihost_utils\n"
+    script.write_text(imported + script.read_text())
+    seen = bare(script)
     assert seen["step"] == "train_step"
-    assert seen["printed"] == ["train.py:13"]
+    assert seen["printed"] == ["train.py:14", "train.py:15"]
+
+
+# A constraint under `vmap` leaves a dimension to the compiler.
+TRACED_ONCE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count(),), ("data",), (jax.sharding.AxisType.Auto,))
+at, traced = NamedSharding(mesh, P(None, "data")), []
+w = jax.vmap(lambda w: jax.lax.with_sharding_constraint(w, at))(jnp.ones((3, 64, 64)))
+w = jax.jit(lambda w: w[0], out_shardings=at)(w)
+@jax.jit
+def train_step(w, x):
+    traced.append("once")
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - grad, loss
+for step in range(5):
+    x = jax.device_put(np.ones((16, 64), np.float32), NamedSharding(mesh, P("data")))
+    if step == 0:
+        print(train_step.lower(w, x).compile().memory_analysis())
+    w, loss = train_step(w, x)
+    assert traced == ["once"], f"{len(traced)} traces"
+"""
+
+
+@pytest.mark.slow
+def test_a_step_is_traced_once_though_it_is_described_compiled_and_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRACED_ONCE)
+    assert bare(script).get("step") == "train_step"
 
 
 @pytest.mark.slow

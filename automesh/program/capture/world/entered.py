@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from automesh.program.absent.device_queries import showing
+from automesh.program.capture.abstract_arrays import in_this_thread
 from automesh.program.capture.foreign.files import led_to_layer
 from automesh.program.capture.world import told
 from automesh.program.capture.world.kept_apart import kept_apart
@@ -18,7 +19,9 @@ from automesh.program.capture.world.wishes import wishes_heard
 
 
 @contextmanager
-def world(*, is_late: bool, shown: int = 0) -> Generator[None]:
+def world(
+    *, is_late: bool, shown: int = 0, ends: tuple[type[BaseException], ...] = ()
+) -> Generator[None]:
     """Gives the body, which runs the script, one process, the target's devices, files of its own
     and the same random numbers as in every run. Afterwards restores what the script leaves in
     force.
@@ -26,11 +29,12 @@ def world(*, is_late: bool, shown: int = 0) -> Generator[None]:
     Args:
       is_late: whether jax has its devices already.
       shown: how many devices the script sees; 0 for all.
+      ends: errors that end the run, whichever thread of the script raises them.
     """
     told.forget()
     with ExitStack() as stack:
         stack.enter_context(taken_back())
-        stack.enter_context(ended_with_the_run())
+        stack.enter_context(ended_with_the_run(modes=in_this_thread, ends=ends))
         stack.enter_context(repeatable())
         stack.enter_context(showing(shown))
         stack.enter_context(alone())

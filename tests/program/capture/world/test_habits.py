@@ -25,7 +25,7 @@ def main(argv=None):
     n = jax.device_count()
     mesh = jax.make_mesh((n // 2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     w = jax.device_put(np.full((16, 32), 0.1, np.float32), NamedSharding(mesh, P(None, "model")))
-    @jax.jit
+    @{jit}
     def train_step(w, x):
         {inside}
         loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
@@ -39,6 +39,7 @@ def main(argv=None):
 PARTS = {
     "first": "",
     "second": "",
+    "jit": "jax.jit",
     "inside": "",
     "rows": "np.ones((32, 16), np.float32)",
     "after": "pass",
@@ -127,6 +128,27 @@ ORBAX_LATE = {
     "after": "manager.save(step, args=ocp.args.StandardSave({'w': w}))",
 }
 
+# The body waits for the thread that trains, which uses another one.
+TRAINS_IN_A_THREAD = {
+    "first": "import concurrent.futures, queue, threading\n"
+    "pool = concurrent.futures.ThreadPoolExecutor(1)",
+    "after": "pool.submit(lambda: print(float((loss * 2).sum()))).result()",
+    "start": "threading.Thread(target=main, daemon=True).start()\nqueue.Queue().get()",
+}
+# The compiler of the CPU knows neither the options nor the kernel.
+OPTIONS = {
+    "first": "import functools\nassert jax.default_backend() == 'tpu'\n"
+    "OPTIONS = {'xla_tpu_enable_latency_hiding_scheduler': 'true'}",
+    "jit": "functools.partial(jax.jit, compiler_options=OPTIONS)",
+}
+KERNEL = {
+    "second": "from jax.experimental import pallas as pl\n"
+    "def body(x_ref, out_ref):\n    out_ref[...] = x_ref[...] * 2\n"
+    "def kernel(x):\n    return pl.pallas_call(body, out_shape=x, interpret=False)(x)",
+    "inside": "x = x + jax.lax.stop_gradient(kernel(x))",
+}
+AHEAD = {"after": "train_step.lower(w, rows).compile(compiler_options=OPTIONS)"}
+
 HERE = {
     "unseeded-flags": (UNSEEDED, FLAGS),
     "clock-set_mesh": (BY_THE_CLOCK, SET_MESH),
@@ -153,6 +175,9 @@ ELSEWHERE = {
     "guards-set_mesh": (SET_MESH, GUARDS),
     "second-mesh-unseeded": (UNSEEDED, SECOND_MESH),
     "orbax-job": (ORBAX, JOB),
+    "in-a-thread-flags": (FLAGS, TRAINS_IN_A_THREAD),
+    "options-kernel": (OPTIONS, KERNEL),
+    "options-ahead": (OPTIONS, AHEAD),
 }
 _ADDED = ("first", "second")  # Of both habits; of all else the last one counts.
 
@@ -163,7 +188,7 @@ def write(cases: dict[str, tuple[dict[str, str], dict[str, str]]], folder: Path)
         for key in _ADDED:
             parts[key] = "\n".join(part[key] for part in (one, other) if key in part)
         text = SCRIPT.replace("{inside}", parts["inside"] or "pass")
-        for key in ("first", "second", "rows", "after", "start"):
+        for key in ("first", "second", "jit", "rows", "after", "start"):
             text = text.replace("{" + key + "}", parts[key])
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     return [str(folder / f"{name}.py") for name in cases]

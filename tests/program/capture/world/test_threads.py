@@ -33,3 +33,35 @@ def test_a_script_that_leaves_at_once_ends_as_by_sys_exit() -> None:
         [sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.returncode) == ("[3, 7]\n", 0), done.stderr
+
+
+WAITS = """
+import contextlib, queue, threading
+from automesh.program.capture.world.threads import ended_with_the_run
+class Over(BaseException):
+    pass
+seen = []
+@contextlib.contextmanager
+def modes():
+    seen.append("inside")
+    yield
+def learn():
+    raise Over("in a thread")
+for ends in ((Over,), (Over,)):
+    try:
+        with ended_with_the_run(modes=modes, ends=ends):
+            threading.Thread(target=learn, daemon=True).start()
+            queue.Queue().get(timeout=20)
+    except Over as error:
+        seen.append(str(error))
+threading.Thread(target=seen.append, args=("afterwards",)).start()
+print(seen, flush=True)
+"""
+
+
+def test_what_ends_the_run_in_a_thread_ends_the_body_that_waits_for_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    told = ["inside", "in a thread"] * 2 + ["afterwards"]
+    assert done.stdout == f"{told}\n", done.stderr
