@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from automesh.program.capture.flow.expanded import expansion_of
 from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
 from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
-from automesh.program.infer.expanded import expansion_of
 from automesh.program.infer.operation import (
     ArrayOrigin,
     Contraction,
