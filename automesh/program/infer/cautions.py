@@ -14,7 +14,7 @@ from automesh.program.infer.nouns import (
     Inner,
     Role,
 )
-from automesh.program.infer.operation import Draw, Events, Lookup
+from automesh.program.infer.operation import ArrayOrigin, Draw, Events, Lookup
 
 _SMALL = 2**17
 # Nobody would split a smaller array, such as a table of noise levels.
@@ -176,6 +176,7 @@ def _of_gradients(
         for array, dims in inputs
         if array.role == Role.PARAMETER and len([dim for dim in dims if dim]) > 1
     }
+    multiplied = _multiplied(every, events)
     for product in events.products:
         if product.is_forward or not product.batch:
             continue
@@ -184,7 +185,8 @@ def _of_gradients(
         # later.
         left, right = product.left, product.right
         for rest in ((*left, *right), (*right, *left)):
-            array = shapes.get(tuple(outer(every, dim) for dim in rest if dim))
+            key = tuple(outer(every, dim) for dim in rest if dim)
+            array = shapes.get(key) if frozenset(key) in multiplied else None
             if first and array is not None and not product.batch[1:]:
                 size = every.size(next(iter(first)))
                 yield Caution(
@@ -195,6 +197,18 @@ def _of_gradients(
                     "parameters of an example is then summed over the devices",
                     about=array.name,
                 )
+
+
+def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]:
+    """The classes of parameters that products sum over in part. The gradient of the state that a
+    scan carries may have the classes of another parameter, such as the rates of its decay."""
+    found: set[frozenset[int | None]] = set()
+    for one in events.products:
+        if one.is_forward and one.is_product and one.summed:
+            for made, side in zip(one.made, (one.left, one.right), strict=False):
+                if made == ArrayOrigin.STATE:
+                    found.add(frozenset(outer(every, dim) for dim in (*one.summed, *side) if dim))
+    return found
 
 
 def _of_uses(

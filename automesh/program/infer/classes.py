@@ -99,7 +99,14 @@ def classes_of(
     every, events = walked.all, walked.events
     for place, result in roles.state_of.items():
         every.join_all(walked.inputs[place], walked.outputs[result])
-    facts, after = facts_of(every, events, walked.inputs, roles.inputs, floats=roles.floats)
+    facts, after = facts_of(
+        every,
+        events,
+        walked.inputs,
+        roles.inputs,
+        floats=roles.floats,
+        integers=roles.integers,
+    )
     called = _called(opened, names, num_held)
     weights = [
         (name, dims)
@@ -173,6 +180,8 @@ def _found_again(every: Dimensions, facts: Facts) -> Facts:
         nodes=again(facts.nodes),
         graphs=again(facts.graphs),
         data_sets=again(facts.data_sets),
+        acted=again(facts.acted),
+        shuffled=facts.shuffled,
         pooled=again(facts.pooled),
         mixed=again(facts.mixed),
         is_trained=facts.is_trained,

@@ -32,6 +32,9 @@ class Facts:
       edges, nodes, graphs: factors of concatenated graphs: edges are summed into nodes, and these
         into graphs.
       data_sets: factors of arrays from which the step takes rows or slices.
+      acted: factors of arrays that the step makes itself and takes rows from, such as what it saw
+        as it acted in environments.
+      shuffled: the lookups that take these rows.
       pooled: factors that are summed before a batch is.
       mixed: factors that a forward pass sums products over.
       is_trained: whether there are parameters; else all carried arrays count as weights.
@@ -44,6 +47,8 @@ class Facts:
     nodes: set[int] = field(default_factory=set[int])
     graphs: set[int] = field(default_factory=set[int])
     data_sets: set[int] = field(default_factory=set[int])
+    acted: set[int] = field(default_factory=set[int])
+    shuffled: list[Lookup] = field(default_factory=list[Lookup])
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
     is_trained: bool = True
@@ -56,6 +61,7 @@ def facts_of(
     roles: Sequence[Role],
     *,
     floats: frozenset[int],
+    integers: frozenset[int] = frozenset(),
 ) -> tuple[Facts, tuple[Role, ...]]:
     """Finds the facts about all factors.
 
@@ -63,6 +69,7 @@ def facts_of(
       inputs: dimensions of each input of the step.
       roles: role of each input; one that is not carried is data here.
       floats: inputs of floats that are not carried: data, or frozen weights.
+      integers: inputs of integers that do not change: data, or frozen weights that are quantized.
 
     Returns:
       The facts; the roles, with frozen weights separated from data.
@@ -82,9 +89,10 @@ def facts_of(
     found.batches = (
         _batches(every, events, inputs, roles, found, of_data=True)
         or _of_carried_sets(every, events, inputs, roles, found)
+        or _of_acted(every, events, found)
         or _batches(every, events, inputs, roles, found, of_data=False)
     )
-    after = _frozen(every, events, inputs, roles, floats, found)
+    after = _frozen(every, events, inputs, roles, floats, integers, found)
     for dims, role in zip(inputs, after, strict=True):
         if role in _WEIGHTS:
             found.weights |= roots(every, dims)
@@ -233,6 +241,7 @@ def born_inside(
         for one in _row_lookups(events)
         if roots(every, one.looked_up) & found.data_sets
     ]
+    born += [(one, one.result) for one in found.shuffled]
     born += [(one, one.dims) for one in events.draws]
     return born
 
@@ -339,6 +348,31 @@ def _of_carried_sets(
     return _batches(every, events, inputs, roles, found, of_data=True)
 
 
+def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
+    """Batches of a step that acts, and then learns from what it saw in another order: the rows that
+    it takes, and the environments, whose steps a loop walks over."""
+    known = found.weights | found.nodes | found.edges | found.graphs
+    taken = [
+        one
+        for one in events.lookups
+        if one.is_forward
+        and len(one.by) == 1
+        and one.made & ArrayOrigin.STATE
+        and one.made != ArrayOrigin.STATE
+        and not roots(every, one.looked_up) & known
+    ]
+    for factors_of in (_first, _not_walked):
+        rows = _alone(every, [one.result for one in taken], found, factors_of)
+        if rows:
+            found.shuffled = taken
+            looked = roots(every, [dim for one in taken for dim in one.looked_up])
+            found.acted = {
+                root for root in looked - set(rows) if not every.marks(root) & DimensionMark.WALKED
+            }
+            return rows + sorted(found.acted)
+    return []
+
+
 def _first(every: Dimensions, dim: Dim) -> list[int]:
     """The outermost factor of a dimension, or of the equal slices that the step takes of it."""
     factors = list(every.factors(dim)[:1])
@@ -418,13 +452,14 @@ def _frozen(
     inputs: Sequence[Dims],
     roles: Sequence[Role],
     floats: frozenset[int],
+    integers: frozenset[int],
     found: Facts,
 ) -> tuple[Role, ...]:
-    """Finds frozen weights: floats without any dimension of the data."""
+    """Finds frozen weights: arrays without any dimension of the data."""
     of_data = {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
     after = list(roles)
     left: dict[int, frozenset[int]] = {}
-    for place in floats:
+    for place in floats | integers:
         own = frozenset(roots(every, inputs[place]))
         if own and not own & of_data and roles[place] == Role.DATA:
             left[place] = own
@@ -433,11 +468,12 @@ def _frozen(
     for place, own in left.items():
         # A loop over stacked layers multiplies with one matrix of them in each turn.
         inside = frozenset(root for root in own if not every.marks(root) & DimensionMark.WALKED)
-        if own in matrices or inside in matrices:
+        # Two vectors are multiplied, too.
+        if len(inside) > 1 and (own in matrices or inside in matrices):
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():
-        if own <= known:  # A bias or scale with dimensions of weights.
+        if own <= known and place in floats:  # A bias or scale with dimensions of weights.
             after[place] = Role.FROZEN
     return tuple(after)
 

@@ -28,8 +28,10 @@ class _Signs:
     head_dim: set[int] = field(default_factory=set[int])
     group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
+    branches: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
     made: set[int] = field(default_factory=set[int])
+    scored: set[int] = field(default_factory=set[int])
     hidden: set[int] = field(default_factory=set[int])
     channels: set[int] = field(default_factory=set[int])
     patches: list[set[int]] = field(default_factory=list[set[int]])
@@ -100,7 +102,8 @@ def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
     if not pieces:
         return ""
     inside = {outer(every, dim) for _, dim in pieces}
-    name = named.get(next(iter(inside)) or -1, "") if len(inside) == 1 else ""
+    one = next(iter(inside))
+    name = named.get(one, "") if len(inside) == 1 and one is not None else ""
     return f"{name}_x{len(pieces)}" if name else "packed"
 
 
@@ -125,6 +128,9 @@ def _signs(
     for dims in events.spatial:
         signs.patches.append(roots(every, dims))
     signs.heads -= signs.experts
+    # Scores of a router choose among experts; others are trained side by side, as two critics are.
+    signs.branches = signs.experts - signs.scored
+    signs.experts -= signs.branches
     for root in list(signs.features):  # What lies end to end in what is summed over.
         signs.features |= {factor for _, dim in every.packed(root) for factor in every.factors(dim)}
     for dims, role in arrays:
@@ -147,7 +153,8 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
             signs.vocab |= looked
             signs.embed.update(root for root in window if root in facts.weights)
         else:
-            signs.chosen |= looked & facts.weights
+            # Tokens that are sent to experts are chosen out of rows that have a sequence in them.
+            signs.chosen |= looked if looked <= facts.weights else set[int]()
 
 
 def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
@@ -168,9 +175,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
                     signs.embed.update(other & facts.weights)
         is_of_weights = any(side <= facts.weights for side in (left, right))
         is_inside = any(side and side <= facts.weights for side in (left, right))
-        if batch and batch <= facts.weights and summed <= facts.weights and is_inside:
+        if batch and summed and batch | summed <= facts.weights and is_inside:
             signs.experts |= batch
-        elif batch & facts.weights and batch - facts.weights:
+        elif summed and batch & facts.weights and batch - facts.weights:
             signs.heads |= batch & facts.weights
             sides = (left | right) & facts.weights - lengths
             if summed <= facts.weights - lengths:  # Queries with keys.
@@ -181,7 +188,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
                 signs.along_heads |= summed & facts.weights
         if batch | summed <= facts.weights and is_of_weights:
             signs.features |= summed
-            signs.made |= {root for side in (left, right) if side <= facts.weights for root in side}
+            sides = [side for side in (left, right) if side <= facts.weights]
+            signs.made |= {root for side in sides for root in side}
+            signs.scored |= {root for side in sides if len(side) == 1 for root in side}
 
 
 def _lengths(every: Dimensions, events: Events, facts: Facts) -> set[int]:
@@ -200,15 +209,17 @@ def _read_arrays(
 ) -> None:
     for dims, role in arrays:
         own = {root for dim in dims if (root := outer(every, dim)) is not None}
+        inside = [piece for root in own for _, piece in every.packed(root)]
+        pieces = {root for piece in inside if (root := outer(every, piece)) is not None}
         if role in _WEIGHTS:
-            signs.weights.update(own)
+            signs.weights.update(own | pieces)
             is_kernel = any(every.marks(root) & DimensionMark.KERNEL for root in own)
             if len(own) > 1 and not is_kernel:
                 signs.matrices.update(own)
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
         elif role == Role.DATA:
-            signs.in_data |= own
+            signs.in_data |= own | pieces
             if own & set(facts.batches[:1]):
                 signs.with_batch |= own - set(facts.batches[:1])
 
@@ -217,6 +228,7 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     """Returns the name of a class by the evidence; empty without evidence."""
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
+        ("envs", facts.acted),
         # Rows of rows are tokens.
         ("sequence", set(batches[1:]) & signs.with_batch),
         ("batch", set(batches)),
@@ -253,12 +265,14 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     # A result of weights and features is no sequence: it may be scores of classes for each row.
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
     rows |= signs.along_heads | signs.beside_keys
+    is_narrow = all(every.size(one) > every.size(root) for one in beside)
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
     return _first(
         (
             ("vocab", signs.vocab),
             ("embed", main),
             ("expert", signs.experts),
+            ("branch", signs.branches),
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
             ("group", signs.group),
@@ -269,6 +283,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("hidden", signs.hidden if marks & DimensionMark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),
             ("classes", signs.chosen | signs.with_batch & signs.made - signs.features),
+            ("bottleneck", {root} if is_between and is_narrow else set[int]()),
             ("mlp", {root} if is_between else set[int]()),
         ),
         root,
@@ -283,8 +298,9 @@ def _first(names: Iterable[tuple[str, set[int]]], root: int) -> str:
 def _residual(signs: _Signs) -> set[int]:
     """Returns the factors that flow from layer to layer: results of a table, or else factors of
     most matrices."""
-    named = {root for root in signs.embed if root not in signs.vocab | signs.heads | signs.experts}
-    known = signs.vocab | signs.heads | signs.experts | signs.hidden
+    known = signs.vocab | signs.heads | signs.experts | signs.branches
+    named = {root for root in signs.embed if root not in known}
+    known |= signs.hidden
     counts = {
         root: count
         for root, count in signs.matrices.items()

@@ -31,6 +31,7 @@ class Roles:
       of: for inputs, the input that each belongs to: the parameter of a moment or a copy.
       state_of: for inputs, the result that replaces each.
       floats: inputs of floats that are not carried.
+      integers: matrices of integers that are not carried, or come back unchanged.
     """
 
     inputs: tuple[Role, ...]
@@ -38,6 +39,7 @@ class Roles:
     of: Mapping[int, int]
     state_of: Mapping[int, int]
     floats: frozenset[int]
+    integers: frozenset[int]
 
     @property
     def has_trained(self) -> bool:
@@ -106,11 +108,23 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         for place, array in enumerate(arrays)
     ]
     of = _owners(roles, arrays, flows, parameters)
-    results = _results(opened, roles, carried)
+    results = _results(opened, roles, carried, outputs)
     floats = frozenset(
         place for place, array in enumerate(arrays) if array.is_float and place not in flows
     )
-    return Roles(inputs=tuple(roles), results=results, of=of, state_of=dict(carried), floats=floats)
+    integers = frozenset(
+        place
+        for place, array in enumerate(arrays)
+        if roles[place] == Role.DATA and not array.is_float and len(array.shape) > 1
+    )
+    return Roles(
+        inputs=tuple(roles),
+        results=results,
+        of=of,
+        state_of=dict(carried),
+        floats=floats,
+        integers=integers,
+    )
 
 
 def _array(variable: Any) -> _Array:
@@ -259,14 +273,16 @@ def _places(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _results(jaxpr: Any, roles: Sequence[Role], carried: Mapping[int, int]) -> tuple[Role, ...]:
+def _results(
+    jaxpr: Any, roles: Sequence[Role], carried: Mapping[int, int], flows: Sequence[Flow]
+) -> tuple[Role, ...]:
     replaces = {result: place for place, result in carried.items()}
     found: list[Role] = []
     for number, var in enumerate(jaxpr.outvars):
         array = _array(var) if not is_literal(var) else None
         if number in replaces:
             found.append(roles[replaces[number]])
-        elif array is not None and array.is_float and not array.shape:
+        elif array is not None and array.is_float and not array.shape and flows[number].made_of:
             found.append(Role.LOSS)
         else:
             found.append(Role.OUTPUT)

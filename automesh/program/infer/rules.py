@@ -228,7 +228,9 @@ def _ragged_dot(op: TracedOperation) -> list[Dims]:
     ours = _without(left, (*left_sum, *left_batch))
     theirs = _without(right, (*right_sum, *right_batch, *groups))
     summed = tuple(left[place] for place in left_sum)
-    note_product(op, summed, batch, ours, theirs)
+    # Each group has weights of its own, like each of a batch.
+    of_groups = tuple(right[place] for place in groups)
+    note_product(op, summed, (*batch, *of_groups), ours, theirs)
     found = (*batch, *ours, *theirs)
     if len(found) < len(
         op.shapes[0]

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from automesh.program.capture.flow.expanded import expansion_of
 from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
 from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
@@ -194,7 +195,24 @@ class _Walker:
             if fits:
                 inner = self._inside(number, equation, body, frame, backward)
                 return self.program(body, given, inner)
+        if (expansion := expansion_of(equation)) is not None:
+            return self._expanded(expansion, given, frame, backward)
         return self._unknown(equation, given)
+
+    def _expanded(
+        self, expansion: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
+        """Walks what one operation stands for. Nothing inside has a place in the program, where a
+        constraint could be put."""
+        placed = (
+            self.events.draws, self.events.divisions, self.events.lookups, self.events.meetings,
+        )  # fmt: skip
+        known = [len(those) for those in placed]
+        inner = _Frame(is_backward=backward, loop=frame.loop)
+        made = self.program(opened_jaxpr(expansion), given, inner)
+        for those, count in zip(placed, known, strict=True):
+            del those[count:]
+        return made
 
     def _inside(
         self,

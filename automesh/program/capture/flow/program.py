@@ -335,12 +335,14 @@ def follow(
             }
         else:
             inside = any(map(has_gradient, _bodies(equation)))
-            if into_loops and inside and not backward and name in _LOOPS:
-                made = _around(equation, given)
+            if into_loops and not backward and name in _LOOPS:
+                made = _around(equation, given, takes_gradients=inside)
             elif into_loops and not backward and name == "cond":
                 made = _either(equation, given)
             else:
                 together = Flow.of(given, is_gradient=backward or inside)
+                if _decides(equation):
+                    together = Flow(made_of=together.made_of)
                 made = [together] * len(equation.outvars)
                 if name in _WRITES:
                     known[equation.invars[0]] = together
@@ -348,6 +350,15 @@ def follow(
     return [flow_of(variable) for variable in jaxpr.outvars], [
         flow_of(variable) for variable in jaxpr.invars
     ]
+
+
+def _decides(equation: Any) -> bool:
+    """Whether an operation gives one truth value. A gradient that only decides, by whether it is
+    finite, makes no parameter of what the step then chooses, such as the scale of a loss."""
+    avals = [variable.aval for variable in equation.outvars]
+    return bool(avals) and all(
+        str(getattr(a, "dtype", "")) == "bool" and not a.shape for a in avals
+    )
 
 
 def _either(equation: Any, given: Sequence[Flow]) -> list[Flow]:
@@ -359,13 +370,24 @@ def _either(equation: Any, given: Sequence[Flow]) -> list[Flow]:
     return found
 
 
-def _around(equation: Any, given: Sequence[Flow]) -> list[Flow]:
-    """Returns what the results of a loop are made of in one turn, which is one iteration of the
-    training. More turns would mix all: parameters are made of moments, and moments of gradients."""
+def _around(equation: Any, given: Sequence[Flow], *, takes_gradients: bool) -> list[Flow]:
+    """Returns what the results of a loop are made of.
+
+    If it takes gradients, that is after one turn, which is one iteration of the training: more
+    turns would mix all, as parameters are made of moments, and moments of gradients. Else it is
+    after all turns: what a loop of actions carries unchanged, such as the training state, stays
+    unchanged.
+    """
     body, constants, carried = loop_body(equation)
     if equation.primitive.name == "while":
         given = given[equation.params["cond_nconsts"] :]
     first, carry = given[:constants], given[constants : constants + carried]
     slices = given[constants + carried :]
-    made, _ = follow(body, [*first, *carry, *slices], into_loops=True)
-    return made
+    while True:
+        made, _ = follow(body, [*first, *carry, *slices], into_loops=True)
+        after = [one | other for one, other in zip(carry, made, strict=False)]
+        if takes_gradients:
+            return made
+        if after == carry:
+            return [*after, *made[carried:]]
+        carry = after

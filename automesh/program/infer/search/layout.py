@@ -49,6 +49,7 @@ MOST_CLASSES = 5
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
 LEAST_SHARE = 0.002
 _EXPERT = "expert"
+_SEVERAL = (_EXPERT, "branch")  # Each has weights of its own.
 _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
@@ -278,7 +279,8 @@ class ChosenClasses:
         }
         weights = _weights(classes)
         total = sum(math.prod(one.shape) for one in classes.arguments if one.role in WEIGHTS)
-        expert = next((c for c in classes.classes if _is(c, _EXPERT) and divides(c)), None)
+        several = [c for c in classes.classes if divides(c) and any(_is(c, s) for s in _SEVERAL)]
+        expert = min(several, key=lambda c: not _is(c, _EXPERT), default=None)
         has_heads = any(_is(one, _HEADS) and divides(one) for one in classes.classes)
         over_tp = [
             one
@@ -474,7 +476,8 @@ class ChosenClasses:
         """A logical axis in words; for a class without a real name, with an array that has it."""
         if not _NUMBERED.search(name):
             return name
-        for array in self.classes.arguments:
+        arrays = sorted(self.classes.arguments, key=lambda one: one.role is not Role.PARAMETER)
+        for array in arrays:
             if name in array.dims:
                 return f"{name} (dimension {array.dims.index(name)} of {array.name})"
         return name
