@@ -19,6 +19,8 @@ from automesh.ir.passes.edits import (
     take_result,
 )
 
+# Attribute of a constant that each device computes: the program does not contain its numbers.
+IS_COMPUTED = "is_computed"
 _MOVES = frozenset(("reshape", "transpose", "copy"))
 
 
@@ -33,9 +35,27 @@ def drop_collectives_of_constants(graph: Graph) -> None:
         for operation in block.operations:
             is_made = operation.name in COLLECTIVES and not is_manual(operation)
             if is_made and operation.operands[0].is_constant:
+                is_computed = not _reads_data(operation.operands[0])
                 set_operands(operation, ())
                 operation.name = "constant"
-                operation.attributes = {"splat": None}
+                operation.attributes = {"splat": None, IS_COMPUTED: is_computed}
+
+
+def _reads_data(constant: Value) -> bool:
+    """Whether a constant is made of numbers that the program contains, and not of formulas such as
+    zeros, numbers of places, and arithmetic on them."""
+    waiting, seen = [constant], {constant}
+    while waiting:
+        made = waiting.pop().producer
+        if made is None:
+            continue
+        is_data = made.name == "constant" and made.attributes.get("splat") is None
+        if is_data and not made.attributes.get(IS_COMPUTED):
+            return True
+        fresh = [one for one in made.operands if one not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return False
 
 
 def separate_reductions_from_slices(graph: Graph) -> None:
