@@ -157,6 +157,44 @@ def reduce_by_dimension(graph: Graph) -> None:
             block.operations[place] = last
 
 
+def gather_by_dimension(graph: Graph) -> None:
+    """Splits an all_gather along several dimensions into one for each, the last dimension first."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        changes = Changes(block)
+        for operation in list(block.operations):
+            if operation.name != "all_gather" or is_manual(operation):
+                continue
+            split: tuple[tuple[str, ...], ...] = operation.attributes[_BY_DIM]
+            places = [place for place, axes in enumerate(split) if axes]
+            if len(places) < 2:
+                continue
+            value, whole = operation.operands[0], operation.results[0]
+            made: list[Operation] = []
+            for place in reversed(places):
+                axes = (*value.axes[:place], whole.axes[place], *value.axes[place + 1 :])
+                partly = whole if place == places[0] else like(whole, axes=axes)
+                made.append(
+                    Operation(
+                        name="all_gather",
+                        operands=[value],
+                        results=[partly],
+                        attributes={
+                            "axes": split[place],
+                            "group": math.prod(sizes.get(axis, 1) for axis in split[place]),
+                            _BY_DIM: tuple(
+                                axes if d == place else () for d, axes in enumerate(split)
+                            ),
+                        },
+                        source=operation.source,
+                    )
+                )
+                value = partly
+            set_operands(operation, ())
+            changes.put(operation, made)
+        changes.apply()
+
+
 def _by_dimension(reduction: Operation) -> list[tuple[str, ...]]:
     """Groups the axes of a reduction by the dimension that the operation before it reduces."""
     axes: tuple[str, ...] = reduction.attributes["axes"]
