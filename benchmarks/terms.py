@@ -25,7 +25,8 @@ XLA:
   the result. A weight that is converted and then constrained is gathered in f32, not in bf16:
   twice the bytes (`sharding.reshard`).
 * Reductions over axes that split several dimensions: one all-reduce for Shardy, one per dimension
-  for XLA, each of the whole array (`reduce_by_dimension`).
+  for XLA, each of the whole array (`reduce_by_dimension`). So are gathers for CPUs
+  (`gather_by_dimension`); libtpu makes one of them again.
 * All-reduce and slice over the same axes: a reduce-scatter for Shardy. XLA's partitioner never
   makes one; the GPU and TPU compilers do so later (`separate_reductions_from_slices`).
 * CHLO: Shardy has no rules for it and takes its results for whole; XLA rewrites it first, and so

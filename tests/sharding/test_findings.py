@@ -150,6 +150,39 @@ def test_state_that_was_made_on_one_device(made: str) -> None:
         assert mib(found["state-on-one-device"], fsdp=2) == 2.0
 
 
+def test_a_cache_of_the_examples_does_not_say_how_parameters_are_split() -> None:
+    def build(mesh: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            w, cache = state
+            value, g = jax.value_and_grad(layer)(w, x)
+            return (w - 0.1 * g, 0.9 * cache + jnp.tanh(x @ w)), value
+
+        state = array(mesh, (1024, 1024), None, "tp"), array(mesh, (2048, 1024), "dp", "tp")
+        return jax.jit(step, donate_argnums=0), (state, array(mesh, (2048, 1024), "dp"))
+
+    assert "replicated-state" not in found_in(build, "cpu", dp=2, tp=2)
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_a_loop_takes_slices_of_the_batch(is_split: bool) -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            def body(i: Any, g: Any) -> Any:
+                part = jax.lax.dynamic_slice_in_dim(x, i * 8, 8, int(not is_split))  # rows of some
+                return g + jax.grad(layer)(w, part)
+
+            return w - jax.lax.fori_loop(0, 4, body, jnp.zeros_like(w)), jnp.sum(x)
+
+        state = array(mesh, (256, 256), "fsdp")
+        return jax.jit(step, donate_argnums=0), (state, array(mesh, (32, 32, 256), "fsdp"))
+
+    found = found_in(build, "cpu", fsdp=4)
+    assert ("microbatch-reshape" in found) is is_split
+    if is_split:
+        one = found["microbatch-reshape"]
+        assert (one.array, one.source) == ("f32[32,32,256]", line_of("# rows of some"))
+
+
 def accumulating(mesh: Any, *, interleaved: bool) -> Any:
     w, x = array(mesh, (256, 512)), array(mesh, (32, 64, 256), ("dp", "fsdp"))
 
@@ -200,17 +233,18 @@ def test_a_gradient_is_reduced_in_every_microbatch_where_the_compiler_leaves_it_
         assert one.array == "f32[256,2048]" and value_of(one.count, {"dp": 4}) == 4
 
 
-@pytest.mark.parametrize("split", ["layers", "rows"])
-def test_a_stack_that_is_split_over_its_layers(split: str) -> None:
+@pytest.mark.parametrize(("split", "unroll"), [("layers", 1), ("layers", 2), ("rows", 1)])
+def test_a_stack_that_is_split_over_its_layers(split: str, unroll: int) -> None:
     def build(mesh: Any) -> Any:
         def loss(w: Any, x: Any) -> Any:
-            y, _ = jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)
+            y, _ = jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w, unroll=unroll)
             return jnp.mean(y**2)
 
         spec = ("fsdp",) if split == "layers" else (None, "fsdp")
         return descend(loss, mesh, array(mesh, (4, 512, 512), *spec), array(mesh, (32, 512)))
 
     found = found_in(build, fsdp=2)
+    assert "microbatch-reshape" not in found
     assert ("layer-split-stack" in found) is (split == "layers")
     if split == "layers":
         one = found["layer-split-stack"]
@@ -240,6 +274,34 @@ def test_operations_along_a_split_dimension(name: str) -> None:
     one = found_in(build_of(across), dp=4)["undivided-operation"]
     assert one.axes == ("dp",) and one.detail.startswith(name)
     assert "undivided-operation" not in found_in(build_of(inside), dp=4)
+
+
+@pytest.mark.parametrize("spec", [(None, "dp"), ("dp",)], ids=["whole", "stacked"])
+def test_factorizations_that_every_device_repeats(spec: tuple[str | None, ...]) -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            g = jax.grad(lambda w: jnp.mean(jnp.tanh(jnp.einsum("bd,ldf->lbf", x, w)) ** 2))(w)
+            return w - 0.1 * jax.vmap(jnp.linalg.qr)(g)[0], jnp.sum(x)  # on all of them
+
+        w = array(mesh, (4, 512, 256), *spec)
+        return jax.jit(step, donate_argnums=0), (w, array(mesh, (16, 512)))
+
+    found = found_in(build, "cpu", dp=2)
+    assert ("undivided-operation" in found) is (spec[0] is None)
+    if spec[0] is None:
+        one = found["undivided-operation"]
+        assert one.source == line_of("# on all of them") and one.detail.endswith("repeated")
+
+
+def test_what_each_device_computes_by_itself_is_no_constant_of_the_program() -> None:
+    def build(mesh: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            y = x @ w
+            return jnp.mean(jnp.abs(y - jnp.median(y, axis=0, keepdims=True)))
+
+        return descend(loss, mesh, array(mesh, (64, 256)), array(mesh, (4096, 64), "dp"))
+
+    assert "baked-constant" not in found_in(build, "cpu", dp=4)
 
 
 @pytest.mark.parametrize("spec", [(), ("fsdp",)])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from automesh.cost.terms import Cure, Finding, value_of
-from automesh.ir.findings.gradients import REPLICATED_GRADIENT
+from automesh.ir.findings.gradients import GRADIENT_PER_MICROBATCH, REPLICATED_GRADIENT
 from automesh.ir.findings.nouns import several
 from automesh.ir.findings.packed import SLICE_ACROSS_PARTS
 from automesh.ir.findings.precision import WIDE_REDUCTION
@@ -21,6 +21,7 @@ from automesh.ir.findings.program import (
 _OF_A_LINE = frozenset(
     (
         FULL_REMATERIALIZATION,
+        GRADIENT_PER_MICROBATCH,
         LAYER_SPLIT_STACK,
         MICROBATCH_RESHAPE,
         REPLICATED_GRADIENT,

@@ -122,9 +122,24 @@ class PartitionedProgram:
         }
         return tuple(axis for axis, _ in self.graph.mesh if axis in found)
 
+    def holds_rows(self, value: Value) -> bool:
+        """Whether a value is split over the rows of a batch, as a cache of the examples is."""
+        state = {argument for argument, _ in self.state.pairs}
+        rows = {
+            (one.shape[0], one.axes[0])
+            for number, one in enumerate(self.graph.top.arguments)
+            if number not in state and one.shape and one.axes[0]
+        }
+        return any(part in rows for part in zip(value.shape, value.axes, strict=True))
+
     def like_state(self, value: Value) -> tuple[int, Value] | None:
         """Returns the first argument of the state with the shape of a value."""
         return next((one for one in self.carried() if one[1].shape == value.shape), None)
+
+    def is_state(self, value: Value) -> bool:
+        """Whether a value is, or is a view of, an argument that a result replaces."""
+        argument = self.argument_of(value)
+        return any(argument == place for place, _ in self.state.pairs)
 
     def loop_of(self, value: Value) -> tuple[Operation, int] | None:
         """Returns the loop whose body takes a value, and the position among its arguments."""

@@ -44,6 +44,8 @@ _ALONG = frozenset(
 _PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
 _LEAST_WASTE = 0.1
 _FARTHEST = 256
+# `Finding.detail` of a batch of which a loop takes slices.
+_SLICES = "slices"
 
 
 def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
@@ -115,7 +117,10 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
         return
     reshape = _microbatches(program, seen)
     moved = operation.results[0]
-    if reshape is None or moved.is_constant:
+    if moved.is_constant:
+        return
+    if reshape is None:
+        yield from _sliced_microbatches(program, seen)
         return
     # As large as the batch is, in whatever type it is moved.
     if math.prod(moved.shape) * element_bytes(reshape.results[0].dtype) < LEAST_BYTES:
@@ -131,11 +136,41 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
     )
 
 
+def _sliced_microbatches(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds batches of which a loop takes slices of several rows, which lie on some devices."""
+    operation = seen.operation
+    before, moved = operation.operands[0], operation.results[0]
+    axes = set(program.batch_axes()) & set(operation.attributes["axes"])
+    is_in_loop = bool(seen.loops) or any(user.name == "while" for user in moved.users)
+    if not is_in_loop or not axes or moved.global_bytes < LEAST_BYTES or program.is_state(before):
+        return
+    rows = [d for d in range(len(before.shape)) if axes & {*before.axes[d]} - {*moved.axes[d]}]
+    readers = _slices_of(moved)
+    if rows and any(
+        1 < reader.attributes["sizes"][d] < before.shape[d] for reader in readers for d in rows
+    ):
+        yield Finding(
+            rule=MICROBATCH_RESHAPE,
+            array=words(before),
+            bytes=(moved.bytes,),
+            axes=operation.attributes["axes"],
+            count=seen.count,
+            source=readers[0].source or nearby_source(operation),
+            detail=_SLICES,
+        )
+
+
 def _microbatch_reshape_words(finding: Finding, sizes: Sizes) -> str:
+    sent = f"{bytes_of(finding, sizes)} on a device{times_of(finding, sizes)}"
+    if finding.detail == _SLICES:
+        return (
+            f"the loop takes slices of several rows of {array_of(finding)}, which lie on some of "
+            f"the devices along {axes_of(finding)}, and so sends the batch around: {sent}"
+        )
     return (
         f"the reshape of {array_of(finding)} into microbatches lets {axes_of(finding)} split the "
         f"microbatches and not the examples, so that the loop over them sends the batch around: "
-        f"{bytes_of(finding, sizes)} on a device{times_of(finding, sizes)}"
+        f"{sent}"
     )
 
 
@@ -177,6 +212,19 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
             source=operation.source or nearby_source(operation),
             detail=f"{_said(operation)}, {'gathered' if gathers else 'moved'}",
         )
+    elif operation.name in _ALONG and (cut := _cut_behind(operation)):
+        whole = max(operation.operands, key=lambda value: value.global_bytes)
+        if whole.global_bytes < LEAST_BYTES or cut & held:
+            return
+        yield Finding(
+            rule=UNDIVIDED_OPERATION,
+            array=words(whole),
+            bytes=(whole.bytes,),
+            axes=tuple(axis for axis, _ in program.graph.mesh if axis in cut),
+            count=seen.count,
+            source=operation.source or nearby_source(operation),
+            detail=f"{_said(operation)}, repeated",
+        )
 
 
 def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
@@ -187,10 +235,11 @@ def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
             f"{axes_of(finding)} split: {bytes_of(finding, sizes)} on a device are sent around for "
             f"it{times_of(finding, sizes)}"
         )
+    is_gathered = "" if how == "repeated" else "gathered, "
     return (
         f"{axes_of(finding)} {_divide(finding)} {clean(operation)}: {array_of(finding)} is "
-        f"gathered, {bytes_of(finding, sizes)} on every device{times_of(finding, sizes)}, and all "
-        "devices along them do the same work"
+        f"{is_gathered}{bytes_of(finding, sizes)} on every device{times_of(finding, sizes)}, "
+        "and all devices along them do the same work"
     )
 
 
@@ -300,12 +349,15 @@ def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation
     before, after = made.operands[0], made.results[0]
     if len(after.shape) != len(before.shape) + 1:
         return None
+    if program.is_state(before):
+        return None  # A stack of layers, of which a loop takes several at once.
     for d, axes in enumerate(before.axes):
         # The sizes of the new dimensions may be those of a part; the sizes around them show the
         # position.
         around = (*before.shape[:d], *before.shape[d + 1 :])
         if (
             set(axes) & set(operation.attributes["axes"])
+            and after.shape[d : d + 2] != (1, before.shape[d])
             and (*after.shape[:d], *after.shape[d + 2 :]) == around
         ):
             return made
@@ -358,6 +410,14 @@ def _other_dimension(program: PartitionedProgram, argument: int) -> Cure | None:
         results=tuple(results.get(number, -1) for number in alike),
         splits=(after,) * len(alike),
     )
+
+
+def _cut_behind(operation: Operation) -> set[str]:
+    """Returns the axes that split all that is kept of the results of an operation."""
+    users = [user for result in operation.results for user in set(result.users)]
+    if not users or any(user.name != "all_slice" for user in users):
+        return set()
+    return set[str].intersection(*(set(user.attributes["axes"]) for user in users))
 
 
 def _said(operation: Operation) -> str:

@@ -296,14 +296,16 @@ def _axes_of_state(
 
     They split most of it; or some of it and the batch; or have a name that says so.
     """
-    total = sum(value.global_bytes for _, value in carried)
-    if total < LEAST_BYTES:
+    if sum(value.global_bytes for _, value in carried) < LEAST_BYTES:
         return
+    # A cache is split like the batch, which says nothing about how parameters are meant to be.
+    parameters = [value for _, value in carried if not program.holds_rows(value)]
+    total = sum(value.global_bytes for value in parameters)
     of_batch = program.batch_axes()
     for axis, size in program.sizes.items():
-        split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
+        split = sum(value.global_bytes for value in parameters if axis in _every(value.axes))
         is_meant = _NAMED in axis or (axis in of_batch and split >= LEAST_BYTES)
-        if size > 1 and (split >= total / 2 or is_meant):
+        if size > 1 and (split >= max(total, LEAST_BYTES) / 2 or is_meant):
             yield axis
 
 

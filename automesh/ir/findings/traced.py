@@ -15,8 +15,9 @@ from automesh.ir.findings.rule import (
     array_of,
     bytes_of,
 )
-from automesh.ir.graph import Block, Operation, Value
+from automesh.ir.graph import Block, Operation
 from automesh.ir.op_kinds import PRODUCTS
+from automesh.ir.passes.collectives import IS_COMPUTED
 from automesh.ir.terms.collectives import nearby_source
 
 BAKED_CONSTANT = "baked-constant"
@@ -33,9 +34,7 @@ def baked_constant(program: PartitionedProgram, seen: OperationSite) -> Iterator
     if operation.name != "constant" or operation.attributes.get("splat") is not None:
         return
     value = operation.results[0]
-    if value.global_bytes < LEAST_BYTES:
-        return
-    if value.users and all(_is_numbering(value, user) for user in value.users):
+    if value.global_bytes < LEAST_BYTES or operation.attributes.get(IS_COMPUTED):
         return
     user = next(iter(value.users), None)
     yield Finding(
@@ -52,14 +51,6 @@ def _baked_constant_words(finding: Finding, sizes: Sizes) -> str:
         f"{bytes_of(finding, sizes)} on every device, which every compile and every cache entry "
         "carries along"
     )
-
-
-def _is_numbering(value: Value, user: Operation) -> bool:
-    """Whether an operation sorts the numbers of places along with an array, as `top_k` does.
-
-    XLA makes these numbers on each device; only our copy of the program has them as a constant.
-    """
-    return user.name == "sort" and value.dtype.startswith(("i", "ui")) and len(user.operands) > 1
 
 
 def unrolled_layers(program: PartitionedProgram) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,7 +31,8 @@ class CpuBufferModel(BufferModel):
     features come last, and copies of all others. Gradients of maxima over windows become scatters.
     Results of expensive arithmetic that several operations read are stored. All-reduces over the
     same axes become one, however large (jaxlib 0.10.1 and 0.12), and never write over their
-    operands, which are widened to 32 bits.
+    operands, which are widened to 32 bits. An all-gather puts the parts one behind the other, and
+    the call that a top-k becomes wants rows: along other dimensions than the first it has a copy.
     """
 
     orders: tuple[Order, ...] = ("early",)
@@ -55,6 +57,8 @@ class CpuBufferModel(BufferModel):
                 step = self._widened_reduction(step, steps)
             elif operation.name == "select_and_scatter":
                 step = self._expanded_scatter(step, steps)
+            elif operation.name == "top_k" and _is_gathered_behind(operation.operands[0]):
+                step.operands = [self._add_copy(operation.operands[0], operation, steps)]
             steps.append(step)
             for made, result in zip(step.results, operation.results, strict=True):
                 if made is not result:
@@ -216,6 +220,15 @@ def _cut_from_gathers(block: Block) -> Iterator[Value]:
             maker = whole.producer
             if maker is not None and maker.name == "all_gather" and len(set(whole.users)) == 1:
                 yield operation.results[0]
+
+
+def _is_gathered_behind(value: Value) -> bool:
+    """Whether a value was gathered along a dimension that is not its outermost."""
+    maker = value.producer
+    if maker is None or maker.name != "all_gather":
+        return False
+    split = maker.attributes["per_dimension"]
+    return any(axes and math.prod(value.shape[:d]) > 1 for d, axes in enumerate(split))
 
 
 def _wanted_order(dot: Operation, side: str, rank: int) -> tuple[int, ...]:

@@ -30,9 +30,10 @@ _UPDATES = frozenset(("dynamic_update_slice", "scatter"))
 _NEVER_IN_PLACE = frozenset(
     (
         "dot_general", "convolution", "ragged_dot", "custom_call", "reduce", "reduce_window",
-        "gather", "dynamic_slice", "slice", "sort", "transpose", "concatenate", "pad", "reverse",
-        "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_slice", "while", "case",
-        COPY, *(kind.stablehlo for kind in KINDS if kind.stablehlo and not kind.is_in_place),
+        "gather", "dynamic_slice", "slice", "sort", "top_k", "transpose", "concatenate", "pad",
+        "reverse", "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_slice",
+        "while", "case", COPY,
+        *(kind.stablehlo for kind in KINDS if kind.stablehlo and not kind.is_in_place),
     )
 )  # fmt: skip
 _Live = dict[tuple[tuple[str, int], ...], float]

@@ -19,6 +19,8 @@ from automesh.ir.passes.edits import (
     take_result,
 )
 
+# Attribute of a constant that each device computes: the program does not contain its numbers.
+IS_COMPUTED = "is_computed"
 _MOVES = frozenset(("reshape", "transpose", "copy"))
 
 
@@ -33,9 +35,27 @@ def drop_collectives_of_constants(graph: Graph) -> None:
         for operation in block.operations:
             is_made = operation.name in COLLECTIVES and not is_manual(operation)
             if is_made and operation.operands[0].is_constant:
+                is_computed = not _reads_data(operation.operands[0])
                 set_operands(operation, ())
                 operation.name = "constant"
-                operation.attributes = {"splat": None}
+                operation.attributes = {"splat": None, IS_COMPUTED: is_computed}
+
+
+def _reads_data(constant: Value) -> bool:
+    """Whether a constant is made of numbers that the program contains, and not of formulas such as
+    zeros, numbers of places, and arithmetic on them."""
+    waiting, seen = [constant], {constant}
+    while waiting:
+        made = waiting.pop().producer
+        if made is None:
+            continue
+        is_data = made.name == "constant" and made.attributes.get("splat") is None
+        if is_data and not made.attributes.get(IS_COMPUTED):
+            return True
+        fresh = [one for one in made.operands if one not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return False
 
 
 def separate_reductions_from_slices(graph: Graph) -> None:
@@ -135,6 +155,44 @@ def reduce_by_dimension(graph: Graph) -> None:
             take_result(last, operation.results[0])
             set_operands(operation, ())
             block.operations[place] = last
+
+
+def gather_by_dimension(graph: Graph) -> None:
+    """Splits an all_gather along several dimensions into one for each, the last dimension first."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        changes = Changes(block)
+        for operation in list(block.operations):
+            if operation.name != "all_gather" or is_manual(operation):
+                continue
+            split: tuple[tuple[str, ...], ...] = operation.attributes[_BY_DIM]
+            places = [place for place, axes in enumerate(split) if axes]
+            if len(places) < 2:
+                continue
+            value, whole = operation.operands[0], operation.results[0]
+            made: list[Operation] = []
+            for place in reversed(places):
+                axes = (*value.axes[:place], whole.axes[place], *value.axes[place + 1 :])
+                partly = whole if place == places[0] else like(whole, axes=axes)
+                made.append(
+                    Operation(
+                        name="all_gather",
+                        operands=[value],
+                        results=[partly],
+                        attributes={
+                            "axes": split[place],
+                            "group": math.prod(sizes.get(axis, 1) for axis in split[place]),
+                            _BY_DIM: tuple(
+                                axes if d == place else () for d, axes in enumerate(split)
+                            ),
+                        },
+                        source=operation.source,
+                    )
+                )
+                value = partly
+            set_operands(operation, ())
+            changes.put(operation, made)
+        changes.apply()
 
 
 def _by_dimension(reduction: Operation) -> list[tuple[str, ...]]:

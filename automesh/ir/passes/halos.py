@@ -13,7 +13,7 @@ from typing import Any
 
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
-from automesh.ir.passes.edits import blocks, like, set_operands
+from automesh.ir.passes.edits import blocks, drop, like, replace_value, set_operands
 from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
 
 # Of a permute that is no halo: the array whose rows it sends, and the name of what takes it apart.
@@ -126,14 +126,32 @@ def gather_top_k(graph: Graph) -> None:
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "sort"]:
-            if _is_top_k(operation):
+            slices = [_behind_moves(result) for result in operation.results]
+            if _is_top_k(operation, [one for of in slices for one in of]):
+                _keep_first(graph, block, operation, slices)
                 _do_whole(block, operation, sizes)
 
 
-def _is_top_k(operation: Operation) -> bool:
+def _behind_moves(value: Value) -> list[Operation]:
+    """Lists the operations that read a value, also after it was split otherwise."""
+    return [
+        reader
+        for user in dict.fromkeys(value.users)
+        for reader in (_behind_moves(user.results[0]) if _is_move(user) else [user])
+    ]
+
+
+def _is_move(operation: Operation | None) -> bool:
+    return (
+        operation is not None
+        and operation.name in ("all_gather", "all_slice", "all_to_all")
+        and not operation.attributes.get("manual")
+    )
+
+
+def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
     """Values and their places sorted together, and cut off behind the first of them."""
     dimension = operation.attributes["dim"]
-    users = [user for result in operation.results for user in result.users]
     return (
         len(operation.operands) == 2
         and operation.operands[1].is_constant
@@ -145,6 +163,31 @@ def _is_top_k(operation: Operation) -> bool:
             for user in users
         )
     )
+
+
+def _keep_first(
+    graph: Graph, block: Block, operation: Operation, slices: list[list[Operation]]
+) -> None:
+    """slice(sort(x, places)) -> top_k(x), which has memory for the first places alone."""
+    sizes = list(operation.operands[0].shape)
+    kept = {one.results[0].shape[operation.attributes["dim"]] for of in slices for one in of}
+    sizes[operation.attributes["dim"]] = max(kept)
+    if any(one.results[0].shape != tuple(sizes) for of in slices for one in of):
+        return
+    for number, (result, of) in enumerate(zip(list(operation.results), slices, strict=True)):
+        first, *others = [one.results[0] for one in of] or [
+            Value(shape=tuple(sizes), dtype=result.dtype, axes=result.axes, manual=result.manual)
+        ]
+        for other in others:
+            replace_value(graph, other, first)
+        drop(block, set(of))
+        operation.results[number] = first
+        first.producer = operation
+    operation.name = "top_k"
+    values = operation.operands[0]
+    while values.producer is not None and _is_move(values.producer):
+        values = values.producer.operands[0]
+    set_operands(operation, [values])
 
 
 def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:

@@ -27,6 +27,7 @@ from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
 from automesh.ir.memory.spread import spread_of
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
+from automesh.ir.passes.collectives import gather_by_dimension
 from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
@@ -132,6 +133,10 @@ def collect(
       state: the arguments and results that are the state of the step.
     """
     rewrite(graph, platform)
+    program = PartitionedProgram(graph=graph, platform=platform, state=state)
+    findings = tuple(dict.fromkeys(program_findings(program)))
+    if platform in ("none", "cpu"):
+        gather_by_dimension(graph)
     libraries = () if platform == "none" else platform_named(platform).library_operations
     fusion = fuse(graph, libraries)
     part = _Collector(graph, fusion, platform).block(graph.top, region=0, count=_ONCE)
@@ -151,11 +156,7 @@ def collect(
         reread_bytes=memory.reread_bytes,
         host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
-        findings=tuple(
-            dict.fromkeys(
-                program_findings(PartitionedProgram(graph=graph, platform=platform, state=state))
-            )
-        ),
+        findings=findings,
         memory_spread=spread_of(
             graph, platform, has_unknown=any(NO_COST in one.why for one in part.uncounted)
         ),

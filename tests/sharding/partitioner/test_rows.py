@@ -96,8 +96,20 @@ def test_a_top_k_of_whole_rows_gathers_on_cpus(platform: str, expected: float) -
     def work(x: Any) -> Any:
         return jnp.sum(jnp.sin(lax.top_k(x, 5)[0]))
 
-    sent = _sent_kib(_propagated(work, 1024, 8, platform), 8)
-    assert sent.get("all-gather", 0.0) == pytest.approx(expected)
+    found = _propagated(work, 1024, 8, platform)
+    assert _sent_kib(found, 8).get("all-gather", 0.0) == pytest.approx(expected)
+    if platform == "cpu":  # The array gathered, and the first places alone.
+        most = max(value_of(point.bytes, {"tp": 8}) for point in found.terms.points)
+        assert most == pytest.approx(2048 * KIB, rel=0.05)
+
+
+def test_a_top_k_along_the_dimension_that_is_split_gathers_on_cpus() -> None:
+    def work(x: Any) -> Any:
+        return jnp.sum(jnp.sin(lax.top_k(x.T, 8)[0]))
+
+    sent = _sent_kib(_propagated(work, 4096, 8), 8)
+    assert sent["all-gather"] == pytest.approx(8192)
+    assert not {"all-to-all", "collective-permute"} & set(sent)
 
 
 def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> None:
