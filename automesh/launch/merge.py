@@ -32,7 +32,7 @@ def merged_answer(
     most. All other values must be equal: otherwise the processes did not do the same job.
 
     Args:
-      answers: in the order of the ranks, all of one type.
+      answers: the answers in the order of the ranks, all of one type.
       hosts: name of each process's host.
       is_joint: False if each process ran a program of its own on one of its devices. This is the
         step on one device, with which other plans are compared; the programs differ by the number

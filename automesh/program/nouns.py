@@ -123,11 +123,12 @@ class Inspection:
       tokens_per_step: 0 if the workload does not state it.
       has_init: True if `init` gives real initial arguments.
       argument_bytes: bytes of all arguments, unsharded.
-      fingerprint: of the program on the all-ones mesh at default knobs.
+      fingerprint: the fingerprint of the program on the all-ones mesh at default knobs.
       source_hash: hash of the script and of the user's modules that it imported.
       sources: these files, each with its own hash.
       reads: other files, variables and packages that they read while the step was built.
-      versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
+      versions: versions of python, automesh, jax, jaxlib, and of libtpu or the CUDA plugin if
+        installed.
       environment: XLA, LIBTPU and NCCL environment variables that are set.
       seen: (program without the sizes of its mesh, as a hash; meshes for which it was lowered, at
         the default knobs, for the platform of the job), empty if the job names no platform.

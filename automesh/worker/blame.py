@@ -82,7 +82,8 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
             # Its last output (of argparse, say) explains more than a traceback; the parent adds it.
             return Failed(stage=stage, reason=f"the script called sys.exit({_argument(error)})")
         case _ if is_our_module(type(error).__module__):
-            # What automesh itself says of a script: the name of its class tells the user nothing.
+            # An error of automesh about a script: the name of its class has no meaning for the
+            # user.
             said = _said(error).strip().splitlines()
             reason = ON_THIS_MESH + _shortened(said[0] if said else "the script cannot be run")
             return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))

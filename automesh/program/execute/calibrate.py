@@ -66,7 +66,7 @@ class Work:
       step: maps the state of one device to the next, in `shard_map`; its result depends on all of
         its work.
       least: smallest initial value of the arrays; the largest is `_LARGEST`.
-      group_size, stride, granules: of the mesh; see `CollectiveProbe`.
+      group_size, stride, granules: properties of the mesh; see `CollectiveProbe`.
     """
 
     arrays: tuple[tuple[tuple[int, ...], str], ...]

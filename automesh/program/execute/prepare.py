@@ -163,7 +163,7 @@ def covered_by_init(program: StepProgram) -> list[bool]:
         return [False] * leaves
     with entered(built.ambient, built.workload.context):
         try:
-            # That of a pipeline places arrays on the submeshes, which cannot be traced.
+            # The `init` of a pipeline places arrays on the submeshes, which cannot be traced.
             is_called = not isinstance(program, SingleProgram)
             shapes = None if is_called else jax.eval_shape(lambda: init(built.mesh))
         # As in `arguments`: if it cannot be traced for any reason, the real call shows its result.

@@ -183,7 +183,7 @@ def carried_leaves(
     Args:
       args: positional arguments without the static ones.
       outputs: tree of shapes and types that the step returns.
-      names: of all leaves of the arguments.
+      names: the names of all leaves of the arguments.
       kept: the leaves that are arguments of the lowered program, since the step uses them.
       source: file and line of the step's function.
     """

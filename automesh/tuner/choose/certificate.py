@@ -109,7 +109,7 @@ def belief(
       refinement: estimates of all plans, corrected by measurements; None without an estimate.
       chances: chances of the plans that were not measured and that the model can predict, best
         first.
-      how: how the times were found that the model learned from.
+      how: how the times that the model learned from were found.
     """
     if how == "measured":
         sample_of, not_so = ("measurement", "measurements"), "not measured"

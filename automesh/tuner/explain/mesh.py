@@ -48,7 +48,7 @@ def break_down_pipeline(
       where: the mesh, with the axes larger than 1.
       estimated: estimate of the plan.
       batch: batch with the plan's mesh only.
-      hardware: with the layout of the plan's ICI shape at least.
+      hardware: the devices, at least with the layout of the plan's ICI shape.
     """
     schedule = pipeline.schedule.schedule()
     times = Counter((one.stage, one.kind) for _, one in schedule.order)
@@ -192,7 +192,7 @@ def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:
     """Returns the price of a plan by terms that are assumed to hold for it.
 
     Args:
-      hardware: with the layout of the plan's ICI shape at least.
+      hardware: the devices, at least with the layout of the plan's ICI shape.
     """
     terms = under_options(terms, plan.compiler_options)
     return price({terms.active: _unguarded(terms)}, batch_of([plan]), hardware=hardware).estimated(

@@ -532,7 +532,7 @@ def _trainer(kind: str, arguments: Any, model: Any, mesh: Mesh) -> Any:
     # The trainer changes the model by its arguments when it gets the state, so the state comes
     # first.
     trainer.model_state = model.to_state()
-    with _refusals():  # Of what a schedule needs.
+    with _refusals():  # Arguments of the schedule may be missing.
         configured = trainer.configure_model()
     trainer.tx, trainer.scheduler = configured.tx, configured.scheduler
     trainer.model_state = _abstract(
@@ -605,7 +605,7 @@ def _batch_keys(kind: str, arguments: Any) -> tuple[str, ...]:
     The base trainer takes the keys of the data set; here they are token ids and a mask.
     """
     if kind == "sft" and arguments.packing:
-        # Of its two packers, the one for `wrapped` returns no mask.
+        # EasyDeL has two packers; the one for `wrapped` returns no mask.
         masks = ("attention_mask",) if arguments.packing_strategy == "bfd" else ()
         return ("input_ids", *masks, "segment_ids")
     masked = ("completion_mask", "labels") if getattr(arguments, "assistant_only_loss", 0) else ()

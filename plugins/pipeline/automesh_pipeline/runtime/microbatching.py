@@ -23,7 +23,7 @@ class Microbatched:
     """A loss that is run as a pipeline; `microbatch` makes it.
 
     Attributes:
-      options: how it is run.
+      options: the options of the pipeline.
     """
 
     def __init__(self, loss: Loss, options: PipelineOptions) -> None:

@@ -16,13 +16,13 @@ from automesh.units import parse_duration
 HELP = """Serve studies over HTTP: pages, live progress, rules, and searches that others submit.
 
 The service shows the studies under --results (or in --storage), and takes searches from
-`automesh submit`: they are run on this host, one at a time, by processes beside the server, and
-on others by agents that connect (`automesh agent --server`). On this machine's own address,
-which is the default, it makes a token for you and prints the address to open. Everybody else
-needs a token of their own (automesh token --help), and TLS.
+`automesh submit`: it runs them on this host, one at a time, in separate processes, and on other
+hosts by agents that connect (`automesh agent --server`). If it listens at this machine's own
+address, which is the default, it makes a token for you and prints the address to open. All other
+users need tokens of their own (automesh token --help), and TLS.
 
-Who may submit runs code as your account: give that scope to those alone who could log in as
-you. Ctrl-C ends the service and its searches; the next one goes on with them.
+Submitted code runs as your account: give the scope `submit` only to people who may log in as you.
+Ctrl-C ends the service and its searches; the next service continues them.
 
 docs/service.md has set-ups for one person and for a team, with PostgreSQL, a proxy, backups and
 upgrades.
@@ -53,8 +53,8 @@ def serve(
         str,
         typer.Option(
             metavar="URL",
-            help="Of the searches, if they had one; its password in the environment, as for "
-            "`search`.",
+            help="Storage of the searches, if they had one; its password in the environment, as "
+            "for `search`.",
         ),
     ] = "",
     home: Annotated[
@@ -65,7 +65,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name under which it is reached, as behind a proxy; may be given again.",
+            help="Another host name of the service, as behind a proxy; may be given again.",
             show_default=False,
         ),
     ] = None,
@@ -73,13 +73,16 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Address of a proxy on another machine, whose connections are those of many; may "
-            "be given again.",
+            help="Address of a proxy on another machine, through which many users connect; may be "
+            "given again.",
             show_default=False,
         ),
     ] = None,
     certificate: Annotated[
-        str, typer.Option(metavar="FILE", help="PEM file, for TLS.", show_default=False)
+        str,
+        typer.Option(
+            metavar="FILE", help="PEM file of a certificate, for TLS.", show_default=False
+        ),
     ] = "",
     key: Annotated[
         str, typer.Option(metavar="FILE", help="PEM file of its key.", show_default=False)
@@ -87,7 +90,9 @@ def serve(
     searches: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Submitted searches at once; 0: take none, only show."
+            metavar="N",
+            min=0,
+            help="Submitted searches that run at once; 0: only show studies.",
         ),
     ] = 1,
     agents_only: Annotated[

@@ -25,14 +25,14 @@ SERVER = "AUTOMESH_SERVER"
 HELP = """Submit a search to a service, follow it, and take its rule home.
 
 The folder of SCRIPT is sent (or --folder, if it imports from further up): at most 64 MiB,
-without links, hidden folders, results, rules and caches. The search runs where the service is,
-or where an agent of it is (--need says what that host must have); what it says is shown here,
-its table goes to stdout, and its rule is merged into mesh_rules.toml beside the script, as
-`automesh search` does. Ctrl-C stops following, not the search: the same command goes on with it,
-wherever it was.
+without links, hidden folders, results, rules and caches. The search runs on the service's host,
+or on the host of an agent (--need lists what that host must have). Its output is shown here, its
+table goes to stdout, and its rule is merged into mesh_rules.toml in the script's folder, as
+`automesh search` does. Ctrl-C stops following, not the search: the same command follows it again,
+or resumes it if it has ended without a rule.
 
 The token for the service comes from AUTOMESH_SERVER_TOKEN, or the file of mode 0600 that
-AUTOMESH_SERVER_TOKEN_FILE names; for a service of yours on this machine it is found.
+AUTOMESH_SERVER_TOKEN_FILE names; the token of your own service on this machine is found by itself.
 
 \b
 Examples:
@@ -63,14 +63,16 @@ class SubmitGiven:
     folder: Annotated[
         str,
         typer.Option(
-            metavar="DIR", help="What is sent; by default the script's own.", show_default=False
+            metavar="DIR",
+            help="Folder to send; by default the script's own.",
+            show_default=False,
         ),
     ] = ""
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="As for `search`; local is what the host has that runs it.",
+            help="As for `search`; local: devices of the host that runs it.",
             show_default=False,
         ),
     ] = None
@@ -81,13 +83,13 @@ class SubmitGiven:
         ),
     ] = ""
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="For each run of the search: 90s, 10m, 1.5h.")
+        str, typer.Option(metavar="TIME", help="Time for each run: 90s, 10m, 1.5h.")
     ] = "10m"
     need: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WORD",
-            help="What its host must have, as its agent says: gpu-h100-8; may be given again.",
+            help="Label that its host must have, by its agent: gpu-h100-8; may be given again.",
             show_default=False,
         ),
     ] = None
@@ -102,12 +104,13 @@ class SubmitGiven:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the rule goes; by default mesh_rules.toml beside the script.",
+            help="File for the rule; by default mesh_rules.toml in the script's folder.",
             show_default=False,
         ),
     ] = None
     detach: Annotated[
-        bool, typer.Option("--detach", help="Do not wait for the end; print its number.")
+        bool,
+        typer.Option("--detach", help="Do not wait for the end; print the submission number."),
     ] = False
     new: Annotated[
         bool, typer.Option("--new", help="Make another submission of the same search.")

@@ -16,18 +16,18 @@ from automesh.units import parse_duration
 
 HELP = """Make a token for a service on this host, list all, or end one.
 
-NAME is who gets it: what is submitted with any token of one name is theirs. The token is printed
-once, on stdout; the service keeps a hash of it. Scopes:
+NAME is the person or program that gets the token, and owns all that is submitted with any token
+of this name. The token is printed once, on stdout; the service keeps a hash of it. Scopes:
 
 \b
   read      see studies, pages and rules, and watch
   submit    also submit searches, which run as the account of the service
             or of an agent; see one's own
-  agent     take what was submitted, with its code, and say what was found
+  agent     take submissions, with their code, and send their results
   admin     see and change everything, read the audit
 
-Whoever gets it sets AUTOMESH_SERVER_TOKEN, or lets AUTOMESH_SERVER_TOKEN_FILE name a file of
-mode 0600 that has it.
+To use it, set AUTOMESH_SERVER_TOKEN, or let AUTOMESH_SERVER_TOKEN_FILE name a file of mode 0600
+that has it.
 
 \b
 Examples:
@@ -42,14 +42,16 @@ Examples:
 def token(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Of who gets the token.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="Person or program that gets the token.", show_default=False
+        ),
     ] = None,
     scope: Annotated[
         str, typer.Option(metavar="SCOPE", help="read, submit, agent or admin.")
     ] = "read",
     expires: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Until it ends, as 90d; by default a year."),
+        typer.Option(metavar="TIME", help="Lifetime, as 90d; by default a year."),
     ] = "365d",
     home: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the service.")] = Path(
         "automesh-service"

@@ -224,10 +224,10 @@ class Catalogue:
             self._hear(message)
             last.update(message)
 
-        self._reader.look(asked, self._known_stamps, hear)
+        self._reader.look(asked, self._told, hear)
         return bool(last["is_behind"])
 
-    def _known_stamps(self) -> dict[str, Any]:
+    def _told(self) -> dict[str, Any]:
         """Returns what is known of each study, as it is sent to a new process."""
         return {
             name: {

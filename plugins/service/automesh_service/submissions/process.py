@@ -66,7 +66,7 @@ class SearchProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None if this process is not its parent."""
+        """Its exit code; None while it runs, or if another process is its parent."""
         return self.process.returncode if self.process is not None else None
 
     def tell_to_end(self) -> None:

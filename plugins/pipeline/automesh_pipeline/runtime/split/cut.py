@@ -260,7 +260,7 @@ class _StagePlan:
     """The work of a stage, before its program is built.
 
     Attributes:
-      equations: in order.
+      equations: its equations in order.
       reads: all variables that it reads from outside.
       values: the variables that other stages make.
     """

@@ -107,7 +107,8 @@ class ArrayTransfers:
         )
 
     def tell(self, scalar: Any) -> Any:
-        """Copies a scalar that is on every device of one submesh to every device of all of them."""
+        """Copies, if there are several processes, a scalar that is on every device of one submesh
+        to every device of all submeshes. Otherwise returns it unchanged."""
         if not self.spans:
             return scalar
         copies = [self.move(scalar, NamedSharding(mesh, PartitionSpec())) for mesh in self.meshes]
