@@ -134,8 +134,8 @@ class Jitted:
         functools.update_wrapper(self, function, updated=())
 
     def automesh_here(self) -> Any:
-        """Returns the jitted function as this machine can run it: without options of the compiler
-        for the devices of which the script is told, if these are not here."""
+        """Returns the jitted function as this machine can run it: without options of a compiler
+        for devices that are not here."""
         settings, jit = self.automesh_settings, self._automesh_jit
         if jit is None or not (settings and settings.get(_OPTIONS)) or not shows_other_platform():
             return self.automesh_inner

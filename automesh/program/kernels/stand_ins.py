@@ -46,10 +46,12 @@ def standing_in(programs: Iterable[Any]) -> Generator[None]:
         for equation in _equations(program)
         if is_for_accelerators(equation)
     }
-    before = {one: rules_of_cpu.get(one) for one in missing} if rules is not None else {}
+    if rules is None:
+        missing = set[Any]()
+    before = {one: rules_of_cpu.get(one) for one in missing}
     try:
         for primitive in before:
-            usual = rules.get(primitive)
+            usual: Any = rules.get(primitive) if rules is not None else None
             rule = _zeros_or(None if usual is None else usual.rule)
             mlir.register_lowering(primitive, rule, platform="cpu")
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ ROWS = jax.ShapeDtypeStruct((8, 128), np.float32)
 
 
 def kernel(x: jax.Array, *, interpret: bool = False) -> jax.Array:
-    def body(x_ref: pl.MemoryRef, out_ref: pl.MemoryRef) -> None:
+    def body(x_ref: Any, out_ref: Any) -> None:
         out_ref[...] = x_ref[...] * 2
 
     return pl.pallas_call(body, out_shape=ROWS, interpret=interpret)(x)
