@@ -160,7 +160,8 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
 def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
     seen: set[tuple[object, ...]] = set()
     chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
-    lengths = _lengths(every, events, facts)
+    # Latents attend to rows of data, which have learned positions.
+    lengths = _lengths(every, events, facts) | signs.with_batch
     for one in param_products(events):
         batch, summed, left, right = (
             frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)

@@ -266,3 +266,24 @@ def test_the_rank_of_an_adapter_is_a_bottleneck() -> None:
     found = Model(step=step, args=(p, int32(8, 16)), names=("p", "x"), num_state=1).classes()
     assert argument(found, "p['layers'][0]['a']").dims == ("embed", "bottleneck")
     assert argument(found, "p['layers'][1]['up']").dims == ("embed", "mlp")
+
+
+def test_latents_that_attend_to_rows_with_learned_positions_have_heads_without_groups() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            rows = x @ p["in"] + p["positions"]
+            latents = jnp.broadcast_to(p["latents"], (8, 6, WIDTH))
+            q = jnp.einsum("ble,ehd->blhd", latents, p["q"])
+            k, v = (jnp.einsum("bse,ehd->bshd", rows, p[name]) for name in "kv")
+            weights = jax.nn.softmax(jnp.einsum("blhd,bshd->bhls", q, k))
+            made = jnp.einsum("bhls,bshd->blhd", weights, v)
+            return jnp.mean(jnp.einsum("blhd,hde->ble", made, p["o"]) ** 2)
+
+        return trained(loss, p)
+
+    p = {name: f32(WIDTH, 4, 8) for name in "kqv"} | {"o": f32(4, 8, WIDTH)}
+    p |= {"in": f32(12, WIDTH), "latents": f32(6, WIDTH), "positions": f32(20, WIDTH)}
+    found = Model(step=step, args=(p, f32(8, 20, 12)), names=("p", "x"), num_state=1).classes()
+    for name in "kqv":
+        assert argument(found, f"p['{name}']").dims[1] == "heads"
+        assert argument(found, f"p['{name}']").dims[2].startswith("head_dim")
