@@ -424,6 +424,46 @@ def test_parts_are_below_a_tile_on_the_meshes_alone_where_they_are() -> None:
     assert "parts-below-tile" not in found_in(build, platform="gpu", tp=8)
 
 
+@pytest.mark.parametrize("is_widened", [True, False])
+def test_products_of_operands_that_were_widened_for_them(is_widened: bool) -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            q = x @ w
+            if is_widened:
+                q = q.astype(jnp.float32)
+            scores = jnp.einsum("btd,bsd->bts", q, q)  # most of the work
+            return jnp.mean(scores.astype(jnp.float32) ** 2)
+
+        x = array(mesh, (8, 1024, 128), "dp", dtype=jnp.bfloat16)
+        return jax.jit(step), (array(mesh, (128, 128), dtype=jnp.bfloat16), x)
+
+    found = found_in(build, "cpu", dp=2)
+    assert ("wide-product" in found) is is_widened
+    if is_widened:
+        assert found["wide-product"].source == line_of("# most of the work")
+
+
+def test_a_split_that_elementwise_operations_move_forward_has_the_line_that_asks_for_it() -> None:
+    def build(mesh: Any) -> Any:
+        def split(x: Any, *spec: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+        def step(w: Any, x: Any) -> Any:
+            def body(h: Any, a: Any) -> Any:
+                h = split(jnp.tanh(h * a), None, ("tp", "dp"), None)  # turned
+                return split(jnp.sin(h), "tp", None, "dp"), None
+
+            return jnp.mean(jax.lax.scan(body, x, w)[0])
+
+        return jax.jit(step), (array(mesh, (4, 128)), array(mesh, (64, 64, 128), "tp", None, "dp"))
+
+    programs = Programs(build=lambda mesh: build_on(build, mesh), axis_names=AXES, platform="cpu")
+    sizes = (("dp", 4), ("tp", 2))
+    terms = propagate(programs, sizes=sizes, probes=(), enter=lambda _: None).terms
+    places = {one.source for one in terms.findings if one.rule == "full-rematerialization"}
+    assert line_of("# turned") in places
+
+
 def test_a_narrow_step_with_narrow_products_is_silent() -> None:
     def narrow(w: Any, x: Any) -> Any:
         y = jnp.dot(x, w, preferred_element_type=jnp.bfloat16)

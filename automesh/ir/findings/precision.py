@@ -36,7 +36,7 @@ _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
 # A step is narrow if at least this part of the work of its products is done in narrow types. Wide
 # products are reported if one source line has that part of all work, and a wide reduction if it has
 # that part of all reduced bytes. Smaller parts are usually wide on purpose: scores, and the last
-# layer.
+# layer. In other steps with narrow products, those are reported whose operands were both widened.
 _NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
 
@@ -50,8 +50,9 @@ def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
     ]
     total = sum(work for _, work in works)
     narrow = sum(work for seen, work in works if _is_narrow(seen.operation))
-    if not total or narrow < _NARROW_SHARE * total:
+    if not narrow:
         return
+    is_narrow = narrow >= _NARROW_SHARE * total
     lines: dict[str, list[tuple[OperationSite, float]]] = {}
     for seen, work in works:
         if _is_wide(seen.operation):
@@ -60,6 +61,8 @@ def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
     for source, found in lines.items():
         share = sum(work for _, work in found) / total
         if share < _WIDE_SHARE:
+            continue
+        if not is_narrow and not any(_is_widened(one.operation) for one, _ in found):
             continue
         seen, _ = max(found, key=lambda one: one[1])
         both = seen.operation.operands[:2]
@@ -126,6 +129,25 @@ def _is_wide(product: Operation) -> bool:
     """Whether an operand is wide; a wide result alone is only the type of the sums."""
     return bool(product.attributes.get(IS_STATED_WIDE)) or any(
         one.dtype in _WIDE for one in product.operands[:2]
+    )
+
+
+def _is_widened(product: Operation) -> bool:
+    """Whether both operands were converted from a narrow type for this product."""
+    return all(map(_was_narrow, product.operands[:2]))
+
+
+def _was_narrow(value: Value) -> bool:
+    made = value.producer
+    for _ in range(_FARTHEST):
+        if made is None or made.name not in (*VIEWS, "transpose"):
+            break
+        made = made.operands[0].producer
+    return (
+        made is not None
+        and made.name == "convert"
+        and value.dtype in _WIDE
+        and made.operands[0].dtype.startswith(_NARROW)
     )
 
 

@@ -59,7 +59,7 @@ def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> 
         return
     if _microbatches(program, seen) is None:
         after = next(iter(users)).results[0].axes
-        source = nearby_source(operation)
+        source = _line_that_asks(whole, after, program, nearby_source(operation))
         yield Finding(
             rule=FULL_REMATERIALIZATION,
             array=words(whole),
@@ -74,6 +74,20 @@ def full_rematerialization(program: PartitionedProgram, seen: OperationSite) -> 
                 source=source,
             ),
         )
+
+
+def _line_that_asks(
+    whole: Value, after: tuple[tuple[str, ...], ...], program: PartitionedProgram, line: str
+) -> str:
+    """Returns the line of the constraint that asks for a split.
+
+    Elementwise operations in front of it are split like their result, so that the array moves
+    before the first of them: there, the partitioner's operation has the line of a loop, or another.
+    """
+    alike = [one for one in program.state.constraints if one.shape == whole.shape]
+    asking = {one.source for one in alike if one.axes == after}
+    is_stated = any(one.source == line for one in alike)
+    return line if is_stated or len(asking) != 1 else asking.pop()
 
 
 def _full_rematerialization_words(finding: Finding, sizes: Sizes) -> str:
