@@ -67,7 +67,7 @@ class Task:
     lost_starts: int = 0
 
 
-START_LIMIT_S = 120.0  # Importing jax takes seconds, and many on a busy machine.
+START_LIMIT_S = 300.0  # Importing jax takes seconds, and minutes on a very busy machine.
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _CLOSE_LIMIT_S = 1.0
 # The end of a process is seen on the channel first, and by its guardian milliseconds later; on a

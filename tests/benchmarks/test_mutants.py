@@ -40,7 +40,8 @@ def copy(tmp_path: Path) -> Path:
 def test_a_mutant_is_caught_by_a_test_that_fails_or_never_ends(
     copy: Path, code: str, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.mutants.trial._START_S", 5.0)
+    if "while True" in code:  # The others have their usual time, as the machine may be busy.
+        monkeypatch.setattr("benchmarks.mutants.trial._START_S", 5.0)
     found = judge(_mutant(code), ["test_it.py::test_larger"], {}, copy, most_s=300.0)
     assert found.outcome == outcome
     assert (copy / "code_under_test.py").read_text() == CODE

@@ -244,7 +244,7 @@ def hidden_processes() -> int:
 
 
 def shows_other_platform() -> bool:
-    """Whether user code runs on devices of another platform than those that it is told of."""
+    """Whether user code sees devices of another platform than those on which it runs."""
     answers = _STATE.answers
     return answers is not None and answers.one.platform != attached()[0].platform
 

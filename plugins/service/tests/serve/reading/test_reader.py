@@ -111,7 +111,7 @@ if "automesh_service.serve.reading.process" in sys.orig_argv:
 
     from automesh_service.serve.reading import lanes, read
 
-    lanes.ANSWER_S = 1.0
+    lanes.ANSWER_S = 2.0
     usual, usual_answer = read.StudyReader.read, lanes.answer_of
 
     def suffer(name):
@@ -199,13 +199,20 @@ def test_studies_that_take_for_ever_to_be_read_cost_the_others_nothing(
     assert listed[0] - began_s < WAIT_S
     until(lambda: has_read(catalogue, "unreadable", "unreadable", "ended"))
     assert "could not be read within 2 s" in catalogue.known()[NAMES[0]].summary.problem
-    assert "fsdp" in catalogue.table(catalogue.known()[NAMES[2]], width=100, top=3)
-    with pytest.raises(Away, match="has not answered for 1 s"):
+    until(lambda: "fsdp" in table_of(catalogue, NAMES[2]))
+    with pytest.raises(Away, match="has not answered for 2 s"):
         catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3)
-    assert "fsdp" in catalogue.table(catalogue.known()[NAMES[2]], width=100, top=3)
+    until(lambda: "fsdp" in table_of(catalogue, NAMES[2]))
     assert pid_of(catalogue) == pid  # Nobody else was replaced for it.
     catalogue.close()
     until(lambda: not copies_of(pid))
+
+
+def table_of(catalogue: Catalogue, name: str) -> str:
+    """The table of a study; nothing where it takes too long now, as on a busy machine."""
+    with suppress(Away):
+        return catalogue.table(catalogue.known()[name], width=100, top=3)
+    return ""
 
 
 def copies_of(pid: int) -> list[psutil.Process]:
