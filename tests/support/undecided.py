@@ -1,5 +1,5 @@
-"""Searches on a machine that does other work: times may be too unsteady for a verdict, or the budget
-over before one. A search then says so, with the hint to run it again."""
+"""Searches on a machine that does other work: times may be too unsteady for a verdict, or the
+budget over before one. A search then says so, with the hint to run it again."""
 
 from __future__ import annotations
 
