@@ -57,7 +57,7 @@ class Place:
         arguments = {
             "target": TARGET,
             "space": self.folder / "space.toml",
-            "budget": "60s",
+            "budget": "10m",
             "results": self.folder / "results",
             "rules": self.folder / "mesh_rules.toml",
             **changes,
