@@ -86,6 +86,7 @@ def test_annotations_and_decorators_of_classes_do_not_change(tmp_path: Path) -> 
     assert [m.after for m in draw(tmp_path, ["package"], 50, seed=1)] == [m.after for m in mutants]
 
 
+@pytest.mark.slow
 def test_a_mutant_that_lived_is_caught_by_a_test_that_was_written_since(copy: Path) -> None:
     (copy / "package" / "cost").mkdir(parents=True)
     (copy / "package" / "cost" / "larger.py").write_text(CODE)

@@ -96,7 +96,6 @@ def test_a_ready_script_in_words(
         check(name, found.table(width=80))
 
 
-@pytest.mark.slow
 def test_a_script_without_a_mesh_has_classes_of_dimensions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,7 +130,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("function", PROBLEMS)
 def test_a_problem_is_named_with_what_to_do(function: str, in_scripts: None) -> None:
     found = checked(function)

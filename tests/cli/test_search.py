@@ -145,7 +145,6 @@ def test_a_dry_run_does_without_jax_and_leaves_its_estimates(tmp_path: Path) -> 
     assert json.loads(shown.stdout)["funnel"]["estimated"] == 3
 
 
-@pytest.mark.slow
 def test_doctor_looks_at_devices_without_jax(tmp_path: Path) -> None:
     text = call("doctor --target cpu:4", tmp_path)
     assert (text.code, text.stderr, text.jax) == (0, "", "")

@@ -422,6 +422,7 @@ def test_what_to_type_after_ctrl_c_has_no_password() -> None:
         assert error.hint.endswith("postgresql://me@h/db")
 
 
+@pytest.mark.slow
 def test_a_request_and_a_storage_do_not_show_it(tmp_path: Path) -> None:
     url = "postgresql://me:kestrel@h/db?sslpassword=falcon"
     options = SearchOptions(command="python a.py {tp}", storage=url)

@@ -99,6 +99,7 @@ def test_terms_at_other_sizes_are_those_of_their_own_propagation(
     assert totals(here.terms, other) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_sets_of_one_step_share_what_was_lowered(own_process):
     axes = [("dp", "tp"), ("dp", "sp"), ("sp",)]
     answers = [

@@ -38,7 +38,6 @@ for option, value in options:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.tpu
 def test_every_option_is_one_of_the_compiler() -> None:
     names = {one.name for one in curated_options() if one.platform == "tpu"}

@@ -61,6 +61,7 @@ def few_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
     return tuple(lot for lot in lots if lot.probes)
 
 
+@pytest.mark.slow
 def test_virtual_devices_are_measured_and_found_again(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOMESH_PROFILES", str(tmp_path))
     monkeypatch.setattr(calibration, "ROUNDS", 3)

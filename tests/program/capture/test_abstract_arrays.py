@@ -113,7 +113,7 @@ def write_sentences() -> None:
     VALUES.write_text("\n".join(said))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_value_that_is_not_there_is_asked_for_at_a_line(name: str, tmp_path: Path) -> None:
     parts = (part.partition("\n") for part in VALUES.read_text().split("\n["))
@@ -121,7 +121,6 @@ def test_a_value_that_is_not_there_is_asked_for_at_a_line(name: str, tmp_path: P
     assert kept[name].strip() == sentence(NEEDED[name], tmp_path).strip()
 
 
-@pytest.mark.slow
 def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path) -> None:
     shown = (
         "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)\n"
@@ -164,7 +163,6 @@ def test_a_step_is_traced_once_though_it_is_described_compiled_and_run(tmp_path:
     assert bare(script).get("step") == "train_step"
 
 
-@pytest.mark.slow
 def test_small_arrays_are_made_here_if_a_script_cannot_do_without(tmp_path: Path) -> None:
     script = script_that(NEEDED["a-decision"], tmp_path)
     done = searched(script, tmp_path, "--target", "tpu-v5e-16", "--dry-run")
@@ -240,7 +238,6 @@ print(json.dumps([capture.without_arrays, inspection.used_axes, seen.losses, see
 """
 
 
-@pytest.mark.slow
 def test_what_no_single_device_holds_has_arrays_only_where_it_is_measured(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE_HERE, str(SCRIPTS / "compiled_step.py")],

@@ -166,7 +166,7 @@ def write_refusals() -> None:
     REFUSALS.write_text("\n".join(said))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("name", HOPELESS)
 def test_what_cannot_be_captured_says_why_in_one_sentence(name: str, tmp_path: Path) -> None:
     said = refusal(HOPELESS[name], tmp_path)
@@ -216,7 +216,6 @@ SPLIT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [

@@ -150,7 +150,6 @@ SAID = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str, Any]]) -> None:
     one = found[name]

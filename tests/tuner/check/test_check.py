@@ -121,7 +121,7 @@ def checked(folder: Path, script: str, rules: str) -> RulesChecked:
     return automesh.check(folder / "train.py")
 
 
-@pytest.mark.slow
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_gets_its_verdict(name: str, rules: str, tmp_path: Path) -> None:
     old, new, code, said = CHANGES[name]
@@ -153,7 +153,6 @@ def repository(folder: Path) -> Iterator[None]:
     yield
 
 
-@pytest.mark.slow
 def test_two_versions_of_a_script_are_compared_without_evidence(
     shared: None, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_losses_that_never_repeat_are_not_compared(place: Place) -> None:
     assert "no losses were compared" in result.table(width=200)
 
 
+@pytest.mark.slow
 def test_a_command_that_tells_no_losses(place: Place) -> None:
     result = place.search(step_time=r"regex:([0-9.]+) ms")
     assert result.found.reference == "none: the command tells no losses"
@@ -291,6 +292,7 @@ def test_a_knob_may_take_words_and_numbers(place: Place) -> None:
     assert sorted(one.rpartition(" ")[2] for one in shown) == ["4", "full", "none", "true"]
 
 
+@pytest.mark.slow
 def test_json_lines_and_a_space_that_is_shipped(place: Place) -> None:
     result = place.search("--metrics m.jsonl", step_time="jsonl:m.jsonl", space="dense_lm")
     assert result.found.candidates[0].plan.mesh == "fsdp:8"

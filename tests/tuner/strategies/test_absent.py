@@ -242,7 +242,6 @@ def test_a_measured_rule_is_not_replaced_by_a_prediction(place: Place) -> None:
     assert result.best.evidence.kind == "compiled"
 
 
-@pytest.mark.slow
 def test_nothing_that_fits_is_an_answer(place: Place) -> None:
     result = place.search(reserve_hbm="95%")
     with pytest.raises(NoFeasibleMesh, match=r"no plan was compiled that fits.*4 out of memory"):

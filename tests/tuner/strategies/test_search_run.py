@@ -37,6 +37,7 @@ def saving(place: Place) -> Place:
     return place
 
 
+@pytest.mark.slow
 def test_an_edit_of_other_rules_survives_with_the_rule_of_the_search(saving: Place) -> None:
     rules = saving.folder / "mesh_rules.toml"
     other = BY_HAND.replace("cpu-8", "cpu-4").replace("tp = 8", "tp = 4")
@@ -47,6 +48,7 @@ def test_an_edit_of_other_rules_survives_with_the_rule_of_the_search(saving: Pla
     assert [rule.match for rule in read_rules(rules).rules] == ["cpu-4", "cpu-8"]
 
 
+@pytest.mark.slow
 def test_an_edit_of_the_rule_itself_stays_and_is_told(saving: Place) -> None:
     rules = saving.folder / "mesh_rules.toml"
     (saving.folder / "to_save").write_text(BY_HAND)

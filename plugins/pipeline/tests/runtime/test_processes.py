@@ -51,7 +51,6 @@ def check_like_one_process(names, told):
             assert one[name] == told[0][name]
 
 
-@pytest.mark.slow
 def test_two_processes_train_like_one_and_say_what_they_cannot(tmp_path):
     names = ["stages_on_processes", "stages_in_processes", "layouts_that_change"]
     told = run([*names, "refusals"], tmp_path, timeout_s=200)

@@ -85,7 +85,6 @@ def test_the_guide_for_one_person_ends_with_a_measured_rule(served: ServeProcess
     assert served.stop() == 0, served.said()
 
 
-@pytest.mark.slow
 def test_tokens_of_the_guide(tmp_path: Path) -> None:
     made = [
         bad_inputs_run.run(shlex.split(line)[1:], tmp_path)

@@ -202,7 +202,6 @@ def test_the_state_of_another_machine_is_gone_on_with_in_whatever_folder(
     until(lambda: at.state(number) == "found")
 
 
-@pytest.mark.slow
 def test_an_answer_that_gets_lost_costs_nothing(
     at: At, started: Callable[[Agent], threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

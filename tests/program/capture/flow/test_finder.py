@@ -740,7 +740,6 @@ def test_a_loop_whose_result_is_looked_at_is_run_to_see_what_follows(
     assert found["steps_in_each_call_and_a_decision"]["calls"] == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     ["grad_then_apply", *(pytest.param(name, marks=pytest.mark.long) for name in SAME_LOSSES)],

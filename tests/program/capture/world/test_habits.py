@@ -235,7 +235,6 @@ def test_two_habits_at_once(name: str, look: Callable[[str], dict[str, Any]]) ->
     check(look("local")[f"{name}.py"], "data:2,model:2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_two_habits_at_once_for_two_slices(
     name: str, look: Callable[[str], dict[str, Any]]
