@@ -489,13 +489,17 @@ def text_of(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All scripts, run in one process."""
+def found(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, dict[str, Any]]:
+    """The scripts that the selected tests ask for, run in one process."""
     folder = tmp_path_factory.mktemp("scripts")
-    for name in SCRIPTS:
+    wanted = _wanted(request)
+    for name in wanted & SCRIPTS.keys():
         (folder / f"{name}.py").write_text(text_of(name))
-    for name, text in WITHOUT_PREAMBLE.items():
-        body = textwrap.dedent(text).replace("MAKES_ONE", str(name == "mesh_comes_late"))
+    for name in wanted & WITHOUT_PREAMBLE.keys():
+        body = textwrap.dedent(WITHOUT_PREAMBLE[name])
+        body = body.replace("MAKES_ONE", str(name == "mesh_comes_late"))
         (folder / f"{name}.py").write_text(body)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.jobs.discovered_scripts", str(folder)],
@@ -507,6 +511,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _wanted(request: pytest.FixtureRequest) -> set[str]:
+    """The names of all scripts, unless each selected test is of one script."""
+    mine = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.module is request.module
+        and "found" in item.fixturenames
+    ]
+    given = [item.callspec.params if hasattr(item, "callspec") else {} for item in mine]
+    if all("script" in one for one in given):
+        return {str(one["script"]) for one in given}
+    return {*SCRIPTS, *WITHOUT_PREAMBLE}
 
 
 # Script -> step, carried leaves, calls when it was stopped.
@@ -546,8 +565,15 @@ STEPS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", STEPS)
+# Steps in parts, in references, in one call, without jit: these come first, and run always.
+_OFTEN = (
+    "grad_then_apply", "state_in_references", "one_call", "sums_of_gradients", "nothing_jitted",
+    "called_once",
+)  # fmt: skip
+
+
+@pytest.mark.slow_after(len(_OFTEN))
+@pytest.mark.parametrize("script", [*_OFTEN, *(name for name in STEPS if name not in _OFTEN)])
 def test_the_step_is_what_state_flows_through(
     script: str, found: dict[str, dict[str, Any]]
 ) -> None:
