@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 
+from automesh.errors import UsageError
+from automesh.program.capture import discover
+from automesh.program.capture.abstract_arrays import ValueNeeded
+from automesh.program.capture.nouns import Discovery
+from automesh.program.nouns import Entry
 from tests.program.capture.test_run_script import FOUND, SCRIPTS, SPLIT, environment, searched
 from tests.support.paths import GOLDEN, ROOT
 
 VALUES = GOLDEN / "capture" / "values.txt"
+ENTRY = Entry(kind="script", location="train.py", function="")
 # In CI the one whose state is made by eager operations, and the one with Explicit axes.
 QUICK = ("optax_example.py", "decorated_step.py")
 
@@ -253,3 +259,22 @@ def test_what_no_single_device_holds_has_arrays_only_where_it_is_measured(tmp_pa
     assert axes == ["data", "model"]
     assert len(set(losses)) == 3
     assert values == "user"
+
+
+def test_who_fails_with_arrays_too_is_told_why_they_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second error alone would seem to come from nowhere."""
+
+    def fails(*_: object, bare: bool = False, **__: object) -> Discovery:
+        if bare:
+            raise ValueNeeded("train.py:7 needs the value of `x`")
+        raise UsageError("the kernel cannot run here", hint="choose another one")
+
+    monkeypatch.setattr(discover, "discover", fails)
+    starts: list[str] = []
+    with pytest.raises(
+        UsageError, match=r"cannot run here; .* because train\.py:7 needs"
+    ) as caught:
+        discover.discover_for_absent(ENTRY, again=starts.append)
+    assert (caught.value.hint, starts) == ("choose another one", ["with its arrays"])
