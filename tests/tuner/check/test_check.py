@@ -63,6 +63,8 @@ CHANGES = {
         "all-gather",
     ),
     "lost donation": (", donate_argnums=0", "", 1, "memory, outputs beside donated memory"),
+    "another knob": ("remat=False", "recompute=False", 1, "no knob `remat`"),
+    "does not load": ("import jax\n", "import jax_of_nobody\n", 2, "jax_of_nobody"),
     "doubled activation": (
         HIDDEN,
         f"x = jnp.concatenate([x, x])\n        {HIDDEN}",
@@ -72,9 +74,7 @@ CHANGES = {
     "another batch": ("ROWS = 2048", "ROWS = 4096", 1, "FLOPs"),
     "half the batch": ("ROWS = 2048", "ROWS = 1024", 1, "FLOPs"),
     "only reformatted": ("\n\n\ndef build", "\n# A comment.\n\n\ndef build", 0, ""),
-    "another knob": ("remat=False", "recompute=False", 1, "no knob `remat`"),
     "another axis": ('"dp", "fsdp")', '"data", "fsdp")', 1, "data"),
-    "does not load": ("import jax\n", "import jax_of_nobody\n", 2, "jax_of_nobody"),
 }
 
 
@@ -121,7 +121,7 @@ def checked(folder: Path, script: str, rules: str) -> RulesChecked:
     return automesh.check(folder / "train.py")
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_gets_its_verdict(name: str, rules: str, tmp_path: Path) -> None:
     old, new, code, said = CHANGES[name]

@@ -116,7 +116,7 @@ def test_a_script_that_is_run_as_it_is_is_looked_at_on_its_own_mesh(tmp_path: Pa
     assert (one.line, one.array) == (14, "f32[64,128,256]") and one.tried is not None
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("mesh", "every", "why"),
     [("fsdp:3", False, "fsdp:3"), ("fsdp:2", True, "all of them as well"), ("x:2", False, "`x`")],

@@ -42,7 +42,6 @@ CONTEXT = ExportWords(axes={"cp": "context"})
 COUNTED = ("microbatches", "gradient_accumulation_steps", "grad_acc_steps")
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", names())
 @settings(max_examples=300, deadline=None, database=None)
 @given(data=st.data())
@@ -64,7 +63,6 @@ def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) ->
     assert dict(after.compiler_options) == (options if name in WITH_OPTIONS else {})
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=300, deadline=None, database=None)
 @given(data=st.data())
