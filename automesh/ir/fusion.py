@@ -14,12 +14,14 @@ product is written after those of the following elementwise operations that make
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Graph, Operation, Value, times
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIEWS, VIRTUAL, WANT_BUFFERS
+from automesh.platforms.platform import Platform
 
 # Buffers, and the bytes that one reader reads of each.
 Reads = dict[Value, Monomial]
@@ -61,13 +63,15 @@ class Fusion:
         return end, beside if end is not product.results[0] else {}
 
 
-def fuse(graph: Graph, libraries: Collection[str] = ()) -> Fusion:
+def fuse(graph: Graph, platform: Platform | None = None) -> Fusion:
     """Decides at the sizes that the graph was made with.
 
     Args:
-      libraries: operations that a library does, see `Platform.library_operations`.
+      platform: whose libraries do some operations, see `Platform.library_operations`, and whose
+        compiler leaves some concatenations apart, see `Platform.least_joined`; None: no libraries,
+        and every concatenation is fused.
     """
-    fuser = _Fuser(graph, libraries)
+    fuser = _Fuser(graph, platform)
     fuser.block(graph.top)
     return fuser.fusion
 
@@ -94,16 +98,17 @@ def settled(graph: Graph, fusion: Fusion) -> set[Value]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, libraries: Collection[str]) -> None:
+    def __init__(self, graph: Graph, platform: Platform | None) -> None:
         self.fusion = Fusion()
-        self._libraries = libraries
-        self._wants = WANT_BUFFERS.union(libraries)
+        self._libraries = frozenset[str]() if platform is None else platform.library_operations
+        self._least_joined = 0 if platform is None else platform.least_joined
+        self._wants = WANT_BUFFERS.union(self._libraries)
         self._sizes = dict(graph.mesh)
         self._needed: set[Value] = set()
         self._ends: set[Value] = set()
 
     def block(self, block: Block) -> None:
-        self._needed |= _needed_in_memory(block, self._wants)
+        self._needed |= _needed_in_memory(block, self._wants, self._is_joined_apart)
         for argument in block.arguments:
             self._store(argument)
         for operation in block.operations:
@@ -193,6 +198,17 @@ class _Fuser:
         _add(total, self.fusion.reads(operation.operands[1:]))
         return total
 
+    def _is_joined_apart(self, operation: Operation) -> bool:
+        """True for a concatenation that its platform's compiler does not fuse."""
+        if operation.name != "concatenate" or not self._least_joined:
+            return False
+        result = operation.results[0]
+        last = len(result.shape) - 1
+        parts = math.prod(self._sizes.get(axis, 1) for axis in result.axes[last])
+        return operation.attributes["dim"] == last > 0 and (
+            result.shape[last] >= self._least_joined * parts
+        )
+
     def _local(self, size: Monomial) -> float:
         return size.at(self._sizes)
 
@@ -234,11 +250,15 @@ def _reading(value: Value) -> Iterator[Operation]:
             yield user
 
 
-def _needed_in_memory(block: Block, wants: Collection[str]) -> set[Value]:
+def _needed_in_memory(
+    block: Block, wants: Collection[str], is_apart: Callable[[Operation], bool]
+) -> set[Value]:
     """Finds the values that `block` needs in a buffer; for a view, the viewed value."""
     needed = set(block.returned)
     for operation in block.operations:
         needed.update(_wanted(operation, wants))
+        if is_apart(operation):
+            needed.update(operation.operands, operation.results)
         for body in operation.bodies:
             needed.update(_captured(body))
     for operation in reversed(block.operations):

@@ -11,6 +11,7 @@ CPU = Platform(
     lowered_for=("cpu",),
     fabric="shared",
     slower_bits=((64, 2.0),),
+    least_joined=128,  # CpuInstructionFusion (xla/service/cpu/cpu_instruction_fusion.cc)
     scheduling=Scheduling(
         combined_kinds=frozenset(("all-reduce",)),
         combined_bytes=30.0 * 2**20,

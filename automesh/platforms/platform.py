@@ -75,6 +75,8 @@ class Platform:
       fabric: how the devices of a granule are linked: see `hardware.fabric.fabric.Fabric`.
       library_operations: operations of StableHLO that a library does: their operands and results
         are in memory.
+      least_joined: elements of the last dimension from which on a concatenation along it is a
+        kernel of its own, whose operands and result are in memory; 0: all are fused.
       sends_at_once: True if a device sends to all others of an all-to-all at the same time.
       slower_bits: for number types without a figure, (bits, time of a multiplication divided by
         that in bf16).
@@ -103,6 +105,7 @@ class Platform:
     fabric: Literal["torus", "switch", "shared"]
     sends_at_once: bool = False
     library_operations: frozenset[str] = frozenset()
+    least_joined: int = 0
     slower_bits: tuple[tuple[int, float], ...] = ()
     reserve_bytes: int = 0
     reserve_share: float = 0.0

@@ -15,6 +15,7 @@ from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.passes.edits import blocks, drop, like, replace_value, set_operands
 from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
+from automesh.ir.passes.simplify import OWN_CHANNEL
 
 # Of a permute that is no halo: the array whose rows it sends, and the name of what takes it apart.
 ROWS_OF = "rows_of"
@@ -87,6 +88,7 @@ def _halos(
                 "axes": axes,
                 "group": math.prod(sizes.get(axis, 1) for axis in axes),
                 "exact": True,
+                OWN_CHANNEL: True,
             },
             source=source,
         )
@@ -449,6 +451,7 @@ def _exchange(block: Block, move: _Move, rows: tuple[int, ...], sizes: dict[str,
                     "axes": move.axes,
                     "group": parts,
                     "exact": True,
+                    OWN_CHANNEL: True,
                     **({} if is_halo else {"of": operation.name, ROWS_OF: move.source}),
                 },
                 source=operation.source,

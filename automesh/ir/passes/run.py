@@ -73,6 +73,12 @@ RULES: tuple[Rewrite, ...] = (
         "can become a reduce-scatter",
     ),
     Rewrite(
+        apply=exchange_rows,
+        platforms=ALL - {"tpu"},
+        source="as below, but before equal operations are shared: each has permutes of its own, "
+        "which HloCSE leaves apart for their channels; the TPU's compiler shares rolls before",
+    ),
+    Rewrite(
         apply=share_equal,
         platforms=ALL,
         source="HloCSE, run by the partitioner on what it made",
@@ -97,7 +103,7 @@ RULES: tuple[Rewrite, ...] = (
     ),
     Rewrite(
         apply=exchange_rows,
-        platforms=ALL,
+        platforms=frozenset(("tpu",)),
         source="HandleSlice, HandleReduceWindow and HandleReverse in spmd/spmd_partitioner.cc, "
         "whose windows come from ExchangeHaloAndGetValidData; rolls are rotated there",
     ),

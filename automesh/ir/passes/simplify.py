@@ -14,6 +14,8 @@ from automesh.ir.passes.edits import (
     set_operands,
 )
 
+# Of a collective that is not shared: XLA's partitioner makes one for each operation that needs it.
+OWN_CHANNEL = "own_channel"
 # Have effects besides their results.
 EFFECTS = frozenset(("custom_call", "infeed", "outfeed", "send", "recv"))
 
@@ -40,7 +42,8 @@ def share_equal(graph: Graph) -> None:
 def _key(operation: Operation) -> object:
     result = operation.results[0]
     # `splat` is None for every array whose elements differ.
-    unique = operation if operation.attributes.get("splat", 0) is None else None
+    attributes = operation.attributes
+    is_unique = attributes.get("splat", 0) is None or OWN_CHANNEL in attributes
     return (
         operation.name,
         tuple(operation.operands),
@@ -48,7 +51,7 @@ def _key(operation: Operation) -> object:
         result.dtype,
         result.axes,
         repr(sorted(operation.attributes.items())),
-        unique,
+        operation if is_unique else None,
     )
 
 

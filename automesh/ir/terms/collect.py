@@ -137,8 +137,7 @@ def collect(
     findings = tuple(dict.fromkeys(program_findings(program)))
     if platform in ("none", "cpu"):
         gather_by_dimension(graph)
-    libraries = () if platform == "none" else platform_named(platform).library_operations
-    fusion = fuse(graph, libraries)
+    fusion = fuse(graph, None if platform == "none" else platform_named(platform))
     part = _Collector(graph, fusion, platform).block(graph.top, region=0, count=_ONCE)
     memory = memory_points(graph, stored=fusion.stored, platform=platform)
     return Terms(
