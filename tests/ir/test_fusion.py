@@ -1,6 +1,7 @@
 """Which values get a buffer, and what a kernel reads."""
 
 from automesh.ir.fusion import fuse
+from automesh.platforms import platform_named
 from tests.support.samples.graphs import SIZES, Program
 
 
@@ -124,7 +125,7 @@ def test_what_a_library_of_a_gpu_convolves_lies_in_memory():
     image = program("tanh", x)
     convolved = program("convolution", image, w, shape=(8, 32, 32, 16))
     graph = program.graph(convolved)
-    assert image in fuse(graph, GPU).stored
+    assert image in fuse(graph, platform_named("gpu")).stored
     assert image not in fuse(graph).stored
 
 
@@ -133,5 +134,25 @@ def test_what_a_library_of_a_gpu_convolves_is_written_as_it_is():
     x, w = program.argument((8, 32, 32, 16)), program.argument((3, 3, 16, 16))
     convolved = program("convolution", x, w, shape=(8, 32, 32, 16))
     graph = program.graph(program("convert", convolved, dtype="bf16"))
-    assert convolved in fuse(graph, GPU).stored
+    assert convolved in fuse(graph, platform_named("gpu")).stored
     assert convolved not in fuse(graph).stored
+
+
+def test_the_cpu_compiler_joins_along_the_last_dimension_apart():
+    """As of columns that are rolled; what is short there, or joined elsewhere, is fused."""
+
+    def joined(size: int, dimension: int):
+        program = Program()
+        x = program.argument((size, size))
+        begin, end = program("negate", x), program("tanh", x)
+        shape = (size, 2 * size) if dimension else (2 * size, size)
+        both = program("concatenate", begin, end, shape=shape, dim=dimension)
+        total = program("reduce", program("add", both, both), shape=())
+        return program.graph(total), {begin, end, both}
+
+    graph, pieces = joined(64, 1)
+    assert pieces <= fuse(graph, platform_named("cpu")).stored
+    assert not pieces & fuse(graph, platform_named("gpu")).stored
+    for size, dimension in ((32, 1), (64, 0)):
+        graph, pieces = joined(size, dimension)
+        assert not pieces & fuse(graph, platform_named("cpu")).stored

@@ -182,6 +182,20 @@ def test_equal_work_is_done_once_and_useless_work_never():
     assert names(graph.top) == ["all_gather", "multiply"]
 
 
+@pytest.mark.parametrize(
+    ("platform", "permutes"), [("none", 2), ("cpu", 2), ("gpu", 2), ("tpu", 1)]
+)
+def test_equal_slices_have_their_rows_sent_twice(platform, permutes):
+    """`x - roll(x)` here, `x + roll(x)` there; the TPU's compiler slices once, for both."""
+    program = Program()
+    x = program.argument((64, 32), (("dp",), ()))
+    cut = {"shape": (62, 32), "start": (2, 0), "limit": (64, 32), "stride": (1, 1)}
+    first, second = (program("slice", x, **cut) for _ in range(2))
+    graph = program.graph(program("tanh", first), program("negate", second))
+    rewrite(graph, platform)
+    assert names(graph.top).count("collective_permute") == permutes
+
+
 def test_different_constants_are_not_equal_work():
     program = Program()
     x = program.argument((8,))
