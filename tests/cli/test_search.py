@@ -26,7 +26,7 @@ from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs import GOOD, GOOD_SPACE
 from tests.support.undecided import until_decided
 
-LIMIT_S = 300
+LIMIT_S = 900  # More than the largest budget, and the start and the end of a search.
 SEARCH = "search train.py --target cpu:4 --space space.toml --top 1 --baseline dp:4"
 # Runs the command, and then writes down what of jax the process has imported.
 WATCHED = """
