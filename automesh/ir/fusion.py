@@ -14,11 +14,11 @@ product is written after those of the following elementwise operations that make
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automesh.cost.terms import Monomial
+from automesh.ir.evaluations import computed_too_often
 from automesh.ir.graph import Block, Graph, Operation, Value, times
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIEWS, VIRTUAL, WANT_BUFFERS
 from automesh.platforms.platform import Platform
@@ -102,6 +102,7 @@ class _Fuser:
         self.fusion = Fusion()
         self._libraries = frozenset[str]() if platform is None else platform.library_operations
         self._least_joined = 0 if platform is None else platform.least_joined
+        self._most_evaluations = 0 if platform is None else platform.most_evaluations
         self._wants = WANT_BUFFERS.union(self._libraries)
         self._sizes = dict(graph.mesh)
         self._needed: set[Value] = set()
@@ -112,23 +113,35 @@ class _Fuser:
         for argument in block.arguments:
             self._store(argument)
         for operation in block.operations:
-            if operation.bodies:
-                self._with_bodies(operation)
-            elif operation.name in VIRTUAL:
-                self._virtual(operation)
-            elif operation.name in PRODUCTS:
-                self._product(operation)
-            else:
-                for result in operation.results:
-                    self._store(result)
+            for body in operation.bodies:
+                self.block(body)
+            self._operation(operation)
+        if self._most_evaluations and (
+            often := computed_too_often(block, self.fusion.stored, self._most_evaluations)
+        ):
+            # What is stored changes what is read behind it, so all is decided again.
+            self._needed |= often
+            for operation in block.operations:
+                self.fusion.stored.difference_update(operation.results)
+            for operation in block.operations:
+                self._operation(operation)
+
+    def _operation(self, operation: Operation) -> None:
+        if operation.bodies:
+            self._with_bodies(operation)
+        elif operation.name in VIRTUAL:
+            self._virtual(operation)
+        elif operation.name in PRODUCTS:
+            self._product(operation)
+        else:
+            for result in operation.results:
+                self._store(result)
 
     def _store(self, value: Value) -> None:
         self.fusion.stored.add(value)
         self.fusion.sources[value] = {value: value.bytes}
 
     def _with_bodies(self, operation: Operation) -> None:
-        for body in operation.bodies:
-            self.block(body)
         for number, result in enumerate(operation.results):
             if is_passed_on(operation, number):
                 self.fusion.sources[result] = self.fusion.reads([operation.operands[number]])
@@ -204,9 +217,8 @@ class _Fuser:
             return False
         result = operation.results[0]
         last = len(result.shape) - 1
-        parts = math.prod(self._sizes.get(axis, 1) for axis in result.axes[last])
         return operation.attributes["dim"] == last > 0 and (
-            result.shape[last] >= self._least_joined * parts
+            self._local(result.dimension(last)) >= self._least_joined
         )
 
     def _local(self, size: Monomial) -> float:

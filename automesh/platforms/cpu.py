@@ -11,7 +11,9 @@ CPU = Platform(
     lowered_for=("cpu",),
     fabric="shared",
     slower_bits=((64, 2.0),),
-    least_joined=128,  # CpuInstructionFusion (xla/service/cpu/cpu_instruction_fusion.cc)
+    # CpuInstructionFusion (xla/service/cpu/cpu_instruction_fusion.cc).
+    least_joined=128,
+    most_evaluations=15,
     scheduling=Scheduling(
         combined_kinds=frozenset(("all-reduce",)),
         combined_bytes=30.0 * 2**20,

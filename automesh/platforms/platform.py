@@ -77,6 +77,8 @@ class Platform:
         are in memory.
       least_joined: elements of the last dimension from which on a concatenation along it is a
         kernel of its own, whose operands and result are in memory; 0: all are fused.
+      most_evaluations: how often a kernel computes an element of a value at most before the value
+        gets a buffer; 0: not known.
       sends_at_once: True if a device sends to all others of an all-to-all at the same time.
       slower_bits: for number types without a figure, (bits, time of a multiplication divided by
         that in bf16).
@@ -106,6 +108,7 @@ class Platform:
     sends_at_once: bool = False
     library_operations: frozenset[str] = frozenset()
     least_joined: int = 0
+    most_evaluations: int = 0
     slower_bits: tuple[tuple[int, float], ...] = ()
     reserve_bytes: int = 0
     reserve_share: float = 0.0

@@ -471,4 +471,7 @@ def _exchange(block: Block, move: _Move, rows: tuple[int, ...], sizes: dict[str,
     )
     operation.results = [own]
     own.producer = operation
+    if operation.name == "concatenate":  # Of a roll, a device's own rows are a slice.
+        set_operands(operation, [move.source])
+        operation.name, operation.attributes = "slice", {}
     block.operations[place + 1 : place + 1] = [*made, joined]

@@ -73,15 +73,9 @@ RULES: tuple[Rewrite, ...] = (
         "can become a reduce-scatter",
     ),
     Rewrite(
-        apply=exchange_rows,
-        platforms=ALL - {"tpu"},
-        source="as below, but before equal operations are shared: each has permutes of its own, "
-        "which HloCSE leaves apart for their channels; the TPU's compiler shares rolls before",
-    ),
-    Rewrite(
         apply=share_equal,
-        platforms=ALL,
-        source="HloCSE, run by the partitioner on what it made",
+        platforms=frozenset(("tpu",)),
+        source="equal rolls have one permute in programs of libtpu 0.0.52",
     ),
     Rewrite(
         apply=exchange_halos,
@@ -103,9 +97,15 @@ RULES: tuple[Rewrite, ...] = (
     ),
     Rewrite(
         apply=exchange_rows,
-        platforms=frozenset(("tpu",)),
+        platforms=ALL,
         source="HandleSlice, HandleReduceWindow and HandleReverse in spmd/spmd_partitioner.cc, "
         "whose windows come from ExchangeHaloAndGetValidData; rolls are rotated there",
+    ),
+    Rewrite(
+        apply=share_equal,
+        platforms=ALL - {"tpu"},
+        source="HloCSE, run by the partitioner on what it made: of equal operations each has its "
+        "own permutes of rows, whose channels differ",
     ),
     Rewrite(
         apply=reduce_by_dimension,
