@@ -609,7 +609,7 @@ def export(
     knobs: Mapping[str, str] | None = None,
     leave_out: Sequence[str] = (),
 ) -> str:
-    """A rule in the words of another framework, as the text of its configuration.
+    """Writes a rule as the configuration of another framework; returns its text.
 
     Args:
       rules: a rules file, or a preset as in `load`.
@@ -715,7 +715,7 @@ def import_rules(
 
 
 def progress_on_stderr() -> Progress:
-    """Bars on a terminal, plain lines in a pipe or a log."""
+    """Opens a display on stderr: bars on a terminal, plain lines in a pipe or a log."""
     from automesh.report.progress import open_progress
 
     return open_progress(sys.stderr)

@@ -24,6 +24,12 @@ FORBIDDEN = re.compile(
 )
 # A docstring is no fragment that continues a name.
 FRAGMENT = re.compile(r"(?:Of|By which|With which|That|Those of|After which|For which) [a-z]")
+VERB = re.compile(r"[A-Z][a-z]+s|Whether|See")
+# A noun in the plural is no verb, although it ends as one.
+PLURALS = frozenset(
+    "Arrays Axes Batches Bytes Classes Devices Equations Lookups Meshes Notices "
+    "Products Rows Seconds Settings Sizes Slices Words".split()
+)
 # Names that a plug-in has and another distribution too; this list may only become shorter.
 SHARED_NAMES = frozenset(("Problem", "StagedProgram", "StudyPage", "StudySummary"))
 
@@ -45,6 +51,20 @@ def _docstrings(text: str) -> Iterator[str]:
                     yield docstring
                 case _:
                     pass
+
+
+def _without_verb(text: str) -> Iterator[str]:
+    """Yields functions, other than properties, whose docstring begins with something else."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                docstring = ast.get_docstring(node) or "Returns"
+                word = docstring.split()[0].rstrip(",;:.")
+                is_property = any("property" in ast.unparse(one) for one in node.decorator_list)
+                if not is_property and (word in PLURALS or not VERB.fullmatch(word)):
+                    yield f"{node.name}: {docstring.splitlines()[0]}"
+            case _:
+                pass
 
 
 def _prose(text: str) -> Iterator[str]:
@@ -73,6 +93,25 @@ def test_phrases_that_the_style_forbids_do_not_occur() -> None:
         if (wrong := problems(module.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    found = {
+        str(module.relative_to(ROOT)): wrong
+        for module in _modules()
+        if (wrong := list(_without_verb(module.read_text(encoding="utf-8"))))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["The files of a folder.", "Bytes of a file.", "`x`: the first file.", "As `files_of`."],
+)
+def test_a_docstring_without_a_verb_is_found(docstring: str) -> None:
+    assert list(_without_verb(f'def files():\n    """{docstring}"""\n'))
+    assert not list(_without_verb(f'@property\ndef files():\n    """{docstring}"""\n'))
+    assert not list(_without_verb('def files():\n    """Lists the files."""\n'))
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,12 @@ class Overlap:
         return StepSeconds(step_s=step_s, lower_s=lower_s, upper_s=upper_s, first_cause_s=first)
 
     def cause_s(self, plans: slice) -> Floats:
-        """Seconds of each cause on some of the plans, [causes, plans]; they sum to `step_s`."""
+        """Returns the seconds of each cause on some of the plans, [causes, plans]; they sum to
+        `step_s`."""
         return self._spent(plans).cause_s
 
     def seconds_of(self, cause: str) -> Floats:
-        """Seconds of one cause: [plans]."""
+        """Returns the seconds of one cause: [plans]."""
         row = self.causes.index(cause)
         return np.concatenate([self.cause_s(chunk)[row] for chunk in self._chunks()])
 

@@ -199,7 +199,7 @@ class Computation:
         return tuple(self.instructions[operand] for operand in instruction.operands)
 
     def parameters(self) -> dict[int, Instruction]:
-        """Parameter number -> instruction."""
+        """Maps the number of each parameter to its instruction."""
         return {i.parameter: i for i in self.instructions.values() if i.opcode == "parameter"}
 
 

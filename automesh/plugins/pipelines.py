@@ -166,7 +166,7 @@ class Pipelines(Protocol):
         ...
 
     def public(self, name: str) -> Any:
-        """One of the names that `automesh.pipeline` has of what runs pipelines."""
+        """Returns one of the names of `automesh.pipeline` that belong to what runs pipelines."""
         ...
 
 

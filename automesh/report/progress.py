@@ -73,7 +73,8 @@ class Progress(Protocol):
         """Shows a line for the record, such as where a worker's log is."""
 
     def tick(self, doing: str = "") -> None:
-        """Call it at least every second of waiting: a long wait then shows signs of life.
+        """Shows signs of life during a long wait; a caller that waits calls it at least every
+        second.
 
         Args:
           doing: what the workers do at this moment; empty if nothing is known of them.
@@ -122,7 +123,8 @@ class Phase:
         return self.done >= self.total
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds until the phase ends: 0 if it is late, None if nothing is known or left."""
+        """Returns the seconds until the phase ends: 0 if it is late, None if nothing is known or
+        left."""
         left = self.total - self.done
         if self.durations_s:
             expected = remaining_s(self.durations_s, left, lanes=self.lanes)
@@ -252,7 +254,7 @@ class _Display(Progress):
         return next((phase for phase in self._state.phases if phase.name == name), None)
 
     def _show(self, before: Phase | None, phase: Phase) -> None:
-        """Called after a report on a phase, with what was known of it before."""
+        """Shows a phase after a report on it; `before` is what was known of it before."""
 
     def now(self, text: str) -> None:
         self._state = replace(self._state, now=clean(text), doing="")
@@ -337,8 +339,8 @@ class PlainProgress(_Display):
 
 
 def frame(state: DisplayState, *, now_s: float, width: int, height: int = 24) -> RenderableType:
-    """One picture of the display: a bar per phase, then the time, the current and the best plan, or
-    the table of what is estimated so far, as many of its rows as the height allows."""
+    """Draws one picture of the display: a bar per phase, then the time, the current and the best
+    plan, or the table of what is estimated so far, with as many rows as the height allows."""
     bar_width = max(6, min(20, width - 56))
     bars = Table.grid(padding=(0, 1, 0, 0))
     bars.add_column(width=_NAME_WIDTH, no_wrap=True)

@@ -53,7 +53,7 @@ class SoFar:
         return f"{known}; {self.missing}: not estimated yet" if self.missing else known
 
     def __str__(self) -> str:
-        """`dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""
+        """Returns a line such as `dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""
         seconds = format_seconds(step_s(self.rows[0]) or 0.0)
         return f"{self.first}, {seconds} estimated ({self.extent})"
 

@@ -40,7 +40,7 @@ def bring_to_hlo_form(module: Any, ir: Any) -> None:
 
 
 def fold_transposes(module: Any, ir: Any) -> None:
-    """transpose(dot(a, b)) -> dot(b, a), as the TPU's compiler does before it propagates.
+    """Rewrites transpose(dot(a, b)) to dot(b, a), as the TPU's compiler does before it propagates.
 
     The gradient of a weight is such a product: which of its operands comes first decides which
     sharding reaches it. Seen in dumps of libtpu 0.0.52 (`simplification-1`, before `shardy-xla`);

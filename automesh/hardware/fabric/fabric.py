@@ -43,7 +43,7 @@ class Fabric:
 def torus_of(
     chip: Chip, torus: tuple[int, ...], *, wraps: tuple[bool, ...], granules: int
 ) -> Fabric:
-    """Slices of chips that are linked in a torus each."""
+    """Makes the fabric of slices; the chips of each slice are linked in a torus."""
     return Fabric(
         kind="torus",
         chip=chip,

@@ -72,7 +72,8 @@ class TpuBufferModel(BufferModel):
     on_chip_bytes = _ON_CHIP_BYTES
 
     def kept_bytes(self, value: Value) -> Monomial:
-        """Bytes with the padding to tiles, as it is at the sizes of the graph."""
+        """Returns the bytes of a value's buffer, padded to tiles; the padding is that at the sizes
+        of the graph."""
         plain = value.device_bytes
         if not plain.coefficient or not value.shape:
             return plain

@@ -23,7 +23,7 @@ _SMALL_BYTES = 1 << 16
 
 
 def exchange_halos(graph: Graph) -> None:
-    """convolution(x, ...) -> convolution(concatenate(halo, x, halo), ...).
+    """Rewrites convolution(x, ...) to convolution(concatenate(halo, x, halo), ...).
 
     Every device sends rows at its two ends to its neighbours: as many as the image is padded with
     at that end, less the holes of a dilated image.
@@ -93,7 +93,8 @@ def _halos(
 
 
 def exchange_rows(graph: Graph) -> None:
-    """slice(x) -> concatenate(slice(x), permuted rows), and so for windows, rolls and reversals.
+    """Rewrites slice(x) to concatenate(slice(x), permuted rows); windows, rolls and reversals
+    likewise.
 
     What a device needs of the others' rows along a split dimension comes in permutes. Where the
     partitioner gathers the whole array instead, nothing is changed here.
@@ -107,8 +108,9 @@ def exchange_rows(graph: Graph) -> None:
 
 
 def gather_windows(graph: Graph) -> None:
-    """reduce_window(x) over all rows before, as of a running sum -> all_slice(reduce_window(
-    all_gather(x))): where rows cannot be exchanged, every device does the whole operation."""
+    """Rewrites reduce_window(x) to all_slice(reduce_window(all_gather(x))) where a window has all
+    rows before, as in a running sum: rows cannot be exchanged then, and every device does the whole
+    operation."""
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "reduce_window"]:
@@ -122,7 +124,8 @@ def gather_windows(graph: Graph) -> None:
 
 
 def gather_top_k(graph: Graph) -> None:
-    """The sort of a `top_k`, of which only the first places are kept, works on whole arrays."""
+    """Makes the sort of a `top_k`, of which only the first places are kept, work on whole
+    arrays."""
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "sort"]:
@@ -133,7 +136,7 @@ def gather_top_k(graph: Graph) -> None:
 
 
 def _behind_moves(value: Value) -> list[Operation]:
-    """Lists the operations that read a value, also after it was split otherwise."""
+    """Lists the operations that read a value, including readers of copies with another split."""
     return [
         reader
         for user in dict.fromkeys(value.users)
@@ -150,7 +153,8 @@ def _is_move(operation: Operation | None) -> bool:
 
 
 def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
-    """Values and their places sorted together, and cut off behind the first of them."""
+    """Whether an operation sorts values together with their positions, and only the first ones of
+    both are kept."""
     dimension = operation.attributes["dim"]
     return (
         len(operation.operands) == 2
@@ -168,7 +172,7 @@ def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
 def _keep_first(
     graph: Graph, block: Block, operation: Operation, slices: list[list[Operation]]
 ) -> None:
-    """slice(sort(x, places)) -> top_k(x), which has memory for the first places alone."""
+    """Rewrites slice(sort(x, places)) to top_k(x), which has memory for the first places alone."""
     sizes = list(operation.operands[0].shape)
     kept = {one.results[0].shape[operation.attributes["dim"]] for of in slices for one in of}
     sizes[operation.attributes["dim"]] = max(kept)
@@ -191,7 +195,7 @@ def _keep_first(
 
 
 def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
-    """Every device gathers what the operation reads, does all of it, and keeps its part."""
+    """Makes every device gather what the operation reads, do all of it, and keep its part."""
     place = block.operations.index(operation)
     before, behind = list[Operation](), list[Operation]()
     operands = list(operation.operands)
@@ -244,7 +248,8 @@ def _kept_by_manual(value: Value) -> Value:
 
 
 def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
-    """Axes at whose other sizes rows move in another pattern: no formula has their bytes.
+    """Finds axes for which no formula gives the bytes of moved rows: at other sizes other rows
+    move.
 
     Rows of a halo are the same at all sizes, and the parts of a reversed array are as much smaller
     as there are more of them. Which rows of a slice lie elsewhere changes from size to size.
@@ -392,7 +397,8 @@ def _reversals(operation: Operation) -> Iterator[_Move]:
 
 
 def _is_split(value: Value, dimension: int) -> bool:
-    """By the partitioner: inside a manual region a slice cuts one device's part."""
+    """Whether the partitioner splits a dimension. Inside a manual region a slice cuts one device's
+    part."""
     axes = value.axes[dimension]
     return bool(axes) and not set(axes) & set(value.manual)
 
@@ -410,7 +416,8 @@ def _count(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
 
 
 def _is_halo(move: _Move, parts: int) -> bool:
-    """The same rows over twice as many devices: so it is at all sizes that are asked for."""
+    """Whether twice as many devices would move the same rows; then all other sizes of the axis do,
+    too."""
     return move.rows(parts) == move.rows(2 * parts)
 
 

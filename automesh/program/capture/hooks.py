@@ -53,7 +53,7 @@ class Watcher(Protocol):
         ...
 
     def pmap(self) -> None:
-        """Is called before the script calls a function that `jax.pmap` made."""
+        """Handles a call of a function that `jax.pmap` made, before the script makes it."""
         ...
 
     def unjitted(self) -> bool:
@@ -169,12 +169,12 @@ class Jitted:
         return getattr(self.automesh_inner, name)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Traces the function, as `jax.jit(...).trace` does."""
         stated, keywords = described((args, kwargs))
         return self._remembered(self.automesh_inner.trace(*stated, **keywords), args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Lowers the function, as `jax.jit(...).lower` does."""
         stated, keywords = described((args, kwargs))
         return self._remembered(self.automesh_here().lower(*stated, **keywords), args, kwargs)
 
@@ -199,7 +199,7 @@ class _InItsModes:
             return self._inner(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Traces the function, as `jax.jit(...).trace` does, in these modes."""
         with inside(self._modes):
             return self._inner.trace(*args, **kwargs)
 
@@ -291,7 +291,7 @@ def _hook_jit() -> None:
 
 
 def _hook_pjit() -> None:
-    """Hooks the former name of `jax.jit`, as long as jax has it."""
+    """Replaces `pjit`, the former name of `jax.jit`, as long as jax has it."""
     for name in ("jax.experimental.pjit", "jax._src.pjit"):
         try:
             module: Any = importlib.import_module(name)

@@ -23,7 +23,8 @@ _GRADIENT = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp|apply_gradien
 
 
 def mesh_in_text(entry: Entry) -> SourceLine | None:
-    """The first line of a script that calls what makes a mesh, as its name says; None if none does.
+    """Finds the first line of a script that calls something whose name says that it makes a mesh;
+    None if no line does.
 
     Whether it is reached, only a run tells.
     """
@@ -58,7 +59,7 @@ def takes_gradients(entry: Entry) -> bool:
 
 
 def _named_by(node: ast.AST) -> list[str]:
-    """The functions that a part of a program names; variables may have the same names."""
+    """Lists the functions that a part of a program names; variables may have the same names."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.Call):
@@ -69,7 +70,8 @@ def _named_by(node: ast.AST) -> list[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes | str]]:
-    """A script, or the cells of a notebook, with the names that their lines go by."""
+    """Yields the text of a script, or of each cell of a notebook, with the file name that its lines
+    have in messages."""
     try:
         content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
     except (UsageError, OSError):
@@ -89,7 +91,7 @@ def _nodes(text: bytes | str) -> list[ast.AST]:
 
 
 def _last_name(function: ast.expr) -> str:
-    """`jax.make_mesh` -> `make_mesh`."""
+    """Returns the last part of a dotted name: `make_mesh` of `jax.make_mesh`."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""

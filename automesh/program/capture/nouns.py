@@ -144,12 +144,12 @@ class ScriptStep:
     is_unjitted: bool = False
 
     def in_words(self) -> str:
-        """`train_step` (train.py:12), called at train.py:30."""
+        """Describes the step: `train_step` (train.py:12), called at train.py:30."""
         return self._told(lambda part: f"`{part.name}`{_definition(part)}, called at "
                           f"{part.called_at}")  # fmt: skip
 
     def in_short(self) -> str:
-        """`train_step` (train.py:30), by the line that calls it."""
+        """Names the step by the line that calls it: `train_step` (train.py:30)."""
         return self._told(lambda part: f"`{part.name}` ({part.called_at})")
 
     def _told(self, tell: Callable[[ScriptStep | StepPart], str]) -> str:

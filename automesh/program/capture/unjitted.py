@@ -46,8 +46,8 @@ def hook_unjitted(seen: Seen) -> None:
 
 
 def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]] | None:
-    """How a changed function of jax made an object: its module and its name, and what it was
-    called with; None for all other objects.
+    """Returns how a changed function of jax made an object: the function's module and name, and the
+    arguments that it got; None for all other objects.
 
     What is made holds what sees its calls, so a process that has not run the script makes it anew.
     """

@@ -247,7 +247,7 @@ class TracedOperation:
         return [self.all.news(shape, marks) for shape in self.shapes]
 
     def together(self) -> ArrayOrigin:
-        """The origins of all operands together."""
+        """Returns the origins of all operands together."""
         made = ArrayOrigin(0)
         for one in self.made:
             made |= one

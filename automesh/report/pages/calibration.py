@@ -61,7 +61,7 @@ class CalibrationResult(Reportable):
     interrupted: bool
 
     def to_report(self) -> Report:
-        """What was measured, with the error of each law."""
+        """Makes a table of what was measured, with the error of each law."""
         profile = self.profile
         rows = (*_streams(profile), *_matmuls(profile), *_collectives(profile))
         return Report(

@@ -15,7 +15,7 @@ _ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 
 
 def argument_end(name: str) -> int:
-    """The length of the part of an array's name that names its argument: `args[0]` of
+    """Returns the length of the part of an array's name that names its argument: `args[0]` of
     `args[0]['w']`. A number in it is a position, not a layer."""
     found = _ARGUMENT.match(name)
     return found.end() if found is not None else 0

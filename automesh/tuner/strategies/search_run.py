@@ -61,7 +61,7 @@ class Strategy(Protocol):
         ...
 
     def keeps_rule(self, path: Path) -> str:
-        """Why the rule that is already in a file must stay; empty if it may be replaced."""
+        """Says why the rule that is already in a file must stay; empty if it may be replaced."""
         del path
         return ""
 

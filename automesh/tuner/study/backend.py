@@ -148,7 +148,7 @@ class Backend:
                 self.working.publish(raw, self.storage.text, lasting=lasting)
 
     def explained(self) -> AbstractContextManager[None]:
-        """As the function `explained`, for this storage."""
+        """Does what the function `explained` does, for this storage."""
         return explained(self.storage)
 
     def close(self) -> None:

@@ -243,7 +243,8 @@ def settled(
     clock: Callable[[], float],
     start_worker: StartWorker = Process,
 ) -> tuple[Preparation, LegalPlans]:
-    """Returns the preparation with the hash of the trials that count, the plans, and notices.
+    """Decides which stored trials hold for the script as it is now. Returns the preparation with
+    the hash of these trials, and the plans with notices about what changed.
 
     The study counts by the hash, too, from then on.
     """

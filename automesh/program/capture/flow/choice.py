@@ -204,8 +204,8 @@ def is_enough(choice: Choice, candidate: StepChoice) -> bool:
 
 
 def best(choices: Sequence[tuple[Choice, StepChoice]]) -> Choice | None:
-    """What most looks like the step when the script has ended: of those in as little doubt, the one
-    that is called with most bytes; None if none has any state."""
+    """Returns the functions that look most like the step once the script has ended: first those in
+    the least doubt, among these the one whose calls have the most bytes; None if none has state."""
     ranked = sorted(
         (one for one in choices if one[0].doubt is not Doubt.NO_STATE),
         key=lambda one: (one[0].doubt, not one[0].is_carried, -one[1].bytes * one[1].calls),

@@ -586,8 +586,8 @@ def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
 
 
 def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:
-    """Returns, for each pair of a part and one of its outputs, the output of the whole step that it
-    is."""
+    """Maps each pair of a part and one of its outputs to the position of that output among those of
+    the whole step."""
     kept = [(number, output) for number, part in enumerate(parts) for output in part.kept]
     return {one: place for place, one in enumerate(kept)}
 

@@ -150,8 +150,8 @@ def _starts(calls: Sequence[_RoundCall], adder: int, takers: set[int]) -> list[i
 
 
 def _members(calls: Sequence[_RoundCall], adder: int) -> set[int]:
-    """Returns the functions of a round: the outputs of the adder go through them and come back to
-    the adder."""
+    """Returns the functions of a round: those that the outputs of the adding function (`adder`) go
+    through before they come back to it."""
     after, before = {adder}, {adder}
     for _ in calls:
         after |= {one.number for one in calls if any(map(one.takes_from, after))}
