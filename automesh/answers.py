@@ -281,8 +281,8 @@ class TargetList(Reportable):
 
     Attributes:
       found: the targets with their facts.
-      pattern: that they were found by.
-      compilers: for devices that are not here, installed or not.
+      pattern: what the user asked for: a name, or a part of names; empty for all.
+      compilers: the compilers for absent devices, installed or not.
     """
 
     found: tuple[Listed, ...]

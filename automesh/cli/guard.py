@@ -89,7 +89,8 @@ def _not_printed(lost: OSError) -> UsageError:
 
 
 def typed() -> list[str]:
-    """Returns the command that goes on: what was typed, without what would begin anew."""
+    """Returns the command that continues: the words that the user typed, without options that would
+    begin anew."""
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
     anew = [f"--{option.word}" for option in SEARCH if not option.has_resume]

@@ -251,7 +251,8 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
 def _over_dcn(
     terms: Terms, collectives: Sequence[CollectiveCost], work_s: float
 ) -> Iterator[Finding]:
-    """Finds axes that do not split the batch, but cross the network; the line is the slowest's.
+    """Finds axes that cross the network although they do not split the batch. The finding has the
+    line of the slowest collective.
 
     Data-parallel axes send gradients once a step, and are meant to cross DCN. An axis that splits
     weights or a sequence sends activations in every layer, forth and back. Nothing is found while

@@ -176,7 +176,7 @@ def wraps_of(device_kind: str, torus: Dims) -> tuple[bool, ...]:
     """Says which dimensions of a slice have their ends linked.
 
     Args:
-      device_kind: as jax reports it. Of v2 and v3 only whole pods (16x16, 32x32) wrap; other kinds
+      device_kind: as jax reports it. Only whole pods (16x16, 32x32) of v2 and v3 wrap; other kinds
         that are not on record do not wrap.
     """
     for generation in generations():

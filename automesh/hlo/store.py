@@ -115,7 +115,8 @@ class _Header(CompileFacts):
 
 @dataclass(frozen=True, slots=True)
 class ModuleStore:
-    """Compiled programs by key; new ones replace those that were used least recently.
+    """The compiled programs in a folder, by key; new ones replace those that were used least
+    recently.
 
     Attributes:
       folder: created when a program is stored.

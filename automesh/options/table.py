@@ -412,7 +412,7 @@ HOSTS = (
         is_path=True,
     ),
 )
-"""On which hosts a search, or a calibration, runs."""
+"""The options that say on which hosts a search, or a calibration, runs."""
 JOBSET = (
     Option(
         name="image",
@@ -448,7 +448,7 @@ JOBSET = (
         has_jobset=False,
     ),
 )
-"""How a JobSet is written, instead of a search here."""
+"""The options that say how a JobSet is written, instead of a search here."""
 SEARCH = (
     *_OF_ALL,
     *HOSTS,
@@ -472,4 +472,4 @@ SEARCH = (
 )
 """All options of `automesh search`."""
 BY_NAME = {option.name: option for option in SEARCH}
-"""The same by their names in Python."""
+"""All options, by their names in Python."""

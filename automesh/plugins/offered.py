@@ -23,7 +23,7 @@ class Distribution:
     Attributes:
       name: of the package for pip.
       folder: in a clone of automesh.
-      names: of what it adds, by the group of the entry points.
+      names: the names that it adds to each group of entry points.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Distribution:
 
     @property
     def install(self) -> str:
-        """What to do to have it."""
+        """How to install it, as a hint for the user."""
         return f"pip install {self.name} (in a clone: pip install -e {self.folder})"
 
 

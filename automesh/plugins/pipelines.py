@@ -66,7 +66,7 @@ class StagedProgram(Protocol):
         ...
 
     def compile_absent(self, order: CompileOrder) -> PipelineOutcome:
-        """Compiles what works through microbatches, and the updates, for devices that are not here.
+        """Compiles the programs that run for each microbatch, and the updates, for absent devices.
 
         Raises:
           Refused: as `compile_here`; or a store cannot be written.
@@ -84,7 +84,7 @@ class StagedProgram(Protocol):
         """Compiles it and decides where the values of its arguments come from.
 
         Args:
-          enter: told what comes next.
+          enter: is called with the name of the next stage.
 
         Raises:
           Refused: as `compile_here`.
@@ -174,7 +174,7 @@ def find_pipelines(what: str) -> Pipelines:
     """Returns the installed plug-in that runs pipelines (imports jax).
 
     Args:
-      what: needs it: "`automesh.pipeline.train_step`".
+      what: the function that needs it, for the error: "`automesh.pipeline.train_step`".
 
     Raises:
       UsageError: there is none, or it cannot be loaded.
@@ -186,7 +186,8 @@ def find_pipelines(what: str) -> Pipelines:
 def pipelines_of(step: object) -> Pipelines | None:
     """Returns the plug-in whose pipeline a workload's step is; None for an ordinary step.
 
-    Whoever has made such a step has imported the plug-in: none is loaded for other steps.
+    The code that makes such a step has imported the plug-in, so no plug-in is loaded for other
+    steps.
 
     Raises:
       UsageError: the plug-in cannot be loaded.

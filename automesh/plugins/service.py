@@ -82,7 +82,7 @@ def find_service(what: str) -> Service:
     """Returns the installed plug-in that speaks to services.
 
     Args:
-      what: needs it: "`automesh search --server`".
+      what: the command or function that needs it, for the error: "`automesh search --server`".
 
     Raises:
       UsageError: there is none, or it cannot be loaded.

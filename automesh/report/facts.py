@@ -74,7 +74,7 @@ class Provenance:
     """How the figures were made, and where they are stored.
 
     Attributes:
-      source_hash: what trials of the script as it was are known by.
+      source_hash: the hash that identifies trials of the script as it was then.
       versions: of everything whose change makes figures stale, and the environment.
       speeds: where the speeds of the estimates come from, in words; empty without estimates.
       again: the command that goes on with the search; None for a search from Python, and where a

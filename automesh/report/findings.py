@@ -63,7 +63,7 @@ class FindingsOfPlans:
     """The findings of all plans of a search, by rule and line.
 
     Attributes:
-      left_out: names of rules whose findings are not told.
+      left_out: names of rules whose findings are not shown.
 
     >>> FindingsOfPlans().notices(0)
     ()

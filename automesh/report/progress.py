@@ -52,7 +52,7 @@ class Progress(Protocol):
           name: one word: enumerate, compile, measure, confirm.
           total: what there is to do; may change.
           done: what is done, work of an earlier run included.
-          note: what is worth knowing beside the count, e.g. `2 failed`.
+          note: what is worth knowing in addition to the count, e.g. `2 failed`.
           took_s: seconds that the trial just finished took; 0 if none was.
           lanes: how many trials run at the same time.
         """

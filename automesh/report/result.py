@@ -10,7 +10,7 @@ from automesh.report.comparison import Comparison, Verification
 from automesh.report.facts import StudyFacts
 
 NOT_ENDED = "the search has not ended yet"
-"""Why a search has stopped that has left no word on it: it still runs, or was killed."""
+"""The stop reason of a search that has stored none: it still runs, or was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

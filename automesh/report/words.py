@@ -92,7 +92,7 @@ def peak_is_measured(candidate: Candidate) -> bool:
 def step_s(candidate: Candidate) -> float | None:
     """Returns the seconds of one step, measured, predicted or estimated; None if there are none.
 
-    Of a measured plan that was compared with the exported one: as that ratio says.
+    For a measured plan that was compared with the exported one, it follows from that ratio.
     """
     outcome = candidate.outcome
     if candidate.standing.step_s:
@@ -103,7 +103,7 @@ def step_s(candidate: Candidate) -> float | None:
 def half_interval(candidate: Candidate) -> str:
     """Returns `±1.2 %`: the larger half of the 95 % interval; empty if none is known.
 
-    Of a plan that was compared with the exported one it is that of the ratio.
+    For a plan that was compared with the exported one it is the half of the ratio's interval.
     """
     standing = candidate.standing
     if not standing.step_s:

@@ -63,8 +63,9 @@ class TpuBufferModel(BufferModel):
 
     The sum of eight products is one array that each of them adds to, not eight arrays. All-reduces
     over the same axes become one while they are small, and operands and results of an all-reduce
-    live together. What can run runs, so that gathers of weights come early. A slice or a pad that
-    does not begin and end with whole tiles is an array of its own, not a part of the next kernel.
+    live together. An operation runs as soon as its operands are there, so that gathers of weights
+    come early. A slice or a pad that does not begin and end with whole tiles is an array of its
+    own, not a part of the next kernel.
     """
 
     orders: tuple[Order, ...] = ("early",)

@@ -1,7 +1,7 @@
 """Halos: rows that a device needs of others along a split dimension.
 
-Of convolutions by `exchange_halos`; of slices, pads, sliding windows, rolls and reversals by
-`exchange_rows`; `gather_windows` does what the partitioner does where rows cannot be exchanged.
+`exchange_halos` handles convolutions; `exchange_rows` handles slices, pads, sliding windows, rolls
+and reversals; `gather_windows` does what the partitioner does where rows cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class _Move:
 
     Attributes:
       source: the array whose rows these are.
-      rows: of each permute, by the number of parts; see `row_exchange`.
+      rows: returns the rows of each permute for a number of parts; see `row_exchange`.
       whole_parts: True if each device sends all that it has.
     """
 

@@ -1,4 +1,4 @@
-"""What the text of a script promises: calls that come later than what was called so far."""
+"""Finds in the text of a script calls that its run may still make later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mesh_in_text(entry: Entry) -> SourceLine | None:
     """Finds the first line of a script that calls something whose name says that it makes a mesh;
     None if no line does.
 
-    Whether it is reached, only a run tells.
+    Only a run shows whether the line is reached.
     """
     for file, text in _texts(Path(entry.location)):
         lines = [
@@ -42,7 +42,7 @@ def mesh_in_text(entry: Entry) -> SourceLine | None:
 def takes_gradients(entry: Entry) -> bool:
     """Whether a script, or a module of the user's that it has imported, names what takes gradients.
 
-    Whether it is reached, only a run tells.
+    Only a run shows whether that line is reached.
     """
     files = [Path(entry.location)]
     for module in list(sys.modules.values()):

@@ -1,9 +1,9 @@
-"""Sees steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s that jax runs
-operation by operation (jax).
+"""Finds steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s, which jax
+runs operation by operation (jax).
 
-`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are changed once and stay so. The functions
-that they make do what jax does, unless a script is being run that has no jitted step: then their
-calls are handled like those of a jitted function.
+`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are replaced once and stay replaced. The
+functions that they make do what jax does, unless a script is being run that has no jitted step:
+then their calls are handled like those of a jitted function.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is the script's alone, written so that a process that does not run the script can read it
-(no jax)."""
+"""Pickles objects that only the script has, so that a process that does not run the script can read
+them (no jax)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def facts_of(compiled: Compiled) -> ProgramFacts:
 
 
 def compare(then: ProgramFacts, now: ProgramFacts, bounds: Bounds = BOUNDS) -> tuple[Change, ...]:
-    """Compares every figure then and now; more of it beyond its bound is a regression.
+    """Compares every figure before and now; one that has grown beyond its bound is a regression.
 
     FLOPs count in both directions: a step that does less of them is another step, with another
     batch or another model, for which the rule was not found.

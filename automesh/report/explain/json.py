@@ -20,7 +20,8 @@ is null. Keys are only ever added within a schema number.
                 shrinks or same, seen from `one`
 
 Seconds of causes and reasons are what remains of them in the estimated step; those of collectives
-are as if nothing ran beside them. All are estimated but for those called compiled or measured.
+are as if nothing else ran at the same time. All are estimated, except those called compiled or
+measured.
 """
 
 from __future__ import annotations

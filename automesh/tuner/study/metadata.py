@@ -69,7 +69,8 @@ class Notebook:
     """The typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
-      outside: plans, as text, that are not told of, beside those out of the study's scope.
+      outside: plans, as text, that results leave out, in addition to those outside of the study's
+        scope.
     """
 
     study: Study

@@ -2,8 +2,8 @@
 
 Optuna replays a journal record by record, and stops at the first that it cannot read. Here such a
 record counts as one that changes nothing. Only those that make a study or a trial must not be
-missing: whatever follows knows trials by their place in the order of making. Of these an empty
-trial or study is made; where a line does not even tell what it was, the journal is refused.
+missing: whatever follows knows trials by their place in the order of making. For such a record an
+empty trial or study is made; if a line does not even show what it was, the journal is refused.
 """
 
 from __future__ import annotations
