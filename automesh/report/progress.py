@@ -46,7 +46,8 @@ class Progress(Protocol):
         took_s: float = 0.0,
         lanes: int = 1,
     ) -> None:
-        """Starts a phase or tells how far it is; phases stand in the order of their first reports.
+        """Starts a phase or reports how far it is; phases are shown in the order of their first
+        reports.
 
         Args:
           name: one word: enumerate, compile, measure, confirm.

@@ -100,7 +100,7 @@ def common_parts(
     """Finds parts that plans without an estimate use, and no plan that has an estimate.
 
     Args:
-      known, waiting: as of `what_is_missing`.
+      known, waiting: as for `what_is_missing`.
 
     Returns:
       These parts, those that most plans use first; nothing if they are too many to be named. Then

@@ -283,7 +283,7 @@ def combined(
     at `sizes`.
 
     Args:
-      block: the block that they stand in.
+      block: the block that contains them.
       found: its collectives in their order.
     """
     backend = scheduling_of(platform)

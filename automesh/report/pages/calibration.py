@@ -41,7 +41,7 @@ class CalibrationResult(Reportable):
     """What a calibration measured.
 
     Attributes:
-      profile: as it stands in the file now, points of earlier calibrations included.
+      profile: as it is in the file now, points of earlier calibrations included.
       path: of the file.
       measured: probes that this calibration measured.
       spread: of the rounds of one probe, see `Point`; the median over the probes.

@@ -67,7 +67,7 @@ class MemoryBelief:
         """Compares estimates with the compiler's figures.
 
         The logarithms of the ratios are assumed to be normal for the same knobs, with one variance
-        for all knobs; the limit is the prediction limit of Student's t for the next one.
+        for all knobs; `least` is the prediction limit of Student's t for the next ratio.
         """
         ratios: dict[Call, list[float]] = {}
         for plan, outcome in outcomes.items():

@@ -247,7 +247,8 @@ def header_of(
     estimates: Estimates = NO_ESTIMATES,
     is_ahead: bool = False,
 ) -> Header:
-    """Makes the header of a study: its facts, and how many plans there are.
+    """Makes the header of a study: its facts, and how many plans there are. The arguments are as
+    for `facts_of`.
 
     Arguments as of `facts_of`.
     """
@@ -307,7 +308,7 @@ def reading(
 
     Args:
       study: its folder; None for the one that changed last under `results`.
-      in_place: as of `open_backend`.
+      in_place: as for `open_backend`.
 
     Raises:
       UsageError: there is no such study, or it cannot be read.

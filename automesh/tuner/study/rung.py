@@ -43,10 +43,10 @@ Versions = tuple[tuple[str, str], ...]
 class Rung:
     """The trials of one kind, in one Optuna study.
 
-    A trial is run by whoever has its hold: a claim takes the hold before it touches the trial, so
-    two processes never run the same one, and a running trial always has an owner. Optuna alone does
-    not guarantee that: on SQLite it changes a trial's state by a read and a later write. Everything
-    raises `UsageError` if the storage fails.
+    The process that has the hold of a trial runs it: a claim takes the hold before it touches the
+    trial, so two processes never run the same one, and a running trial always has an owner. Optuna
+    alone does not guarantee that: on SQLite it changes a trial's state by a read and a later write.
+    Everything raises `UsageError` if the storage fails.
     """
 
     def __init__(

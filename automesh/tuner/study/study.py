@@ -63,7 +63,7 @@ def open_study(
       source_hash: of the script as it is now; only trials with the same one are claimed.
       versions: of everything whose change makes figures stale; likewise.
       scope: what the search may try; only its plans are claimed.
-      create: make the study if there is none; False for those who only want to read it.
+      create: make the study if there is none; False for callers that only read it.
       in_place: as for `open_backend`, for a caller that only reads.
       backend: the storage, if the caller has opened it already; the study closes it.
 

@@ -60,7 +60,7 @@ def _rename(mesh: Any, names: tuple[Any, ...]) -> None:
 
 
 def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None:
-    """Returns a sharding on another mesh as one on `own`.
+    """Returns a sharding that lies on another mesh, as a sharding on `own`.
 
     This is possible for a mesh of one axis (besides axes of size 1) over the same devices in the
     same order: its axis stands for all axes of `own` together.

@@ -58,7 +58,7 @@ class TolerantJournal(JournalStorage):
     """Optuna's storage in a journal file.
 
     Args:
-      lock: held by whoever writes.
+      lock: the process that writes holds it.
       skipped: takes the records that are damaged.
 
     Raises:
