@@ -1,4 +1,4 @@
-"""What the Python API gives: results of searches, accounts of meshes, lists of targets and
+"""The answers of the Python API: results of searches, accounts of meshes, lists of targets and
 presets."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Reportable):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
       found: the full record: every candidate with its evidence, the funnel, notices.
@@ -127,7 +127,7 @@ class Result(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Reportable):
-    """What searches for several targets found.
+    """The results of searches for several targets.
 
     Attributes:
       found: the full record.
@@ -188,7 +188,7 @@ class Results(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Reportable):
-    """Where the time of a mesh goes, or why one of two is faster.
+    """An account of a mesh: where its time goes, or why one of two meshes is faster.
 
     Attributes:
       found: the full record.
@@ -212,7 +212,7 @@ class Account(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lint(Reportable):
-    """What the compiler does to a step that nobody asked for.
+    """The findings of `lint`: what the compiler adds to a step although nobody asked for it.
 
     Attributes:
       found: every finding with its mesh, line, cost and cure.
@@ -240,7 +240,7 @@ class Lint(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCheck(Reportable):
-    """What a script is to a search, and what must be mended first.
+    """The answer to whether a script can be searched, and what must be mended first.
 
     Attributes:
       found: the full record.
@@ -255,7 +255,7 @@ class ScriptCheck(Reportable):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What must be mended, a sentence each."""
+        """The problems that must be mended, one sentence each."""
         return tuple(problem.what for problem in self.found.problems)
 
     def to_report(self, *, show_all: bool = False) -> Report:
@@ -277,7 +277,7 @@ class ScriptCheck(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetList(Reportable):
-    """What `targets` found.
+    """The answer of `targets`.
 
     Attributes:
       found: the targets with their facts.
@@ -298,7 +298,7 @@ class TargetList(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetList(Reportable):
-    """What `presets` found.
+    """The answer of `presets`.
 
     Attributes:
       found: the presets with their rules, and how they were made.

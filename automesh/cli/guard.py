@@ -1,4 +1,4 @@
-"""What surrounds every command: streams that any terminal can show, errors as sentences."""
+"""The guard around every command: streams that any terminal can show, errors as sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: how an option is read, and how a result is printed."""
+"""The parts that several commands share: reading options, and printing results."""
 
 from __future__ import annotations
 

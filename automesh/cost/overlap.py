@@ -32,7 +32,7 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """How the pieces of a step overlap on many plans.
+    """The overlap of the pieces of a step, on many plans.
 
     Central: a region takes the larger of its compute and of the communication that hides (of copies
     to and from the host first, then of collectives), plus what is exposed; rings of windowed

@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotDimensions:
-    """Which dimensions a `dot` contracts and batches over.
+    """The dimensions that a `dot` contracts and batches over.
 
     Attributes:
       group: dimension of the right side that numbers the groups of a `ragged-dot`, empty otherwise.

@@ -1,4 +1,4 @@
-"""What the plug-ins of this repository add, by name: for help texts, and to say what to install.
+"""The names that the plug-ins of this repository add: for help texts, and to say what to install.
 
 This is all that the core knows of them. A plug-in of somebody else needs no place here: its entry
 points are enough.

@@ -1,4 +1,4 @@
-"""What the core asks of the plug-in that runs pipelines, in the group `automesh.pipelines`."""
+"""The interface of the plug-in that runs pipelines, in the group `automesh.pipelines`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Stages(Protocol):
 
 
 class Pipelines(Protocol):
-    """What runs steps that are pipelines; all of it imports jax."""
+    """The interface of what runs steps that are pipelines; all of it imports jax."""
 
     def is_pipeline(self, step: object) -> bool:
         """Whether a workload's step is one of its pipelines."""

@@ -25,8 +25,8 @@ Basis = Literal["", "fresh processes", "race", "first visits", "step times", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How a plan compares with another: of a result, with the exported one; of predictions, with
-    the best.
+    """The comparison of a plan with another one: in a result with the exported plan, among
+    predictions with the best.
 
     Attributes:
       verdict: of the exported plan `kept` if it is the script's own, `new` if it replaces that,

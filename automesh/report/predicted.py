@@ -1,4 +1,4 @@
-"""What a replayed program says of a step, in words: pure functions."""
+"""The sentences that follow from a replayed program: pure functions."""
 
 from __future__ import annotations
 

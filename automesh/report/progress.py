@@ -1,4 +1,5 @@
-"""What a search says while it runs: the interface, how far it is as data, and who prints it."""
+"""The display of a search while it runs: its interface, its progress as data, and what prints
+it."""
 
 from __future__ import annotations
 

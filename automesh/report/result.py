@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """How many plans reached which rung. `ruled_out` counts by rule, most frequent first.
+    """The numbers of plans that reached each rung. `ruled_out` counts by rule, most frequent first.
 
     enumerated = sum(ruled_out) + legal;
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is

@@ -122,7 +122,7 @@ class Wound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Where jax's mesh code places axes on the torus, per ICI shape.
+    """The places of mesh axes on the torus, per ICI shape, as jax's mesh code chooses them.
 
     Attributes:
       shapes: sizes of all mesh axes inside one granule.

@@ -41,7 +41,8 @@ class Step:
 
 
 class BufferModel:
-    """How a compiler uses buffers: this one stores exactly the given values, without copies.
+    """A model of how a compiler uses buffers: this one stores exactly the given values, without
+    copies.
 
     Attributes:
       stored: values that get a buffer of their own; all others are computed where they are read.

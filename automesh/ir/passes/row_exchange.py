@@ -16,7 +16,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWindow:
-    """Which rows of an array the rows of a result are made of.
+    """The rows of an array that the rows of a result are made of.
 
     Row `j` of the result needs the rows `j * stride - low` to `j * stride - low + width - 1`. For a
     slice that begins at `start`, the width is 1 and `low` is `-start`.

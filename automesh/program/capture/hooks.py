@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(slots=True)
 class _HooksState:
-    """What the hooks of this process know.
+    """The data of this process's hooks.
 
     Attributes:
       origins: for each object that `lower`, `trace` or `compile` has returned while a script runs,
@@ -117,7 +117,8 @@ def watching(watcher: Watcher) -> Generator[None]:
 
 
 class Jitted:
-    """What `jax.jit` returns to a script: a jitted function whose calls the watcher sees."""
+    """The object that `jax.jit` returns to a script: a jitted function whose calls the watcher
+    sees."""
 
     def __init__(
         self,
@@ -316,7 +317,7 @@ def _deprecated(module: Any, name: str) -> Any:
 
 
 class _Mapped:
-    """What `jax.pmap` returns to a script: a function whose calls the watcher sees."""
+    """The object that `jax.pmap` returns to a script: a function whose calls the watcher sees."""
 
     def __init__(self, inner: Any) -> None:
         self._automesh_inner = inner
@@ -421,7 +422,7 @@ def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitSettings:
-    """What `jax.jit` knows of a function, per leaf of its arguments and outputs.
+    """The settings with which `jax.jit` made a function, per leaf of its arguments and outputs.
 
     Attributes:
       constants: leading inputs of the traced program that are not arguments of the function.

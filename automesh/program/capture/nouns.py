@@ -1,4 +1,4 @@
-"""What is known of a script that is run unmodified: its mesh and its step (no jax)."""
+"""The facts about a script that is run unmodified: its mesh and its step (no jax)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class AxisSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """How a script is run up to its step, with another mesh than its own.
+    """The way in which a script is run up to its step, with another mesh than its own.
 
     Attributes:
       mesh: the script's own mesh.
@@ -278,7 +278,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What the first run of a script shows, on its own mesh.
+    """The facts that the first run of a script shows, on its own mesh.
 
     Attributes:
       capture: how the script is run from now on.

@@ -29,7 +29,7 @@ class ScriptStopped(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a script ended that was not stopped.
+    """The end of a script that was not stopped.
 
     Attributes:
       error: what it raised; None if it ran to its last line.

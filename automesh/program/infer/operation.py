@@ -22,7 +22,7 @@ def primitives(names: str) -> frozenset[str]:
 
 
 class ArrayOrigin(IntFlag):
-    """What an array is made from."""
+    """The kinds of data that an array is made from."""
 
     STATE = 1
     """State that a gradient changes: parameters, moments."""

@@ -1,4 +1,4 @@
-"""What a compiled step does, as the few figures that a rule keeps, and how two of them compare."""
+"""The few figures of a compiled step that a rule keeps, and how two sets of them compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `explain --json` prints.
+"""The output of `explain --json`.
 
 Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not finite or not known
 is null. Keys are only ever added within a schema number.

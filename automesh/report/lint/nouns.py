@@ -69,7 +69,7 @@ class Linted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """What `automesh lint` has found.
+    """The findings of `automesh lint`.
 
     Attributes:
       script: as the user gave it.

@@ -1,4 +1,4 @@
-"""What `automesh calibrate` has to tell."""
+"""The report of `automesh calibrate`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FORMS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult(Reportable):
-    """What a calibration measured.
+    """The result of a calibration.
 
     Attributes:
       profile: as it is in the file now, points of earlier calibrations included.

@@ -27,7 +27,7 @@ _MOST_AXES = 4  # With more dimensions there would be too many combinations.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How an array is split.
+    """The split of an array into tiles.
 
     Attributes:
       tiles: number of pieces of each dimension.

@@ -37,7 +37,7 @@ _LEAST_FREEDOM = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBelief:
-    """How estimates of memory compare with the compiles of one search.
+    """The comparison of memory estimates with the compiles of one search.
 
     Attributes:
       outcomes: compiled outcomes, judged with the reserve; also those at low effort, which need a

@@ -37,7 +37,7 @@ _TAKEN_OVER = (
 
 
 class Strategy(Protocol):
-    """How one kind of search spends its budget."""
+    """The way in which one kind of search spends its budget."""
 
     def climb(self) -> str:
         """Tries plans until none is left or the time is over.

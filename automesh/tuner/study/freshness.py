@@ -51,7 +51,7 @@ _MEANING: dict[Sameness, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What the figures of a script depend on: its sources, versions and environment.
+    """The things that the figures of a script depend on: its sources, versions and environment.
 
     Attributes:
       source_hash: the hash that identifies its trials; the same for grounds whose programs are the

@@ -1,4 +1,4 @@
-"""Which study a search belongs to: the same inputs resume the same one."""
+"""Finds the study that a search belongs to: the same inputs resume the same one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who works on what: leases that end when their owner dies or falls silent."""
+"""Leases, which say who works on what, and end when their owner dies or falls silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study remembers besides its trials: its header, the reference, the decision."""
+"""The data of a study besides its trials: its header, the reference, the decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plans and outcomes of a study a search takes over (pure functions)."""
+"""Decides which plans and outcomes of a study a search takes over (pure functions)."""
 
 from __future__ import annotations
 

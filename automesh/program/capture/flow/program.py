@@ -45,7 +45,7 @@ class TrainingLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionFacts:
-    """What the program of a function tells; its leaves are those of the function's arguments.
+    """The facts in the program of a function; its leaves are those of the function's arguments.
 
     Attributes:
       forwarded: per output the leaf that it is, if it is an unchanged one; None if it is computed.

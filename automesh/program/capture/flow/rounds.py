@@ -86,7 +86,7 @@ def _alike(
 
 @dataclass(slots=True)
 class RoundArguments:
-    """What is known of the arguments of a whole round.
+    """The facts about the arguments of a whole round.
 
     Attributes:
       pairs: (argument, output of the round before that is this argument).

@@ -1,4 +1,4 @@
-"""Why nothing of a step can be split, in one sentence (no jax)."""
+"""The errors that nothing of a step can be split, in one sentence (no jax)."""
 
 from __future__ import annotations
 

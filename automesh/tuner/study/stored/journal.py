@@ -238,7 +238,7 @@ class _TolerantReplay(JournalStorageReplayResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remains:
-    """What is still readable of a damaged record.
+    """The readable parts of a damaged record.
 
     Attributes:
       op_code, study_id: None if they are not readable.

@@ -67,7 +67,7 @@ class OfferBody(BaseModel):
 
 
 class EndBody(BaseModel):
-    """How a search ended."""
+    """The end of a search."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

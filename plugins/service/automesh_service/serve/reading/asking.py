@@ -27,7 +27,8 @@ _MOST_OF_ONE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fatal:
-    """How often in a row a study has ended the process that read it, and when it last did."""
+    """A count of how often in a row a study has ended the process that read it, and when it last
+    did."""
 
     count: int
     last_s: float

@@ -51,7 +51,7 @@ _MOST_NEW = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedStudy:
-    """What this process knows of a study that the server knows.
+    """The data of this process about a study that the server knows.
 
     Attributes:
       stamp: the stamp when the study was read; empty if it was not read yet.
