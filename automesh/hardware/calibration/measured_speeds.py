@@ -85,7 +85,7 @@ class Calibrated:
 def find_speeds(
     fabric: Fabric, *, platform: str, device_kind: str, environ: Mapping[str, str]
 ) -> Speeds:
-    """Finds the speeds for a search: from the profile of such devices, if there is one.
+    """Finds the speeds for a search: from the profile of its devices, if there is one.
 
     Args:
       fabric: of the target.

@@ -279,8 +279,8 @@ def combined(
 ) -> list[CollectiveTerm]:
     """Makes one collective of several that do not depend on each other, as the compiler does.
 
-    The bytes stay the same; fewer collectives are started. Whether they are small enough is decided
-    at `sizes`.
+    The bytes stay the same; fewer collectives are started. The sizes of the axes in `sizes` decide
+    whether several are small enough to be one.
 
     Args:
       block: the block that contains them.

@@ -79,7 +79,7 @@ def discover(
         Functions that are one step have a `+` between their names.
       bare: whether to run it without its arrays.
       keep: is called with the call of the step while its arguments are alive, the script's mesh,
-        and the placement of the arguments at the first such call.
+        and the placement of the arguments at the first call of the step.
       infer: find the classes of the step's dimensions even if the script makes a mesh, and how it
         splits the arguments itself.
 

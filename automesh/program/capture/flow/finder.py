@@ -59,14 +59,14 @@ _DOUBTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundStep:
-    """The step, and what is split by the batch.
+    """The step that was found, with the mesh axes of its batch and the meshes of its arguments.
 
     Attributes:
       others: other functions that are called again and again.
       meshes: the meshes over which its arguments are split, or shall be split.
       whole: the call of the step.
-      placed: per leaf of its arguments, its placement at the first such call, see
-        `step_call.place_of`.
+      placed: per leaf of its arguments, its placement at the first call of the variant that is the
+        step, see `step_call.place_of`.
     """
 
     step: ScriptStep
