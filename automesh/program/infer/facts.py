@@ -192,8 +192,8 @@ def _join_put_together(every: Dimensions, found: Facts) -> None:
 
 
 def _join_stacked(every: Dimensions, found: Facts) -> None:
-    """Joins equal pieces that are end to end in a dimension that is not of weights: two batches are
-    one class."""
+    """Joins equal pieces that are end to end in a dimension that is not of weights: two batches in
+    one array are one class."""
     for root in every.roots():
         pieces = every.packed(root)
         if root in found.weights or len({size for (_, size), _ in pieces}) != 1:

@@ -100,7 +100,8 @@ def _figure(what: str, then: float, now: float, bound: float, form: _Form) -> Ch
 
 
 def _donation(then: ProgramFacts, now: ProgramFacts) -> Iterator[Change]:
-    """Counts outputs that replace no argument; nothing if one of the two steps does not say it."""
+    """Compares the bytes of outputs that reuse no donated argument; nothing if they are unknown for
+    one of the steps."""
     old, new = then.undonated_bytes, now.undonated_bytes
     if min(old, new) < 0:
         return
