@@ -156,7 +156,7 @@ class Results(Reportable):
         return Result(found=one.result, storage=self.storage)
 
     def require_all(self) -> None:
-        """Does nothing if every target has its rule.
+        """Checks that every target has its rule.
 
         Raises:
           NoFeasibleMesh: names those that have none, and why.
