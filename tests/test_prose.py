@@ -30,6 +30,7 @@ PLURALS = re.compile(
     r"(?:Array|Batche|Byte|Classe|Device|Equation|Lookup|Meshe|Notice|Product|Row|Second|Setting"
     r"|Size|Slice|Word)s|Axes"
 )
+QUESTION = re.compile(r"(?:What|How|Which|Why|Who|Where|When)\b")
 # Names that a plug-in has and another distribution too; this list may only become shorter.
 SHARED_NAMES = frozenset(("Problem", "StagedProgram", "StudyPage", "StudySummary"))
 
@@ -51,6 +52,22 @@ def _docstrings(text: str) -> Iterator[str]:
                     yield docstring
                 case _:
                     pass
+
+
+def _questions(text: str) -> Iterator[str]:
+    """Yields classes and properties whose docstring begins as a question, and not with a noun."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.FunctionDef() if not any(
+                "property" in ast.unparse(one) for one in node.decorator_list
+            ):
+                pass
+            case ast.ClassDef() | ast.FunctionDef():
+                docstring = ast.get_docstring(node) or ""
+                if QUESTION.match(docstring):
+                    yield f"{node.name}: {docstring.splitlines()[0]}"
+            case _:
+                pass
 
 
 def _without_verb(text: str) -> Iterator[str]:
@@ -102,6 +119,21 @@ def test_docstrings_of_functions_begin_with_a_verb() -> None:
         if (wrong := list(_without_verb(module.read_text(encoding="utf-8"))))
     }
     assert found == {}
+
+
+def test_docstrings_of_classes_and_properties_begin_with_a_noun() -> None:
+    found = {
+        str(module.relative_to(ROOT)): wrong
+        for module in _modules()
+        if (wrong := list(_questions(module.read_text(encoding="utf-8"))))
+    }
+    assert found == {}
+
+
+def test_a_docstring_that_begins_as_a_question_is_found() -> None:
+    assert list(_questions('class One:\n    """What it found."""\n'))
+    assert list(_questions('@property\ndef end(self):\n    """Why it ended."""\n'))
+    assert not list(_questions('class One:\n    """The result of a search."""\n'))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _seconds_or_zero(text: str) -> float:
 FLAG = OptionKind(typed=bool, python=bool, default=False, read=_as_given)
 TEXT = OptionKind(typed=str, python=str, read=_as_given)
 TIMES = OptionKind(typed=str, python=str)
-"""Where the step times of a command are read."""
+"""The source of a command's step times."""
 TEXTS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
 NUMBER = OptionKind(typed=int, python=int, default=0, read=_as_given)
 NUMBER_OR_NONE = OptionKind(typed=int | None, python=int | None, default=None, read=_as_given)

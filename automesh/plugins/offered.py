@@ -32,7 +32,7 @@ class Distribution:
 
     @property
     def install(self) -> str:
-        """How to install it, as a hint for the user."""
+        """The command that installs it, as a hint for the user."""
         return f"pip install {self.name} (in a clone: pip install -e {self.folder})"
 
 

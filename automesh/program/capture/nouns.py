@@ -13,7 +13,7 @@ from automesh.program.infer.nouns import StepClasses
 from automesh.program.infer.search.layout import Layout, Split
 
 CarriedBy = Literal["trace", "function"]
-"""How a stored step is carried to another mesh: as the trace that was stored, or by tracing its
+"""The way to carry a stored step to another mesh: as the trace that was stored, or by tracing its
 function anew."""
 Sizes = tuple[tuple[str, int], ...]
 
