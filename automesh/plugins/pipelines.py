@@ -81,7 +81,7 @@ class StagedProgram(Protocol):
         build_again: Callable[[], Built],
         enter: Callable[[str], None],
     ) -> Ready:
-        """Compiles it and decides where the values of its arguments come from.
+        """Compiles the step, and decides where the values of its arguments come from.
 
         Args:
           enter: is called with the name of the next stage.

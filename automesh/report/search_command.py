@@ -108,11 +108,12 @@ def read_text(text: str) -> SearchCommand | None:
 
 
 def text_of(command: SearchCommand | None) -> str:
-    """Returns the command as one types it.
+    """Returns the command as a user would type it.
 
     Returns:
-      Empty if there is none, or a part is not what automesh itself would have kept: an option that
-      there is not, a script that would be taken for an option, a control character, too long.
+      Empty if there is no command, or if it has a part that automesh itself would not have kept:
+      an unknown option, a script that would be taken for an option, a control character; or if it
+      is too long.
     """
     if command is None or not _is_plausible(command):
         return ""

@@ -23,8 +23,8 @@ _IMPORTED: set[str] = set()
 
 
 class ScriptStopped(BaseException):
-    """Ends a script at its step. It is not an `Exception`, as user code may catch these and go
-    on."""
+    """The exception that ends a script at its step. It is no `Exception`, as user code may catch
+    these and go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
