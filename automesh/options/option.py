@@ -1,5 +1,5 @@
-"""What one option is: how it is written on the command line and in Python, what it belongs to, how
-it is read, and who passes it on.
+"""One option of `automesh search` as a record: how it is written on the command line and in Python,
+what it belongs to, how it is read, and who passes it on.
 
 A record is plain data: the command line (`automesh.cli`), the request (`automesh.tuner.request`),
 the command that goes on with a search (`automesh.report.search_command`), a service's order and a

@@ -41,7 +41,7 @@ STUCK_AGAIN_S = 600.0
 """Seconds before a study is read again whose reading failed twice in a row, by its bound or because
 its process ended; also if the study has changed. Doubled after each further failure."""
 LONGEST_S = 6 * 3600.0
-"""The most seconds of such a pause."""
+"""The longest pause before a study is read again whose reading failed, in seconds."""
 _FAILURES = 2
 _TICK_S = 0.5
 _LOG = logging.getLogger("automesh.serve")
