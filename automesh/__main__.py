@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C is heard as soon as this module is there, before all others."""
+    """Runs the command line; Ctrl-C ends it with a sentence even while its modules are imported."""
     try:
         from automesh.cli.app import main as run
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What the Python API gives: results of searches, accounts of meshes, lists of targets and
+"""The answers of the Python API: results of searches, accounts of meshes, lists of targets and
 presets."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Reportable):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
       found: the full record: every candidate with its evidence, the funnel, notices.
@@ -63,7 +63,8 @@ class Result(Reportable):
         return config_of(self.found)
 
     def to_report(self, *, top: int = 0, verbose: bool = False) -> Report:
-        """The ranking, the plans that fell out and why, the answer in words.
+        """Makes the ranking, the table of plans that fell out with the reasons, and the answer in
+        words.
 
         Args:
           top: rows of the ranking; 0 for as many as a search looks at closely.
@@ -82,11 +83,11 @@ class Result(Reportable):
         colour: bool | None = None,
         verbose: bool = False,
     ) -> str:
-        """The result as `text` shows it; `top` and `verbose` are those of `to_report`."""
+        """Returns what `text` shows; `top` and `verbose` are those of `to_report`."""
         return told(self.to_report(top=top, verbose=verbose), width=width, colour=colour)
 
     def dataframe(self) -> pd.DataFrame:
-        """Every candidate as a row."""
+        """Returns a table with a row for each candidate."""
         from automesh.report.files.csv import dataframe
 
         return dataframe(self.found)
@@ -107,7 +108,7 @@ class Result(Reportable):
         return write_report(folder, out, results=folder.parent, storage=self.storage)
 
     def _repr_html_(self) -> str:
-        """The answer, the best plans and the rule for a notebook; without scripts."""
+        """Returns HTML for a notebook, without scripts: the answer, the best plans and the rule."""
         from automesh.report.html.notebook import summary_html
 
         return summary_html(self.found, top=usual_top(is_ahead=self.found.is_ahead))
@@ -126,7 +127,7 @@ class Result(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Reportable):
-    """What searches for several targets found.
+    """The results of searches for several targets.
 
     Attributes:
       found: the full record.
@@ -141,7 +142,7 @@ class Results(Reportable):
         return self.found.interrupted
 
     def __getitem__(self, target: str) -> Result:
-        """The result for a target by the name that it was given.
+        """Returns the result for a target; `target` is the name that the search was given.
 
         Raises:
           KeyError: no such target.
@@ -155,7 +156,7 @@ class Results(Reportable):
         return Result(found=one.result, storage=self.storage)
 
     def require_all(self) -> None:
-        """Does nothing if every target has its rule.
+        """Checks that every target has its rule.
 
         Raises:
           NoFeasibleMesh: names those that have none, and why.
@@ -166,7 +167,7 @@ class Results(Reportable):
             raise NoFeasibleMesh(f"nothing was found for {said}", hint=hints[0] if hints else "")
 
     def to_report(self) -> Report:
-        """A line for each target."""
+        """Makes a line for each target."""
         from automesh.report.pages.several import report_of
 
         return report_of(self.found)
@@ -179,7 +180,7 @@ class Results(Reportable):
         colour: bool | None = None,
         verbose: bool = False,
     ) -> str:
-        """A table for each target, as that of a `Result`, and a summary."""
+        """Returns the table of each target's `Result`, then a summary."""
         found = [Result(found=search.result) for search in self.found.searches if search.result]
         tables = [one.table(top=top, width=width, colour=colour, verbose=verbose) for one in found]
         return "\n".join([*tables, self.text(width=width, colour=colour)])
@@ -187,7 +188,7 @@ class Results(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Reportable):
-    """Where the time of a mesh goes, or why one of two is faster.
+    """An account of a mesh: where its time goes, or why one of two meshes is faster.
 
     Attributes:
       found: the full record.
@@ -203,7 +204,7 @@ class Account(Reportable):
         return verdict_sentence(self.found) or why_sentence(self.found.one)
 
     def to_report(self) -> Report:
-        """Causes, collectives, memory, and the reason in words."""
+        """Makes tables of causes, collectives and memory, and the reason in words."""
         from automesh.report.explain.table import report_of
 
         return report_of(self.found)
@@ -211,7 +212,7 @@ class Account(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lint(Reportable):
-    """What the compiler does to a step that nobody asked for.
+    """The findings of `lint`: what the compiler adds to a step although nobody asked for it.
 
     Attributes:
       found: every finding with its mesh, line, cost and cure.
@@ -225,13 +226,13 @@ class Lint(Reportable):
         return not self.found.findings
 
     def to_report(self) -> Report:
-        """The findings, a section for each."""
+        """Makes a section for each finding."""
         from automesh.report.lint.text import report_of
 
         return report_of(self.found)
 
     def to_sarif(self) -> dict[str, Any]:
-        """The findings as the object of a SARIF 2.1.0 file."""
+        """Returns the findings as the object of a SARIF 2.1.0 file."""
         from automesh.report.lint.sarif import to_sarif
 
         return to_sarif(self.found)
@@ -239,7 +240,7 @@ class Lint(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCheck(Reportable):
-    """What a script is to a search, and what must be mended first.
+    """The answer to whether a script can be searched, and what must be mended first.
 
     Attributes:
       found: the full record.
@@ -254,11 +255,11 @@ class ScriptCheck(Reportable):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What must be mended, a sentence each."""
+        """The problems that must be mended, one sentence each."""
         return tuple(problem.what for problem in self.found.problems)
 
     def to_report(self, *, show_all: bool = False) -> Report:
-        """Arrays and sentences.
+        """Makes a table of the step's arrays, and sentences about the script.
 
         Args:
           show_all: a line for each array, instead of one for those that are alike.
@@ -276,12 +277,12 @@ class ScriptCheck(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetList(Reportable):
-    """What `targets` found.
+    """The answer of `targets`.
 
     Attributes:
       found: the targets with their facts.
-      pattern: that they were found by.
-      compilers: for devices that are not here, installed or not.
+      pattern: what the user asked for: a name, or a part of names; empty for all.
+      compilers: the compilers for absent devices, installed or not.
     """
 
     found: tuple[Listed, ...]
@@ -289,7 +290,7 @@ class TargetList(Reportable):
     compilers: tuple[Compiler, ...]
 
     def to_report(self) -> Report:
-        """The targets as a table, with the sources of their figures."""
+        """Makes a table of the targets, with the sources of their figures."""
         from automesh.report.pages.targets import report_of
 
         return report_of(self.found, pattern=self.pattern, compilers=self.compilers)
@@ -297,7 +298,7 @@ class TargetList(Reportable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetList(Reportable):
-    """What `presets` found.
+    """The answer of `presets`.
 
     Attributes:
       found: the presets with their rules, and how they were made.
@@ -306,7 +307,7 @@ class PresetList(Reportable):
     found: tuple[Preset, ...]
 
     def to_report(self) -> Report:
-        """The presets, a table for each."""
+        """Makes a table for each preset."""
         from automesh.report.pages.presets import report_of
 
         return report_of(self.found)

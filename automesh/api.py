@@ -155,7 +155,8 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
 
 def join_processes(request: _Shared) -> _Shared | None:
-    """Takes this process's part if an engine has started it several times: `srun automesh search`.
+    """Does the part of this process, if an engine has started it several times: `srun automesh
+    search`.
 
     Args:
       request: of a search, or of a calibration.
@@ -194,7 +195,7 @@ def join_processes(request: _Shared) -> _Shared | None:
 def write_jobset(
     request: SearchRequest, file: Path, *, image: str, volume: str, is_applied: bool
 ) -> str:
-    """Writes what runs a search in a Kubernetes cluster, and applies it if that is wanted.
+    """Writes the JobSet that runs a search in a Kubernetes cluster; `is_applied` also applies it.
 
     Args:
       request: with the command that the user typed.
@@ -335,7 +336,8 @@ def check(
     update: bool = False,
     progress: Progress | None = None,
 ) -> RulesChecked:
-    """Compiles what a script is today for every rule of a file, and compares it with the evidence.
+    """Compiles the script's step as it is today for every rule of a file, and compares it with the
+    rule's evidence.
 
     Args:
       script: `train.py`, or `train.py:make_step`.
@@ -493,7 +495,7 @@ def calibrate(
       out: file to merge the profile into; by default the one that searches look for.
       budget: time for it, as `60s` or `5m`.
       progress: where to report to; by default nowhere.
-      hosts: where devices of several hosts are, as `search` has it: `launch`, `hosts`, `listen`.
+      hosts: options about the hosts of the devices, as in `search`: `launch`, `hosts`, `listen`.
 
     Raises:
       UsageError: devices that are not here, a file that cannot be read or written.
@@ -609,7 +611,7 @@ def export(
     knobs: Mapping[str, str] | None = None,
     leave_out: Sequence[str] = (),
 ) -> str:
-    """A rule in the words of another framework, as the text of its configuration.
+    """Writes a rule as the configuration of another framework; returns its text.
 
     Args:
       rules: a rules file, or a preset as in `load`.
@@ -715,7 +717,7 @@ def import_rules(
 
 
 def progress_on_stderr() -> Progress:
-    """Bars on a terminal, plain lines in a pipe or a log."""
+    """Opens a display on stderr: bars on a terminal, plain lines in a pipe or a log."""
     from automesh.report.progress import open_progress
 
     return open_progress(sys.stderr)
@@ -884,7 +886,7 @@ def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str 
 
 
 def is_study(subject: str | Path) -> bool:
-    """Whether a folder, which only studies are, or nothing that could be a script."""
+    """Whether a subject is a study: an existing folder, or a text that can be no script."""
     text = str(subject)
     if not text.strip():
         raise UsageError(

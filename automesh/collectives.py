@@ -59,7 +59,8 @@ class CollectiveKind:
     priced_as: MeasuredName | Literal[""] = ""
 
     def wire_bytes(self, payload_bytes: int, group_size: int) -> int:
-        """Bytes that one device of a group of n sends for a full array of V bytes, rounded up.
+        """Returns the bytes that one device of a group of n sends for a full array of V bytes,
+        rounded up.
 
         An all-reduce is a reduce-scatter and an all-gather: 2 (n-1)/n V. Source: scaling-book,
         sharding.md, and NCCL's algorithm bandwidths (nccl-tests, PERFORMANCE.md).

@@ -225,7 +225,7 @@ def _environment(attachment: Attachment) -> list[DoctorFinding]:
 
 
 def _targets() -> list[DoctorFinding]:
-    """What compiles for devices that are not here; for attached ones it is needed as well."""
+    """Checks the compilers for absent devices; programs for attached ones need them as well."""
     found: list[DoctorFinding] = []
     for kind in ("tpu", "gpu"):
         compiler, wanted = compiler_for(kind), wanted_by_jax(kind)

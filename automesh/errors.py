@@ -84,7 +84,7 @@ def check_type(value: object, kind: type, what: str, *, hint: str = "") -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean `x`?)` with the most similar known name; empty if none is similar."""
+    """Returns ` (did you mean `x`?)` with the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean `{close[0]}`?)" if close else ""
 

@@ -78,7 +78,8 @@ def move_whole(draft: Path, path: Path) -> None:
 
 
 def write_new(path: Path, content: str | bytes) -> bool:
-    """Makes a file unless there is one; the caller holds its lock. As `write_whole`.
+    """Makes a file unless there is one; the caller holds its lock. Otherwise does what
+    `write_whole` does.
 
     Returns:
       Whether it was made: False if there is one already.

@@ -40,14 +40,14 @@ PEOPLE_FILE_BYTES = 4 * 2**20
 take 4 MiB, which a TOML parser in Python reads in seconds; a larger file is something else."""
 
 NESTING = 64
-"""Depth of nested tables and lists in such a file. Our own files nest five deep. Parsers, and all
-code that walks through the values, recurse once per level, and Python's stack ends near a
-thousand."""
+"""Depth of nested tables and lists in a file that people write. Our own files nest five deep.
+Parsers, and all code that walks through the values, recurse once per level, and Python's stack ends
+near a thousand."""
 
 LARGEST_INTEGER = 2**63 - 1
-"""Largest absolute value of a whole number in such a file and in a search space: what a signed
-64-bit integer holds, as in TOML, JSON readers, databases and compiler options. Python would read a
-number of a million digits, and then refuse to print it. A larger one is refused."""
+"""Largest absolute value of a whole number in a file that people write and in a search space: what
+a signed 64-bit integer holds, as in TOML, JSON readers, databases and compiler options. Python
+would read a number of a million digits, and then refuse to print it. A larger one is refused."""
 
 SCRIPT_BYTES = 16 * 2**20
 """Bytes of a script. The largest that people write have some hundred KiB; a larger one is data, and
@@ -62,19 +62,21 @@ FOREIGN_DATABASE_BYTES = 2**29
 5,000 plans has some megabytes. A larger one is refused."""
 
 FOREIGN_SQL_S = 60.0
-"""Seconds for all statements that read such a database: milliseconds as a rule, and one second for
-a database of that size. After it, reading ends with an error."""
+"""Seconds for all statements that read a database which somebody else may have written:
+milliseconds as a rule, and one second for a database of that size. After it, reading ends with an
+error."""
 
 FOREIGN_VALUE_BYTES = 64 * 2**20
-"""Size of one value in such a database; the same as `JOURNAL_LINE_BYTES`."""
+"""Size of one value in a database that somebody else may have written; the same as
+`JOURNAL_LINE_BYTES`."""
 
 FOREIGN_SQL_BYTES = 2**20
-"""Size of one statement, and so of one table's definition, in such a database: ours have under 500
-bytes."""
+"""Size of one statement, and so of one table's definition, in a database that somebody else may
+have written: ours have under 500 bytes."""
 
 FOREIGN_TABLES = 100
-"""Tables and indexes of such a database: a study has 30. A database with more belongs to another
-program."""
+"""Tables and indexes of a database that somebody else may have written: a study has 30. A database
+with more belongs to another program."""
 
 JOURNAL_BYTES = 2**31
 """A journal as a whole: one of 5,000 plans has some tens of megabytes. A larger one is refused."""

@@ -76,7 +76,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What one device does in one step of a compiled program, loops multiplied.
+    """The work of one device in one step of a compiled program, loops multiplied.
 
     Attributes:
       flops: floating-point operations of matrix multiplications and convolutions, and those that

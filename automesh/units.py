@@ -63,7 +63,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three significant digits with an SI unit.
+    """Formats seconds with three significant digits and an SI unit.
 
     >>> format_seconds(0.01234), format_seconds(75.2)
     ('12.3 ms', '75.2 s')
@@ -76,7 +76,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Three significant digits with a binary unit.
+    """Formats bytes with three significant digits and a binary unit.
 
     >>> format_bytes(14_925_102_489)
     '13.9 GiB'
@@ -88,7 +88,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Three significant digits with k, M, G, T or P.
+    """Formats a count with three significant digits and k, M, G, T or P.
 
     >>> format_count(2_100_000)
     '2.10 M'
@@ -121,7 +121,7 @@ def format_wait(seconds: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """One decimal below ten percent, none above.
+    """Formats a share in per cent: one decimal below ten per cent, none above.
 
     >>> format_percent(0.0123), format_percent(0.17)
     ('1.2 %', '17 %')
@@ -131,7 +131,7 @@ def format_percent(fraction: float) -> str:
 
 
 def format_factor(factor: float) -> str:
-    """How many times faster or slower.
+    """Formats a factor, by which something is faster or slower.
 
     >>> format_factor(1.312), format_factor(24.3)
     ('1.31x', '24.3x')

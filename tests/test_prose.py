@@ -24,6 +24,13 @@ FORBIDDEN = re.compile(
 )
 # A docstring is no fragment that continues a name.
 FRAGMENT = re.compile(r"(?:Of|By which|With which|That|Those of|After which|For which) [a-z]")
+VERB = re.compile(r"[A-Z][a-z]+s|Whether|See")
+# A noun in the plural is no verb, although it ends as one.
+PLURALS = re.compile(
+    r"(?:Array|Batche|Byte|Classe|Device|Equation|Lookup|Meshe|Notice|Product|Row|Second|Setting"
+    r"|Size|Slice|Word)s|Axes"
+)
+QUESTION = re.compile(r"(?:What|How|Which|Why|Who|Where|When)\b")
 # Names that a plug-in has and another distribution too; this list may only become shorter.
 SHARED_NAMES = frozenset(("Problem", "StagedProgram", "StudyPage", "StudySummary"))
 
@@ -35,9 +42,9 @@ def _modules() -> Iterator[Path]:
                 yield module
 
 
-def _docstrings(text: str) -> Iterator[str]:
+def _docstrings(tree: ast.Module) -> Iterator[str]:
     """Yields the docstrings of a module, also those of constants."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for one in body if isinstance(body, list) else ():
             match one:
@@ -47,9 +54,39 @@ def _docstrings(text: str) -> Iterator[str]:
                     pass
 
 
-def _prose(text: str) -> Iterator[str]:
+def _questions(tree: ast.Module) -> Iterator[str]:
+    """Yields classes and properties whose docstring begins as a question, and not with a noun."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() if not any(
+                "property" in ast.unparse(one) for one in node.decorator_list
+            ):
+                pass
+            case ast.ClassDef() | ast.FunctionDef():
+                docstring = ast.get_docstring(node) or ""
+                if QUESTION.match(docstring):
+                    yield f"{node.name}: {docstring.splitlines()[0]}"
+            case _:
+                pass
+
+
+def _without_verb(tree: ast.Module) -> Iterator[str]:
+    """Yields functions, other than properties, whose docstring begins with something else."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                docstring = ast.get_docstring(node) or "Returns"
+                word = docstring.split()[0].rstrip(",;:.")
+                is_property = any("property" in ast.unparse(one) for one in node.decorator_list)
+                if not is_property and (PLURALS.fullmatch(word) or not VERB.fullmatch(word)):
+                    yield f"{node.name}: {docstring.splitlines()[0]}"
+            case _:
+                pass
+
+
+def _prose(tree: ast.Module, text: str) -> Iterator[str]:
     """Yields docstrings, messages and comments, each as one line."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield " ".join(node.value.split())
     comment = ""
@@ -62,17 +99,36 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def problems(text: str) -> list[str]:
-    found = [one for one in _prose(text) if FORBIDDEN.search(one)]
-    return found + [one for one in _docstrings(text) if FRAGMENT.match(one.strip())]
+    """The texts of a module that docs/style.md asks to be written in another way."""
+    tree = ast.parse(text)
+    found = [one for one in _prose(tree, text) if FORBIDDEN.search(one)]
+    found += [one for one in _docstrings(tree) if FRAGMENT.match(one.strip())]
+    return [*found, *_without_verb(tree), *_questions(tree)]
 
 
-def test_phrases_that_the_style_forbids_do_not_occur() -> None:
+def test_texts_are_as_the_style_asks() -> None:
     found = {
         str(module.relative_to(ROOT)): wrong
         for module in _modules()
         if (wrong := problems(module.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+def test_a_docstring_that_begins_as_a_question_is_found() -> None:
+    assert problems('class One:\n    """What it found."""\n')
+    assert problems('@property\ndef end(self):\n    """Why it ended."""\n')
+    assert not problems('class One:\n    """The result of a search."""\n')
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["The files of a folder.", "Bytes of a file.", "`x`: the first file.", "As `files_of`."],
+)
+def test_a_docstring_of_a_function_without_a_verb_is_found(docstring: str) -> None:
+    assert problems(f'def files():\n    """{docstring}"""\n')
+    assert not problems(f'@property\ndef files():\n    """{docstring}"""\n')
+    assert not problems('def files():\n    """Lists the files."""\n')
 
 
 @pytest.mark.parametrize(

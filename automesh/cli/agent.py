@@ -46,26 +46,30 @@ Exit codes:
   0 the search has ended, or Ctrl-C   2 refused, lost, or nothing answers
 """
 
-CA_OPTION = """PEM file by which the search is known that has a --certificate: of who has signed it,
-or that certificate itself. All that is said is encrypted then."""
+CA_OPTION = """PEM file by which the agent checks the --certificate of the search: the
+certificate of its authority, or the search's own. All messages are encrypted then."""
 
 
 def agent(
     address: Annotated[
         str,
-        typer.Argument(metavar="ADDRESS", help="Of the search: its --listen.", show_default=False),
+        typer.Argument(
+            metavar="ADDRESS", help="Address of the search: its --listen.", show_default=False
+        ),
     ] = "",
     name: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of this host in messages; by default its own."),
+        typer.Option(metavar="NAME", help="Name of this host in messages; by default its own."),
     ] = "",
     wait: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for the search to be there.")
+        str, typer.Option(metavar="TIME", help="How long to wait until the search is there.")
     ] = "1m",
     ca: Annotated[str, typer.Option(metavar="FILE", help=CA_OPTION, show_default=False)] = "",
     server: Annotated[
         str,
-        typer.Option(metavar="URL", help="Of a service, instead of ADDRESS.", show_default=False),
+        typer.Option(
+            metavar="URL", help="Address of a service, instead of ADDRESS.", show_default=False
+        ),
     ] = "",
     takes: Annotated[
         list[str] | None,

@@ -151,7 +151,8 @@ def import_(
     match: Annotated[
         str,
         typer.Option(
-            metavar="PATTERN", help="Of the rule, where FILE names no target; by default any."
+            metavar="PATTERN",
+            help="Pattern of the rule, where FILE names no target; by default any.",
         ),
     ] = "",
     axis: Axes = None,

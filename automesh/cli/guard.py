@@ -1,4 +1,4 @@
-"""What surrounds every command: streams that any terminal can show, errors as sentences."""
+"""The guard around every command: streams that any terminal can show, errors as sentences."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _not_printed(lost: OSError) -> UsageError:
 
 
 def typed() -> list[str]:
-    """Returns the command that goes on: what was typed, without what would begin anew."""
+    """Returns the command that continues: the words that the user typed, without options that would
+    begin anew."""
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
     anew = [f"--{option.word}" for option in SEARCH if not option.has_resume]

@@ -26,11 +26,13 @@ Examples:
 def hosts(
     address: Annotated[
         str,
-        typer.Argument(metavar="ADDRESS", help="Of the search: its --listen.", show_default=False),
+        typer.Argument(
+            metavar="ADDRESS", help="Address of the search: its --listen.", show_default=False
+        ),
     ],
     ca: Annotated[
         str,
-        typer.Option(metavar="FILE", help="PEM file, as of `automesh agent`.", show_default=False),
+        typer.Option(metavar="FILE", help="PEM file, as for `automesh agent`.", show_default=False),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What several commands share: how an option is read, and how a result is printed."""
+"""The parts that several commands share: reading options, and printing results."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ Target = Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search
 Hardware = Annotated[str, typer.Option(metavar="FILE", help="TOML file with clusters of your own.")]
 Space = Annotated[str, typer.Option(metavar="NAME", help="Search space, as in search.")]
 Step = Annotated[
-    str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
+    str, typer.Option(metavar="NAME", help="For a script without `build`, as in search.")
 ]
 Split = Annotated[
     list[str] | None,
-    typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
+    typer.Option(metavar="AXIS=A,B", help="For a script without `build`, as in search."),
 ]
 Baseline = Annotated[str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")]
 AllAsJson = Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")]

@@ -255,5 +255,5 @@ def _check_remote(script: str | None) -> None:
 
 
 def _write_report(result: Result) -> None:
-    """Stdout has the table, or JSON: where the page is goes to stderr."""
+    """Writes the HTML page, and its path to stderr, because stdout has the table or JSON."""
     sys.stderr.write(f"report: {result.report()}\n")

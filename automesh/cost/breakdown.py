@@ -204,7 +204,8 @@ class MeshCost:
         return sum(kernel.moved_bytes * kernel.count for kernel in self.kernels)
 
     def payload_bytes(self, axes: tuple[str, ...]) -> float:
-        """Bytes moved by all collectives over `axes` in a step, counting full arrays."""
+        """Returns the bytes moved by all collectives over `axes` in a step, counting full
+        arrays."""
         return sum(
             collective.payload_bytes * collective.count
             for collective in self.collectives
@@ -250,7 +251,8 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
 def _over_dcn(
     terms: Terms, collectives: Sequence[CollectiveCost], work_s: float
 ) -> Iterator[Finding]:
-    """Finds axes that do not split the batch, but cross the network; the line is the slowest's.
+    """Finds axes that cross the network although they do not split the batch. The finding has the
+    line of the slowest collective.
 
     Data-parallel axes send gradients once a step, and are meant to cross DCN. An axis that splits
     weights or a sequence sends activations in every layer, forth and back. Nothing is found while
@@ -284,7 +286,8 @@ def _over_dcn(
 
 
 def peak_of(footprint: Footprint, sizes: Mapping[str, int]) -> float:
-    """Peak bytes on one mesh: arguments, outputs without reused memory, and most temporaries."""
+    """Returns the peak bytes on one mesh: arguments, outputs without reused memory, and most
+    temporaries."""
     temporaries = max((value_of(point.bytes, sizes) for point in footprint.points), default=0.0)
     temporaries = _with_copies(temporaries, footprint, sizes)
     lasting = value_of(footprint.argument_bytes, sizes) + value_of(footprint.output_bytes, sizes)
@@ -316,7 +319,7 @@ def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:
 
 
 def _sizes(terms: Terms, batch: Batch) -> Sizes:
-    """Sizes of the active axes: [1, axes]."""
+    """Returns the sizes of the active axes: [1, axes]."""
     return batch.sizes[:, [batch.names.index(axis) for axis in terms.active]]
 
 
@@ -442,7 +445,7 @@ def _kernel(
 
 
 def _large_rate(speeds: Speeds, dtype: str) -> float:
-    """FLOP/s of a multiplication that is large in every dimension."""
+    """Returns the FLOP/s of a multiplication that is large in every dimension."""
     side, one = np.array([_LARGE]), np.ones(1)
     return 2 * _LARGE**3 / float(speeds.matmul_s(dtype, one, side, side, side)[0])
 

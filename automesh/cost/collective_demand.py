@@ -78,7 +78,7 @@ class Collectives:
         self.groups = self._grouped(counts)
 
     def executed(self, values: Floats) -> Floats:
-        """Collectives executed per step, [sizes], from `Formulas.values`."""
+        """Returns the collectives executed per step, [sizes], from `Formulas.values`."""
         return total(self._counts.at(values))
 
     def demand(self, sizes: Sizes) -> Demand:

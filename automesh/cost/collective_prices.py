@@ -197,7 +197,8 @@ def _seconds(
     columns: Sequence[Codes],
     speeds: Speeds,
 ) -> list[Floats]:
-    """Seconds of one execution, per group [members, 3, pairs]: one call for each kind.
+    """Computes the seconds of one execution: for each group [members, 3, pairs], in one call for
+    each kind.
 
     Args:
       columns: per group, the column of `demand` of each of its pairs.
@@ -230,7 +231,7 @@ def _piece(
     each: Floats,
     speeds: Speeds,
 ) -> Piece:
-    """One collective as it is compiled: as its kind, or as a ring.
+    """Prices one collective as the compiler makes it: as its kind, or as a ring.
 
     Args:
       each: [3, pairs] seconds of its kind.

@@ -82,7 +82,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyFaster:
-    """Why one of two meshes is estimated to be faster.
+    """The reason why one of two meshes is estimated to be faster.
 
     Attributes:
       winner: 0 or 1; the faster one by the estimate.

@@ -146,7 +146,7 @@ def _fit(features: Floats, residual: Floats, prior: Floats) -> _Posterior:
 
 
 def _predict(posterior: _Posterior, features: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of the log residual: [grid, plans] each."""
+    """Computes mean and standard deviation of the log residual: [grid, plans] each."""
     mean = posterior.mean @ features.T
     variance = np.array(
         [np.einsum("ij,ij->i", features @ one, features) for one in posterior.covariance]
@@ -168,7 +168,8 @@ def _leave_one_out(features: Floats, residual: Floats, prior: Floats) -> float |
 
 
 def _features(subjects: Sequence[PredictedPlan]) -> tuple[Floats, Floats]:
-    """[plans, features], and per feature the width of its prior; 0: to be found.
+    """Returns the features, [plans, features], and the width of each feature's prior; 0: still to
+    be found.
 
     The columns: 1, the kind of evidence, the share of each kind of cause, each value of a setting
     that varies.

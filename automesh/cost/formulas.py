@@ -56,7 +56,7 @@ class Formulas:
         return found
 
     def matrix(self, sums: Sequence[Sum]) -> Floats:
-        """Coefficients, [sums, powers so far]: `matrix @ values` evaluates all sums."""
+        """Returns the coefficients, [sums, powers so far]: `matrix @ values` evaluates all sums."""
         numbered = [
             (row, self.number(one.powers), one.coefficient)
             for row, total in enumerate(sums)
@@ -68,7 +68,7 @@ class Formulas:
         return matrix
 
     def values(self, sizes: Sizes) -> Floats:
-        """Every product of powers so far on every mesh: [powers, meshes].
+        """Evaluates every product of powers so far on every mesh: [powers, meshes].
 
         Args:
           sizes: [meshes, axes].

@@ -187,7 +187,7 @@ class DistinctKernels:
 
 
 def unnamed(kernel: Kernel) -> Kernel:
-    """What decides the time of one execution: how often it runs and what it is called do not."""
+    """Returns a copy without count and names, which do not change the time of one execution."""
     # Not `replace`, which would take as long as everything else here.
     return Kernel(
         region=kernel.region,
@@ -214,7 +214,7 @@ class _NearTraffic:
         self._bytes = Sums(formulas, [one.bytes for _, one in flat])
 
     def at(self, values: Floats, speeds: Speeds) -> Floats:
-        """Bytes per execution that stay on the chip, [kernels, sizes]."""
+        """Returns the bytes per execution that stay on the chip, [kernels, sizes]."""
         found = np.zeros((self._kernels, values.shape[1]))
         if speeds.near_bytes > 0.0 and len(self._kernel):
             kept = stays(self._buffers.at(values), speeds)[self._buffer]
@@ -243,7 +243,8 @@ class _Matmuls:
         self._k = _Factors([one.k for one in distinct], formulas)
 
     def seconds(self, values: Floats, speeds: Speeds) -> tuple[Floats, Floats]:
-        """Seconds per execution of each kernel, [kernels, sizes]: achieved, and at the bound."""
+        """Returns the seconds per execution of each kernel, [kernels, sizes]: achieved, and at the
+        bound."""
         shape = (len(self._m), values.shape[1])
         achieved, at_bound = np.zeros(shape), np.zeros(shape)
         for dtype, rows in self._dtypes.items():
@@ -283,7 +284,8 @@ def stays(buffer_bytes: Floats, speeds: Speeds) -> NDArray[np.bool_]:
 
 
 def product_of(axes: Sequence[str], names: Sequence[str], sizes: Sizes) -> Sizes:
-    """Devices in a group over `axes`, [meshes]; axes not in `names` have size 1."""
+    """Counts the devices in a group over `axes`: [meshes]; axes that are not in `names` have size
+    1."""
     columns = [place for place, name in enumerate(names) if name in axes]
     return np.prod(sizes[:, columns], axis=1, dtype=np.int64)
 
@@ -334,7 +336,7 @@ class HostLink:
         return bool(self.copies)
 
     def each_s(self, values: Floats, speeds: Speeds) -> Floats:
-        """Seconds of all executions of each copy in a step: [copies, sizes].
+        """Returns the seconds of all executions of each copy in a step: [copies, sizes].
 
         Args:
           values: from `Formulas.values`.

@@ -32,7 +32,7 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """How the pieces of a step overlap on many plans.
+    """The overlap of the pieces of a step, on many plans.
 
     Central: a region takes the larger of its compute and of the communication that hides (of copies
     to and from the host first, then of collectives), plus what is exposed; rings of windowed
@@ -82,11 +82,12 @@ class Overlap:
         return StepSeconds(step_s=step_s, lower_s=lower_s, upper_s=upper_s, first_cause_s=first)
 
     def cause_s(self, plans: slice) -> Floats:
-        """Seconds of each cause on some of the plans, [causes, plans]; they sum to `step_s`."""
+        """Returns the seconds of each cause on some of the plans, [causes, plans]; they sum to
+        `step_s`."""
         return self._spent(plans).cause_s
 
     def seconds_of(self, cause: str) -> Floats:
-        """Seconds of one cause: [plans]."""
+        """Returns the seconds of one cause: [plans]."""
         row = self.causes.index(cause)
         return np.concatenate([self.cause_s(chunk)[row] for chunk in self._chunks()])
 

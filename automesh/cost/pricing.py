@@ -44,16 +44,18 @@ class Peak:
         self._on_chip_bytes = terms.on_chip_bytes
 
     def argument_bytes(self, values: Floats) -> Floats:
-        """Bytes of the arguments, [sizes], from `Formulas.values`."""
+        """Returns the bytes of the arguments, [sizes], from `Formulas.values`."""
         return np.rint(self._lasting[0] @ values[: self._lasting.shape[1]])
 
     def lasting_bytes(self, values: Floats) -> Floats:
-        """Bytes of arguments and outputs alone, which no compiler can reduce: [sizes]."""
+        """Returns the bytes of arguments and outputs alone, which no compiler can reduce:
+        [sizes]."""
         arguments, outputs, alias, _ = self._lasting @ values[: self._lasting.shape[1]]
         return np.rint(arguments + outputs - alias)
 
     def bytes(self, values: Floats) -> NDArray[np.int64]:
-        """Peak bytes: arguments, outputs without reused memory, and most temporaries: [sizes]."""
+        """Returns the peak bytes: arguments, outputs without reused memory, and most temporaries:
+        [sizes]."""
         arguments, outputs, alias, reread = self._lasting @ values[: self._lasting.shape[1]]
         temporaries = np.zeros(values.shape[1])
         if len(self._points):
@@ -100,7 +102,7 @@ class CostBlock:
     memory_spread: tuple[float, float] = (1 / 1.5, 1.5)
 
     def cause_s(self, column: int) -> Floats:
-        """Seconds of each of `overlap.causes` on one plan, by its index in `plans`."""
+        """Returns the seconds of each of `overlap.causes` on one plan, by its index in `plans`."""
         if column < self.first_cause_s.shape[1]:
             return self.first_cause_s[:, column]
         return self.overlap.cause_s(slice(column, column + 1))[:, 0]
@@ -168,7 +170,7 @@ class PlanPrices:
         return max(least, int(self.lasting_bytes[row])), most
 
     def cause_s(self, cause: str) -> Floats:
-        """Seconds of one cause: [plans], 0 for plans without it."""
+        """Returns the seconds of one cause: [plans], 0 for plans without it."""
         seconds = np.where(self.needs_own, np.nan, 0.0)
         for block in self.blocks:
             if cause in block.overlap.causes:

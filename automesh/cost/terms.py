@@ -57,7 +57,7 @@ class Matmul:
 
 
 def flops(matmuls: Iterable[Matmul], sizes: Mapping[str, int]) -> float:
-    """Floating-point operations of one execution, two per multiply-add."""
+    """Counts the floating-point operations of one execution, two per multiply-add."""
     return sum(
         2.0 * math.prod(side.at(sizes) for side in (matmul.batch, matmul.m, matmul.n, matmul.k))
         for matmul in matmuls
@@ -309,10 +309,7 @@ class Terms:
         partitioned.
       points: candidates for the peak: the largest one counts.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is the part of the arguments
-      on_chip_bytes: memory on the chip where the compiler also keeps copies of the arguments, as
-        far as temporaries leave room; see `automesh.cost.formulas.with_copies`. 0: there is none.
-        are read more than once, `reread_bytes`, as far as temporaries leave room; see
-        `automesh.cost.formulas.with_copies`. 0: there is none.
+        whose memory outputs reuse.
       host_transfers: copies to and from the memory of the host.
       first: memory of the first step, if it is another program because the state comes back with
         other shardings; everything else here describes the second step. None: the same program.
@@ -326,6 +323,10 @@ class Terms:
       window_threshold_bytes: multiplications around anything smaller are not windowed; see
         `automesh.cost.windowed`.
       window_flops_per_byte: see `Speeds`; not known before the step is priced.
+      on_chip_bytes: memory on the chip where the compiler also keeps copies of arguments that are
+        read more than once, as far as temporaries leave room; see
+        `automesh.cost.formulas.with_copies`. 0: there is none.
+      reread_bytes: of the arguments on one device, those that are read more than once.
     """
 
     active: tuple[str, ...]

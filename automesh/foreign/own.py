@@ -69,7 +69,8 @@ def has_journal(path: Path) -> bool:
 
 
 def look(path: Path, *, wait_s: float) -> Bounded:
-    """Opens an own database for reading, with its log, and a time limit for statements.
+    """Opens a database of this account for reading, with its log and a time limit for its
+    statements.
 
     Args:
       wait_s: for the lock of another process.

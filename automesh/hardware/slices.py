@@ -64,11 +64,11 @@ class Generation:
         return len(_dims(next(iter(self.slices.values()))))
 
     def shapes(self) -> dict[int, Dims]:
-        """Number in a name -> chips along each dimension."""
+        """Maps the number in a slice's name to the chips along each dimension of the slice."""
         return {int(count): _dims(dims) for count, dims in self.slices.items()}
 
     def host_of(self, torus: Dims) -> Dims:
-        """Chips of one host of a slice along each of three dimensions."""
+        """Returns how many chips one host of a slice has along each of three dimensions."""
         if math.prod(torus) == 1:
             return (1, 1, 1)
         return (*(torus if torus in self.whole_hosts else self.host), 1)[:3]
@@ -176,7 +176,7 @@ def wraps_of(device_kind: str, torus: Dims) -> tuple[bool, ...]:
     """Says which dimensions of a slice have their ends linked.
 
     Args:
-      device_kind: as jax reports it. Of v2 and v3 only whole pods (16x16, 32x32) wrap; other kinds
+      device_kind: as jax reports it. Only whole pods (16x16, 32x32) of v2 and v3 wrap; other kinds
         that are not on record do not wrap.
     """
     for generation in generations():
@@ -189,7 +189,7 @@ def wraps_of(device_kind: str, torus: Dims) -> tuple[bool, ...]:
 
 
 def is_flat(device_kind: str) -> bool:
-    """True if chips of this kind are wired in two dimensions."""
+    """Whether chips of this kind are wired in two dimensions."""
     flat = {"TPU v2", "TPU v3"}
     for generation in generations():
         if generation.dimensions == 2:

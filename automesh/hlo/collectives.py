@@ -112,7 +112,7 @@ def _operand_bytes(
 
 
 def _listed_groups(instruction: Instruction) -> Groups:
-    """Returns groups of partitions; empty for one group of all.
+    """Returns groups of partitions; empty if all partitions are one group.
 
     Without global ids, groups on a channel count replicas, of which there is one.
     """

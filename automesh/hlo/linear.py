@@ -32,7 +32,7 @@ class Linear:
         return None if self.factors else self.constant
 
     def plus(self, other: Linear, times: int = 1) -> Linear:
-        """`self + times * other`."""
+        """Returns `self + times * other`."""
         factors = dict(self.factors)
         for value, factor in other.factors.items():
             factors[value] = factors.get(value, 0) + times * factor

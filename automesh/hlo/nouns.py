@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotDimensions:
-    """Which dimensions a `dot` contracts and batches over.
+    """The dimensions that a `dot` contracts and batches over.
 
     Attributes:
       group: dimension of the right side that numbers the groups of a `ragged-dot`, empty otherwise.
@@ -199,7 +199,7 @@ class Computation:
         return tuple(self.instructions[operand] for operand in instruction.operands)
 
     def parameters(self) -> dict[int, Instruction]:
-        """Parameter number -> instruction."""
+        """Maps the number of each parameter to its instruction."""
         return {i.parameter: i for i in self.instructions.values() if i.opcode == "parameter"}
 
 

@@ -86,7 +86,8 @@ def _translate(rows: tuple[tuple[int, ...], ...], listed: Groups) -> Groups:
 
 
 def _by_slice(sizes: tuple[int, ...], outer: tuple[int, ...]) -> np.ndarray:
-    """Orders rows by slice, the major part of axes as in `create_hybrid_device_mesh`."""
+    """Orders rows by slice; along each axis the slice is the major part, as in
+    `create_hybrid_device_mesh`."""
     inner = [size // part for size, part in zip(sizes, outer)]
     split = np.arange(math.prod(sizes)).reshape([n for pair in zip(outer, inner) for n in pair])
     axes = range(len(sizes))

@@ -48,7 +48,7 @@ _FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFacts:
-    """What is stored of one compile in addition to the program.
+    """The facts that are stored of one compile in addition to the program.
 
     Attributes:
       memory, counts: None where the compiler gave up.
@@ -115,7 +115,8 @@ class _Header(CompileFacts):
 
 @dataclass(frozen=True, slots=True)
 class ModuleStore:
-    """Compiled programs by key; new ones replace those that were used least recently.
+    """The compiled programs in a folder, by key; new ones replace those that were used least
+    recently.
 
     Attributes:
       folder: created when a program is stored.

@@ -226,7 +226,7 @@ class _Fuser:
 
 
 def is_passed_on(operation: Operation, number: int) -> bool:
-    """True if a loop carries this operand without changing it."""
+    """Whether a loop carries this operand without changing it."""
     if operation.name != "while":
         return False
     body = operation.bodies[0]

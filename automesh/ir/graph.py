@@ -22,8 +22,8 @@ ELEMENT_BYTES = {
 
 
 def element_bytes(dtype: str) -> float:
-    """Bytes of one element of a StableHLO type; f8 and f6 types take one byte, f4 types half of
-    one."""
+    """Returns the bytes of one element of a StableHLO type; f8 and f6 types take one byte, f4 types
+    half a byte."""
     if dtype in ELEMENT_BYTES:
         return ELEMENT_BYTES[dtype]
     if dtype.startswith(("f8", "f6")):

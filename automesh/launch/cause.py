@@ -26,7 +26,7 @@ _ECHO = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one process of a gang reports, or what the search reports about a process that is gone.
+    """The report of one process of a gang, or of the search about a process that is gone.
 
     Attributes:
       host: the host that it runs on.

@@ -296,7 +296,8 @@ def _asking(search: str, context: ssl.SSLContext) -> Generator[ssl.SSLSocket]:
 
 
 def _fault_of(search: str, trusted: bytes | None) -> str:
-    """Why there is no channel, as a key of `_KINDS`; empty if unknown or nothing answers yet."""
+    """Returns the key in `_KINDS` of the reason why there is no channel; empty if unknown or
+    nothing answers yet."""
     try:
         with _asking(search, _client(trusted, host=_host_of(search))):
             return "plain" if trusted is None else ""

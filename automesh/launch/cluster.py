@@ -363,7 +363,7 @@ def _fleet_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """How the agents of a search are started.
+    """The way in which the agents of a search are started.
 
     Attributes:
       launcher: starts them; None if the user does.

@@ -140,7 +140,7 @@ def shares_of(devices: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]
 
 
 def version_difference(search: dict[str, str], agent: dict[str, str]) -> str:
-    """Words such as `jax 0.11.0, and the search 0.12.0`; empty if no version differs."""
+    """Returns words such as `jax 0.11.0, and the search 0.12.0`; empty if no version differs."""
     for name in search:
         if search[name] != agent.get(name):
             return f"{name} {agent.get(name, 'none')}, and the search {search[name]}"

@@ -209,7 +209,7 @@ class Gang:
 
     @property
     def lost_at_start(self) -> str:
-        """Why the gang was lost before it began its first job; empty if it was not."""
+        """The reason why the gang was lost before it began its first job; empty if it was not."""
         cause = self._cause
         if self._served or self._stage != "start" or cause is None or cause.ending is None:
             return ""
@@ -236,7 +236,7 @@ class Gang:
     # Messages of the processes.
 
     def order(self, message: Message) -> None:
-        """Sends a message to all."""
+        """Sends a message to all processes of the gang."""
         if "job" in message:
             self._job = protocol.read_job(message)
             self._stage, self._forwarded = "start", 0

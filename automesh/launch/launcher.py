@@ -62,7 +62,8 @@ class Launcher(Protocol):
         ...
 
     def trouble(self) -> str:
-        """Why agents may not start, as far as the engine reports; empty if it reports nothing."""
+        """Returns why agents may not start, as far as the engine reports; empty if it reports
+        nothing."""
         ...
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class MeshConfig:
 
     Attributes:
       mesh_shape: sizes of the axes, over ICI and DCN (`HybridMeshShape`) or in all (a sequence); in
-        each at most one is -1. Of a sequence, the first axis larger than 1 spans the granules
+        each at most one is -1. In a sequence, the first axis larger than 1 spans the granules
         (slices or nodes), see `automesh.mesh.infer.resolve_shape`.
       mesh_axis_names: one name for each size.
       batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
@@ -185,12 +185,12 @@ class MeshConfig:
         )
 
     def explain(self, selector: str | None = None, *, devices: Sequence[Any] | None = None) -> str:
-        """Says in words and as a drawing which mesh `create_device_mesh` makes, and why
-        (this imports jax).
+        """Says in words and as a drawing which mesh `create_device_mesh` makes, and why (this
+        imports jax).
 
-        Which rule matches and why the others do not, and the settings that go with the mesh; how
-        every -1 was inferred and which axes span granules; along which physical dimensions every
-        axis runs, and the device at each point of the mesh.
+        The text says which rule matches and why the others do not, and the settings that go with
+        the mesh; how every -1 was inferred and which axes span granules; along which physical
+        dimensions every axis runs, and the device at each point of the mesh.
 
         Args:
           selector: name of the target; None: the default mesh.

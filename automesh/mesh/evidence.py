@@ -54,7 +54,7 @@ NO_FACTS = ProgramFacts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about a rule's plan; unknown fields have their defaults.
+    """The facts that are known about a rule's plan; unknown fields have their defaults.
 
     Attributes:
       kind: source of `step_s`; `none` for a rule written by hand.

@@ -56,7 +56,7 @@ def as_devices(devices: object) -> list[Any]:
 
 
 def by_slice(devices: Sequence[LocatedDevice]) -> bool:
-    """True if granules are TPU slices, False if they are processes."""
+    """Whether granules are TPU slices; otherwise they are processes."""
     return devices[0].platform == "tpu"
 
 

@@ -1,5 +1,5 @@
-"""What one option is: how it is written on the command line and in Python, what it belongs to, how
-it is read, and who passes it on.
+"""One option of `automesh search` as a record: how it is written on the command line and in Python,
+what it belongs to, how it is read, and who passes it on.
 
 A record is plain data: the command line (`automesh.cli`), the request (`automesh.tuner.request`),
 the command that goes on with a search (`automesh.report.search_command`), a service's order and a
@@ -33,10 +33,10 @@ class OptionKind:
       typed: its type on the command line.
       python: its type in `automesh.search`.
       default: if nobody gives the option.
-      read: from what the user gave to what the request holds; None if a module that
-        knows more reads it, such as `automesh.tuner.request`.
+      read: turns what the user gave into what the request holds; None if another module reads it,
+        which knows more, such as `automesh.tuner.request`.
       is_named: an error of `read` gets the name of the option in front; else it has it already.
-      is_list: it may be given again.
+      is_list: it may be given several times.
     """
 
     typed: Any
@@ -52,7 +52,8 @@ def _as_given(value: Any) -> Any:
 
 
 def _absolute(given: str | Path | None) -> str:
-    """Returns a file as others find it who run elsewhere; empty for none."""
+    """Returns the absolute path of a file, for processes with another working directory; empty for
+    none."""
     return str(user_path(given).absolute()) if given else ""
 
 
@@ -71,11 +72,11 @@ def _seconds_or_zero(text: str) -> float:
 FLAG = OptionKind(typed=bool, python=bool, default=False, read=_as_given)
 TEXT = OptionKind(typed=str, python=str, read=_as_given)
 TIMES = OptionKind(typed=str, python=str)
-"""Where the step times of a command are read."""
+"""The source of a command's step times."""
 TEXTS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
 NUMBER = OptionKind(typed=int, python=int, default=0, read=_as_given)
 NUMBER_OR_NONE = OptionKind(typed=int | None, python=int | None, default=None, read=_as_given)
-"""A number of which 0 means 0, and not what is usual: see `Option.otherwise`."""
+"""A number for which 0 means 0, and not the usual value: see `Option.otherwise`."""
 DURATION = OptionKind(typed=str, python=str, read=parse_duration, is_named=True)
 DURATION_OR_NONE = OptionKind(typed=str, python=str, read=_seconds_or_zero, is_named=True)
 SIZE = OptionKind(typed=str, python=str, read=_bytes_or_zero, is_named=True)
@@ -84,7 +85,7 @@ MESH = OptionKind(typed=str, python=str, is_named=True)
 FILE = OptionKind(typed=str, python=str | Path, read=str)
 """A file that this process reads, as it was given."""
 ABSOLUTE_FILE = OptionKind(typed=str, python=str | Path, read=_absolute)
-"""A file that other processes read, who may have another working directory."""
+"""A file that other processes read, which may have another working directory."""
 SPACE = OptionKind(typed=str, python=str | Path)
 """A search space: its name or its file."""
 SPLITS = OptionKind(typed=list[str] | None, python=Sequence[str], default=None, is_list=True)
@@ -115,11 +116,11 @@ class Option:
       least: the smallest number that it takes.
       short: `v` for `-v`.
       shows_default: whether `--help` shows the default.
-      is_argument: it is no option: its place says what it is.
+      is_argument: it is an argument, recognized by its place, and no option.
       searches: `build`, if only a search of a step that is built has it, `command`, if only one of
         a `--command`; `any`, if both have it.
-      field: of its group's noun, that holds its value as it was read; empty if none does, since
-        it says what is searched or what the command prints.
+      field: the field of its group's noun that holds its value once it was read; empty if none
+        does, since the option says what is searched or what the command prints.
       group: `search`, whose noun is `SearchRequest`; `command`, of a search by a command, whose
         noun is `TimedCommand`; `hosts`, where a search or a calibration runs, whose noun is
         `Cluster`; `jobset`, how a JobSet is written.
@@ -154,7 +155,7 @@ class Option:
 
     @property
     def word(self) -> str:
-        """As it is written on the command line, without its dashes."""
+        """Its name on the command line, without dashes."""
         return self.name.replace("_", "-")
 
     @property
@@ -184,10 +185,10 @@ def read_values(
     """Reads what a user gave, into the fields of a request.
 
     Args:
-      options: of which those with a `field` are read, in their order.
-      given: by the names of the options; what is left out is as usual.
+      options: the options; those with a `field` are read, in this order.
+      given: values by the names of the options; an option that is missing has its usual value.
       spelled: how the user writes an option: `--step-time` for `step_time`.
-      special: readers of kinds of values that have none, or another one here.
+      special: readers for kinds of values that have none, or that this caller reads in another way.
 
     Raises:
       UsageError: a value is wrong.

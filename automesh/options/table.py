@@ -63,11 +63,11 @@ _OF_ALL = (
         name="step_time",
         value=TIMES,
         metavar="SOURCE",
-        help="Of a --command: `capture` (by default) times its jitted step inside of its Python; "
+        help="For a --command: `capture` (by default) times its jitted step inside of its Python; "
         "`jsonl:FILE` or `jsonl:FILE:KEY` reads a file of JSON lines that it writes; "
         "`regex:PATTERN` reads its output, with a group for seconds, or (?P<ms>...), (?P<s>...), "
         "(?P<steps_per_s>...).",
-        doc="of a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or "
+        doc="for a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or "
         "`regex:PATTERN`.",
         searches="command",
         group="command",
@@ -79,9 +79,9 @@ _OF_ALL = (
         metavar="N",
         otherwise=2,
         least=0,
-        help="Of a --command: first steps that do not count, as they compile and warm up; by "
+        help="For a --command: first steps that do not count, as they compile and warm up; by "
         "default 2.",
-        doc="of a command: first steps that do not count; by default 2.",
+        doc="for a command: first steps that do not count; by default 2.",
         searches="command",
         group="command",
         field="skip",
@@ -92,9 +92,9 @@ _OF_ALL = (
         metavar="N",
         otherwise=10,
         least=1,
-        help="Of a --command: steps that are timed in each run, which is then ended; by default "
+        help="For a --command: steps that are timed in each run, which is then ended; by default "
         "10.",
-        doc="of a command: steps that are timed in each run; by default 10.",
+        doc="for a command: steps that are timed in each run; by default 10.",
         searches="command",
         group="command",
         field="steps",
@@ -381,7 +381,7 @@ HOSTS = (
         value=ABSOLUTE_FILE,
         group="hosts",
         metavar="FILE",
-        help="PEM file: encrypts what search and agents say to each other, who then need --ca; "
+        help="PEM file: encrypts the messages of search and agents; the agents then need --ca; "
         "docs/clusters.md shows how it is made.",
         doc="PEM file, for an encrypted channel to the agents.",
         searches="build",
@@ -404,15 +404,15 @@ HOSTS = (
         value=ABSOLUTE_FILE,
         group="hosts",
         metavar="FILE",
-        help="PEM file, on all hosts, by which agents check --certificate that are started for "
-        "you (--launch, srun): of who has signed it, or that certificate itself.",
-        doc="PEM file with what agents trust that are started for you.",
+        help="PEM file, on all hosts, by which agents that are started for you (--launch, srun) "
+        "check --certificate: the certificate of its authority, or --certificate itself.",
+        doc="PEM file with the certificates that agents trust if they are started for you.",
         searches="build",
         field="ca",
         is_path=True,
     ),
 )
-"""On which hosts a search, or a calibration, runs."""
+"""The options that say on which hosts a search, or a calibration, runs."""
 JOBSET = (
     Option(
         name="image",
@@ -448,7 +448,7 @@ JOBSET = (
         has_jobset=False,
     ),
 )
-"""How a JobSet is written, instead of a search here."""
+"""The options that say how a JobSet is written, instead of a search here."""
 SEARCH = (
     *_OF_ALL,
     *HOSTS,
@@ -472,4 +472,4 @@ SEARCH = (
 )
 """All options of `automesh search`."""
 BY_NAME = {option.name: option for option in SEARCH}
-"""The same by their names in Python."""
+"""All options, by their names in Python."""

@@ -456,7 +456,7 @@ def named_jit(
 ) -> NamedJit[P, R] | Callable[[Callable[P, R]], NamedJit[P, R]]:
     """Applies `jax.jit` to a function of arrays with logical names; also a decorator.
 
-    Arguments that are no arrays are static. Of the result, arrays with names follow
+    Arguments that are no arrays are static. In the result, arrays with names follow
     `out_axis_resources`, plain ones are replicated. An nnx module goes in and out as its `State`.
 
     Example:

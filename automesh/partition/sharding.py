@@ -108,7 +108,7 @@ def auto_sharded(x: T, mesh: MeshLike | None = None) -> T:
 
 
 def shard_with_axis_mapping(x: T, mapping: ResourceMapping, mesh: MeshLike | None = None) -> T:
-    """An older name of `shard`, with the mapping required.
+    """Does what `shard` does, under an older name and with the mapping required.
 
     Example:
       >>> import jax

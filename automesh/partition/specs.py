@@ -232,7 +232,7 @@ def physical_axis_size(axis: AxisSelector, mapping: ResourceMapping | None = Non
       mapping: default: that of the context.
 
     Raises:
-      UsageError: it is mapped, and no mesh holds here.
+      UsageError: it is mapped, and no mesh is in force here.
       UnknownMeshAxis: it is mapped to an axis that the mesh does not have.
       IllegalMapping: it is mapped to one axis twice.
     """
@@ -267,7 +267,7 @@ def round_axis_for_partitioning(axis: A, mapping: ResourceMapping | None = None)
       The same axis if it is not mapped (for which no mesh is needed).
 
     Raises:
-      UsageError: it is mapped, and no mesh holds here.
+      UsageError: it is mapped, and no mesh is in force here.
       UnknownMeshAxis: it is mapped to an axis that the mesh does not have.
       WrongType: `axis` has no name and size.
     """
@@ -319,7 +319,7 @@ def sharding_for_axis(
       mesh: default: that of the context.
 
     Raises:
-      UsageError: no mesh holds here.
+      UsageError: no mesh is in force here.
       IllegalMapping: two of the axes are mapped to the same mesh axis.
       UnknownMeshAxis: one is mapped to an axis that the mesh does not have.
     """

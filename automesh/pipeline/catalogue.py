@@ -170,7 +170,8 @@ def forwards_ahead(rank: int, num_ranks: int, num_microbatches: int, num_stages:
 def interleaved(
     num_ranks: int, num_microbatches: int, num_stages: int, *, further_ahead: int = 0
 ) -> Ranks:
-    """Interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473): rank k has k, k + p, k + 2p, ...
+    """Makes the order of interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473): rank k has
+    stages k, k + p, k + 2p, ...
 
     Args:
       further_ahead: further forwards before the first backward than needed; 1 is the order of Kimi

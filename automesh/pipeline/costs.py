@@ -55,7 +55,7 @@ class StageCost:
                 )
 
     def seconds(self, kind: ActionKind) -> float:
-        """Seconds of an action of this kind."""
+        """Returns the seconds of an action of this kind."""
         match kind:
             case "F":
                 return self.forward_s

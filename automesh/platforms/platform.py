@@ -13,7 +13,7 @@ Options = tuple[tuple[str, bool | int | float | str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """How a compiler schedules collectives.
+    """The way in which a compiler schedules collectives.
 
     Attributes:
       hides: kinds that it overlaps with compute.

@@ -1,1 +1,2 @@
-"""What other distributions add to automesh: found by entry points, loaded when it is used."""
+"""The parts that other distributions add to automesh: found by entry points, loaded when they are
+used."""

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginCommand:
-    """What the command line needs of it.
+    """A command of a plug-in, as the command line needs it.
 
     Attributes:
       name: as it is typed, and as its entry point is called.

@@ -27,7 +27,7 @@ def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def load(group: str, name: str, kind: type | tuple[type, ...] = object, *, what: str = "") -> Any:
-    """What a plug-in adds under a name.
+    """Loads the object that a plug-in adds to a group under a name.
 
     Args:
       kind: the type that it must have, if a type can be checked.

@@ -18,7 +18,7 @@ class Framework:
       package: what Python imports.
       install: what to do where it is missing.
       module: its adapter, with a function `build`; only workers import it.
-      former_module: what the adapter was called by former versions, whose studies are gone on with.
+      former_module: the adapter's module in former versions, whose studies can be continued.
       space: search space that is taken if no other is named.
       seen_in: the package and the version with which the adapter was tried.
       example: arguments that a user may start from.

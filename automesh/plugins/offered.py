@@ -1,4 +1,4 @@
-"""What the plug-ins of this repository add, by name: for help texts, and to say what to install.
+"""The names that the plug-ins of this repository add: for help texts, and to say what to install.
 
 This is all that the core knows of them. A plug-in of somebody else needs no place here: its entry
 points are enough.
@@ -23,7 +23,7 @@ class Distribution:
     Attributes:
       name: of the package for pip.
       folder: in a clone of automesh.
-      names: of what it adds, by the group of the entry points.
+      names: the names that it adds to each group of entry points.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Distribution:
 
     @property
     def install(self) -> str:
-        """What to do to have it."""
+        """The command that installs it, as a hint for the user."""
         return f"pip install {self.name} (in a clone: pip install -e {self.folder})"
 
 

@@ -1,4 +1,4 @@
-"""What the core asks of the plug-in that runs pipelines, in the group `automesh.pipelines`."""
+"""The interface of the plug-in that runs pipelines, in the group `automesh.pipelines`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StagedProgram(Protocol):
         ...
 
     def compile_absent(self, order: CompileOrder) -> PipelineOutcome:
-        """Compiles what works through microbatches, and the updates, for devices that are not here.
+        """Compiles the programs that run for each microbatch, and the updates, for absent devices.
 
         Raises:
           Refused: as `compile_here`; or a store cannot be written.
@@ -81,10 +81,10 @@ class StagedProgram(Protocol):
         build_again: Callable[[], Built],
         enter: Callable[[str], None],
     ) -> Ready:
-        """Compiles it and decides where the values of its arguments come from.
+        """Compiles the step, and decides where the values of its arguments come from.
 
         Args:
-          enter: told what comes next.
+          enter: is called with the name of the next stage.
 
         Raises:
           Refused: as `compile_here`.
@@ -113,7 +113,7 @@ class Stages(Protocol):
 
 
 class Pipelines(Protocol):
-    """What runs steps that are pipelines; all of it imports jax."""
+    """The interface of what runs steps that are pipelines; all of it imports jax."""
 
     def is_pipeline(self, step: object) -> bool:
         """Whether a workload's step is one of its pipelines."""
@@ -166,7 +166,7 @@ class Pipelines(Protocol):
         ...
 
     def public(self, name: str) -> Any:
-        """One of the names that `automesh.pipeline` has of what runs pipelines."""
+        """Returns one of the names of `automesh.pipeline` that belong to what runs pipelines."""
         ...
 
 
@@ -174,7 +174,7 @@ def find_pipelines(what: str) -> Pipelines:
     """Returns the installed plug-in that runs pipelines (imports jax).
 
     Args:
-      what: needs it: "`automesh.pipeline.train_step`".
+      what: the function that needs it, for the error: "`automesh.pipeline.train_step`".
 
     Raises:
       UsageError: there is none, or it cannot be loaded.
@@ -186,7 +186,8 @@ def find_pipelines(what: str) -> Pipelines:
 def pipelines_of(step: object) -> Pipelines | None:
     """Returns the plug-in whose pipeline a workload's step is; None for an ordinary step.
 
-    Whoever has made such a step has imported the plug-in: none is loaded for other steps.
+    The code that makes such a step has imported the plug-in, so no plug-in is loaded for other
+    steps.
 
     Raises:
       UsageError: the plug-in cannot be loaded.

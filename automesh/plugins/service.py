@@ -1,4 +1,4 @@
-"""What the core asks of the plug-in for services, in the group `automesh.services`."""
+"""The interface of the plug-in for services, in the group `automesh.services`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AskedAgent:
 
 
 class Service(Protocol):
-    """What speaks to a service of automesh."""
+    """The interface of what speaks to a service of automesh."""
 
     def submit_and_follow(self, asked: Asked) -> None:
         """Lets the service search, prints what it finds and merges its rule.
@@ -82,7 +82,7 @@ def find_service(what: str) -> Service:
     """Returns the installed plug-in that speaks to services.
 
     Args:
-      what: needs it: "`automesh search --server`".
+      what: the command or function that needs it, for the error: "`automesh search --server`".
 
     Raises:
       UsageError: there is none, or it cannot be loaded.

@@ -135,7 +135,7 @@ def environment() -> tuple[tuple[str, str], ...]:
 
 
 def sources(entry: Entry) -> Sources:
-    """Hashes of the user's own code: the script, and all modules that are imported now. Installed
+    """Hashes the user's own code: the script, and all modules that are imported now. Installed
     packages are left out, since their versions identify them."""
     roots, files = roots_of(entry), set[Path]()
     if entry.kind != "module":

@@ -1,4 +1,4 @@
-"""Which columns the ranking has, what stands in them, and how they fit the terminal."""
+"""The columns of the ranking: which ones it has, their contents, and how they fit the terminal."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ Basis = Literal["", "fresh processes", "race", "first visits", "step times", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How a plan compares with another: of a result, with the exported one; of predictions, with
-    the best.
+    """The comparison of a plan with another one: in a result with the exported plan, among
+    predictions with the best.
 
     Attributes:
       verdict: of the exported plan `kept` if it is the script's own, `new` if it replaces that,
-        `best` where there is none. Of others that were measured: `faster`; `slower`; `equal` within
-        a margin, as a test of equality says; `no faster`, if only that is known; `undecided` while
-        it may be faster. `excluded` if it ran but may not become a rule (numerics differ or
+        `best` where there is none. For other plans that were measured: `faster`; `slower`; `equal`
+        within a margin, as a test of equality says; `no faster`, if only that is known; `undecided`
+        while it may be faster. `excluded` if it ran but may not become a rule (numerics differ or
         unverified); `not_measured` if it was compiled or estimated only; `failed`.
       ratio: its step time over the other's: measured over measured in the same processes or rounds,
         compiled over compiled, estimated over estimated; 1 if unknown.

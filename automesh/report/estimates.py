@@ -1,4 +1,4 @@
-"""What the estimate rung found out about all plans of a search."""
+"""The results of the estimate rung for all plans of a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study is about: what was searched, for which devices, and where its figures come from.
+"""The facts about a study: what was searched, for which devices, and where its figures come from.
 
 `tuner.study.metadata.facts_of` makes these facts once, when a search starts. The study stores them
 in its header; its result, the table, JSON, CSV, rules and pages read them from there.
@@ -71,10 +71,10 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """How the figures were made, and where they are stored.
+    """The origin of the figures: how they were made, and where they are stored.
 
     Attributes:
-      source_hash: what trials of the script as it was are known by.
+      source_hash: the hash that identifies trials of the script as it was then.
       versions: of everything whose change makes figures stale, and the environment.
       speeds: where the speeds of the estimates come from, in words; empty without estimates.
       again: the command that goes on with the search; None for a search from Python, and where a
@@ -98,7 +98,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFacts:
-    """What a study is about.
+    """The facts about a study.
 
     Attributes:
       notices: what the user should know of the plans and their estimates, one sentence each.

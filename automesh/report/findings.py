@@ -48,8 +48,8 @@ class _Seen:
 
 
 def _named(finding: Finding) -> str:
-    """The name of an argument or a result; nothing for an array that has a shape alone: a line
-    makes many of these, other ones for each knob."""
+    """Returns the name of an argument or a result; empty for an array that has only a shape: a line
+    makes many of these, and other ones for each knob."""
     return "" if finding.source and _SHAPE.match(finding.array) else finding.array
 
 
@@ -63,7 +63,7 @@ class FindingsOfPlans:
     """The findings of all plans of a search, by rule and line.
 
     Attributes:
-      left_out: names of rules whose findings are not told.
+      left_out: names of rules whose findings are not shown.
 
     >>> FindingsOfPlans().notices(0)
     ()

@@ -1,4 +1,4 @@
-"""What a replayed program says of a step, in words: pure functions."""
+"""The sentences that follow from a replayed program: pure functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def exposed_s(replay: ReplayOutcome) -> float:
 
 
 def exposed_sentence(replay: ReplayOutcome) -> str:
-    """`1.20 ms of the step waits for communication (ici tp 0.90 ms, ...), of 4.30 ms of it in all`.
+    """Says `1.20 ms of the step waits for communication (ici tp 0.90 ms, ...), of 4.30 ms of it in
+    all`.
 
     Communication in all is the sum of every transfer's time as if it had its links to itself.
     """
@@ -43,7 +44,7 @@ def exposed_sentence(replay: ReplayOutcome) -> str:
 
 
 def memory_sentence(result: SearchResult, best: Candidate) -> str:
-    """`12.3 GiB of 15.8 GiB a device, of which 256 MiB stay in reserve`; empty if unknown."""
+    """Says `12.3 GiB of 15.8 GiB a device, of which 256 MiB stay in reserve`; empty if unknown."""
     devices = result.facts.devices
     if not best.peak_bytes or not devices.memory_bytes:
         return ""
@@ -94,7 +95,8 @@ def stage_bytes(candidate: Candidate) -> tuple[int, ...]:
 
 
 def stages_sentence(pipeline: PipelineOutcome) -> str:
-    """`1f1b, 4 stages of 3.1 GiB, 2.9 GiB, ... a device by the compiler; simulated, ranks ...`."""
+    """Says `1f1b, 4 stages of 3.1 GiB, 2.9 GiB, ... a device by the compiler; simulated, ranks
+    ...`."""
     sizes = [format_bytes(stage.peak_bytes) for stage in pipeline.stages]
     listed = ", ".join(sizes[:_MOST_STAGES]) + (", ..." if len(sizes) > _MOST_STAGES else "")
     if len(set(sizes)) == 1:

@@ -1,4 +1,5 @@
-"""What a search says while it runs: the interface, how far it is as data, and who prints it."""
+"""The display of a search while it runs: its interface, its progress as data, and what prints
+it."""
 
 from __future__ import annotations
 
@@ -46,13 +47,14 @@ class Progress(Protocol):
         took_s: float = 0.0,
         lanes: int = 1,
     ) -> None:
-        """Starts a phase or tells how far it is; phases stand in the order of their first reports.
+        """Starts a phase or reports how far it is; phases are shown in the order of their first
+        reports.
 
         Args:
           name: one word: enumerate, compile, measure, confirm.
           total: what there is to do; may change.
           done: what is done, work of an earlier run included.
-          note: what is worth knowing beside the count, e.g. `2 failed`.
+          note: what is worth knowing in addition to the count, e.g. `2 failed`.
           took_s: seconds that the trial just finished took; 0 if none was.
           lanes: how many trials run at the same time.
         """
@@ -73,7 +75,8 @@ class Progress(Protocol):
         """Shows a line for the record, such as where a worker's log is."""
 
     def tick(self, doing: str = "") -> None:
-        """Call it at least every second of waiting: a long wait then shows signs of life.
+        """Shows signs of life during a long wait; a caller that waits calls it at least every
+        second.
 
         Args:
           doing: what the workers do at this moment; empty if nothing is known of them.
@@ -122,7 +125,8 @@ class Phase:
         return self.done >= self.total
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds until the phase ends: 0 if it is late, None if nothing is known or left."""
+        """Returns the seconds until the phase ends: 0 if it is late, None if nothing is known or
+        left."""
         left = self.total - self.done
         if self.durations_s:
             expected = remaining_s(self.durations_s, left, lanes=self.lanes)
@@ -252,7 +256,7 @@ class _Display(Progress):
         return next((phase for phase in self._state.phases if phase.name == name), None)
 
     def _show(self, before: Phase | None, phase: Phase) -> None:
-        """Called after a report on a phase, with what was known of it before."""
+        """Shows a phase after a report on it; `before` is what was known of it before."""
 
     def now(self, text: str) -> None:
         self._state = replace(self._state, now=clean(text), doing="")
@@ -337,8 +341,8 @@ class PlainProgress(_Display):
 
 
 def frame(state: DisplayState, *, now_s: float, width: int, height: int = 24) -> RenderableType:
-    """One picture of the display: a bar per phase, then the time, the current and the best plan, or
-    the table of what is estimated so far, as many of its rows as the height allows."""
+    """Draws one picture of the display: a bar per phase, then the time, the current and the best
+    plan, or the table of what is estimated so far, with as many rows as the height allows."""
     bar_width = max(6, min(20, width - 56))
     bars = Table.grid(padding=(0, 1, 0, 0))
     bars.add_column(width=_NAME_WIDTH, no_wrap=True)

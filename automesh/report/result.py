@@ -10,7 +10,7 @@ from automesh.report.comparison import Comparison, Verification
 from automesh.report.facts import StudyFacts
 
 NOT_ENDED = "the search has not ended yet"
-"""Why a search has stopped that has left no word on it: it still runs, or was killed."""
+"""The stop reason of a search that has stored none: it still runs, or was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """How many plans reached which rung. `ruled_out` counts by rule, most frequent first.
+    """The numbers of plans that reached each rung. `ruled_out` counts by rule, most frequent first.
 
     enumerated = sum(ruled_out) + legal;
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is

@@ -1,7 +1,7 @@
 """The command that goes on with a search: composed from parts that are checked, never from a text
 that a study holds.
 
-Whoever writes a storage may put anything into it. Of a command only the parts are kept: the script,
+Whoever writes a storage may put anything into it. Only the parts of a command are kept: the script,
 the options of `automesh search` by their names, and the script's own arguments. What is shown
 begins with `automesh search`, every part is quoted for a shell, and no part has a secret.
 """
@@ -91,10 +91,11 @@ def read_words(words: Sequence[str]) -> SearchCommand | None:
 
 
 def read_text(text: str) -> SearchCommand | None:
-    """Reads a command that a former version kept as a text; None if it has not written it so.
+    """Reads a command that a former version kept as a text; None if it is not in the form that
+    those versions wrote.
 
-    It wrote each word in quotes where a shell would do something with it: a text that has anything
-    for a shell to do is somebody else's.
+    Those versions quoted each word in which a shell would do something: a text in which a shell
+    would still do something is not theirs.
     """
     if len(text) > MOST_COMMAND_CHARS:
         return None
@@ -107,11 +108,12 @@ def read_text(text: str) -> SearchCommand | None:
 
 
 def text_of(command: SearchCommand | None) -> str:
-    """Returns the command as one types it.
+    """Returns the command as a user would type it.
 
     Returns:
-      Empty if there is none, or a part is not what automesh itself would have kept: an option that
-      there is not, a script that would be taken for an option, a control character, too long.
+      Empty if there is no command, or if it has a part that automesh itself would not have kept:
+      an unknown option, a script that would be taken for an option, a control character; or if it
+      is too long.
     """
     if command is None or not _is_plausible(command):
         return ""

@@ -53,7 +53,7 @@ class SoFar:
         return f"{known}; {self.missing}: not estimated yet" if self.missing else known
 
     def __str__(self) -> str:
-        """`dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""
+        """Returns a line such as `dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""
         seconds = format_seconds(step_s(self.rows[0]) or 0.0)
         return f"{self.first}, {seconds} estimated ({self.extent})"
 
@@ -100,7 +100,7 @@ def common_parts(
     """Finds parts that plans without an estimate use, and no plan that has an estimate.
 
     Args:
-      known, waiting: as of `what_is_missing`.
+      known, waiting: as for `what_is_missing`.
 
     Returns:
       These parts, those that most plans use first; nothing if they are too many to be named. Then

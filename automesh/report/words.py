@@ -92,7 +92,7 @@ def peak_is_measured(candidate: Candidate) -> bool:
 def step_s(candidate: Candidate) -> float | None:
     """Returns the seconds of one step, measured, predicted or estimated; None if there are none.
 
-    Of a measured plan that was compared with the exported one: as that ratio says.
+    For a measured plan that was compared with the exported one, it follows from that ratio.
     """
     outcome = candidate.outcome
     if candidate.standing.step_s:
@@ -103,7 +103,7 @@ def step_s(candidate: Candidate) -> float | None:
 def half_interval(candidate: Candidate) -> str:
     """Returns `±1.2 %`: the larger half of the 95 % interval; empty if none is known.
 
-    Of a plan that was compared with the exported one it is that of the ratio.
+    For a plan that was compared with the exported one it is the half of the ratio's interval.
     """
     standing = candidate.standing
     if not standing.step_s:
@@ -113,7 +113,8 @@ def half_interval(candidate: Candidate) -> str:
 
 
 def half_of(outcome: Outcome) -> str:
-    """`±1.2 %`: the larger half of the 95 % interval of a measured time; empty if there is none."""
+    """Returns `±1.2 %`: the larger half of the 95 % interval of a measured time; empty if there is
+    none."""
     if not isinstance(outcome, Measured) or outcome.step_s <= 0:
         return ""
     return _half(outcome.step_s, *outcome.interval_s)
@@ -137,7 +138,8 @@ def bracket(outcome: Outcome) -> str:
 
 
 def versus_exported(candidate: Candidate) -> str:
-    """`kept`, `new`, `equal`, `undecided`, `+6.0 %` or `2.40x`; empty where it has no place.
+    """Returns `kept`, `new`, `equal`, `undecided`, `+6.0 %` or `2.40x`; empty for a plan that is
+    not compared.
 
     `?` where the predicted time leaves out work that those of others do not.
     """
@@ -201,7 +203,7 @@ def _out_of_memory(outcome: OutOfMemory) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """`1 plan`, `2 plans`; `many` is the plural where it is not made with an s."""
+    """Returns `1 plan` or `2 plans`; `many` is the plural if it is not formed with an s."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -355,8 +357,9 @@ def plan_shown(row: Candidate) -> str:
 
 
 def settings_shown(row: Candidate) -> dict[str, str]:
-    """Settings of a plan by name, as text: all of them; where shardings are inferred, of logical
-    axes those that split something on its mesh, and over what."""
+    """Returns the settings of a plan by name, as text. Where shardings are inferred, it leaves out
+    logical axes that split nothing on the plan's mesh, and says over which axes the others
+    split."""
     if row.is_scripts:
         return {name: str(value) for name, value in row.plan.settings}
     sizes = row.plan.sizes

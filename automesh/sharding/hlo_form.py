@@ -2,10 +2,10 @@
 
 Where several shardings could be propagated to a value, the first one wins, and which comes first
 depends on the order of the operations. XLA converts a step to HLO and back before it propagates:
-what comes out stands in the post-order of a walk from the results to the operands, first operands
-first (`HloComputation::MakeInstructionPostOrder`), not in the order in which jax traced it. On the
-way a broadcast becomes a reshape where nothing is repeated. The TPU's compiler simplifies products
-before that, too.
+afterwards the operations are in the post-order of a walk from the results to the operands, first
+operands first (`HloComputation::MakeInstructionPostOrder`), and not in the order in which jax
+traced them. The conversion also turns a broadcast that repeats nothing into a reshape. The TPU's
+compiler simplifies products before that, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def bring_to_hlo_form(module: Any, ir: Any) -> None:
 
 
 def fold_transposes(module: Any, ir: Any) -> None:
-    """transpose(dot(a, b)) -> dot(b, a), as the TPU's compiler does before it propagates.
+    """Rewrites transpose(dot(a, b)) to dot(b, a), as the TPU's compiler does before it propagates.
 
     The gradient of a weight is such a product: which of its operands comes first decides which
     sharding reaches it. Seen in dumps of libtpu 0.0.52 (`simplification-1`, before `shardy-xla`);

@@ -74,7 +74,8 @@ def largest_in_reach(sizes: Mapping[str, int], axis: str, largest: Mapping[str, 
 
 
 def most_axes_first(sample: Sample) -> tuple[object, ...]:
-    """Sort key: more axes first, then smaller sizes, whose multiples the devices allow."""
+    """Returns a sort key: more axes first, then smaller sizes, whose multiples the devices
+    allow."""
     sizes = [size for _, size in sorted(sample.sizes.items())]
     return -sum(size > 1 for size in sizes), math.prod(sizes), sizes
 

@@ -1,1 +1,2 @@
-"""Search spaces: axes, constraints and knobs -> legal plans, and why others are not."""
+"""Finds the legal plans of a search space, from its axes, constraints and knobs; says why others
+are not legal."""

@@ -54,7 +54,7 @@ def enumerate_meshes(
 
 
 def factorizations(total: int, parts: int) -> Sizes:
-    """All ordered ways to write `total` as a product of `parts` factors: [ways, parts].
+    """Lists all ordered ways to write `total` as a product of `parts` factors: [ways, parts].
 
     >>> factorizations(4, 2).tolist()
     [[4, 1], [2, 2], [1, 4]]
@@ -98,7 +98,8 @@ def prime_exponents(number: int) -> list[tuple[int, int]]:
 
 
 def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
-    """All ways to write `total` as an ordered sum of `parts` non-negative integers, large first."""
+    """Lists all ways to write `total` as an ordered sum of `parts` non-negative integers, large
+    first."""
     if parts == 0:
         return [()] if total == 0 else []
     if parts == 1:

@@ -55,7 +55,7 @@ class SearchContext:
 
     @property
     def end_s(self) -> float:
-        """When the budget is spent, on `clock`."""
+        """The time at which the budget is spent, on `clock`."""
         return self.started_s + self.request.budget_s
 
     def outcomes(self, rung: Rung) -> dict[Plan, Outcome]:

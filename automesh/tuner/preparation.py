@@ -71,7 +71,7 @@ class LegalPlans:
         return replace(self, enumeration=replace(enumeration, notices=said))
 
     def without(self, refused: Mapping[Plan, RuledOut]) -> LegalPlans:
-        """Rules out plans that are not legal after all.
+        """Returns the plans without those that turned out not to be legal.
 
         Raises:
           NoFeasibleMesh: no other plan is left.

@@ -46,7 +46,7 @@ def activity_of(job: Job, stage: str) -> str:
 
 
 def doing_all(running: Sequence[tuple[Job, str]]) -> str:
-    """Words on what several workers are doing: the first one, and the number of the others.
+    """Describes what several workers are doing: the first one, and the number of the others.
 
     Args:
       running: job and stage of each, the longest running one first.

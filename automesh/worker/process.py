@@ -44,7 +44,7 @@ _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a worker process ended.
+    """The end of a worker process.
 
     Attributes:
       code: its exit code, negative for a signal; None if it is unknown.

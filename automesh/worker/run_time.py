@@ -56,7 +56,7 @@ def _counted_twice(times: Any) -> float:
 
 
 def _counts(pid: int) -> Iterable[tuple[int, int]]:
-    """Nanoseconds that each thread of a process has run, and has waited.
+    """Yields, for each thread of a process, the nanoseconds that it has run and that it has waited.
 
     The first two numbers of `/proc/PID/task/TID/schedstat` (Linux,
     Documentation/scheduler/sched-stats.rst).
@@ -69,7 +69,7 @@ def _counts(pid: int) -> Iterable[tuple[int, int]]:
 
 
 def lost_s(before: RunTime, now: RunTime, elapsed_s: float) -> float:
-    """Seconds by which processes are late because others had the cores.
+    """Returns the seconds by which processes are late because others had the cores.
 
     Threads that wait at the same time delay the process once, not once each. So the waiting time is
     divided by the number of threads that were ready to run on average, and is at most the elapsed

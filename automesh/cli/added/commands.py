@@ -1,4 +1,4 @@
-"""The command line takes up commands of plug-ins: listed by name, loaded when one is called."""
+"""Adds commands of plug-ins to the command line: listed by name, loaded when one is called."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def schedule_of(pipeline: PipelineOutcome) -> Schedule:
 
 
 def worst_memory(pipeline: PipelineOutcome) -> Memory:
-    """Memory of the device that needs most: lasting bytes as arguments, the rest temporary."""
+    """Returns the memory of the device that needs most: lasting bytes as arguments, the rest
+    temporary."""
     worst = max(pipeline.stages, key=lambda stage: stage.peak_bytes)
     lasting = sum(one.lasting_bytes for one in pipeline.stages if one.rank == worst.rank)
     return Memory(

@@ -36,7 +36,7 @@ class PipelinePrices:
 
     Attributes:
       needs_own: [meshes]: True where the terms do not hold.
-      costs: of the other rows what a step takes.
+      costs: what a step takes, for the rows where they hold.
       uncounted: what has no price, in words.
     """
 

@@ -41,7 +41,7 @@ NOTHING = Spent(step_s=0.0, lower_s=0.0, upper_s=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What a stage sends to a neighbour for one microbatch.
+    """The data that a stage sends to a neighbour for one microbatch.
 
     Attributes:
       cause: the wires and the axis: `dcn pp`.

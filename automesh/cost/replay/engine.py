@@ -4,7 +4,7 @@ The rules
 * The core does its work in order. `Depart` hands a flight over and costs the core nothing; `Await`
   holds the core until the flight is there.
 * A wire serves flights in the order in which they departed, each for its ticks, one after the
-  other. A flight is there when each of its wires is through with it and the flight's tail there has
+  other. A flight arrives when each of its wires has served it and the flight's tail there has
   passed, plus its latency. Alone it takes the largest of ticks + tail, plus latency.
 * The memory serves the core first, copies in the order of departures with what is left.
 * At the end of the program the core awaits all that is still on its way.

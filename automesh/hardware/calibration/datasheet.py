@@ -207,7 +207,7 @@ class DataSheet:
     def _waits_s(
         self, kind: str, route: Route, start: float, hop: float, step: float, *, is_tree: bool
     ) -> Floats:
-        """Seconds of latency, before and between messages."""
+        """Returns the seconds of latency, before and between messages."""
         inside, granules = route.ici_size > 1, route.dcn_size
         steps = granules - 1
         sends = measured_kind(kind).sends

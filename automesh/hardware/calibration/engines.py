@@ -27,7 +27,7 @@ class Engines:
     sources: dict[str, str]
 
     def clock_hz(self, chip: Chip) -> float:
-        """Cycles per second: peak FLOP/s divided by the FLOPs of a cycle; 0 if unknown."""
+        """Returns cycles per second: peak FLOP/s divided by the FLOPs of a cycle; 0 if unknown."""
         return chip.flops_per_s / self.flops_per_cycle if self.flops_per_cycle else 0.0
 
 

@@ -85,7 +85,7 @@ class Calibrated:
 def find_speeds(
     fabric: Fabric, *, platform: str, device_kind: str, environ: Mapping[str, str]
 ) -> Speeds:
-    """Finds the speeds for a search: from the profile of such devices, if there is one.
+    """Finds the speeds for a search: from the profile of its devices, if there is one.
 
     Args:
       fabric: of the target.
@@ -132,7 +132,7 @@ class _Curve:
         self._slowness = np.array([fit.slowness for fit in ordered])
 
     def at(self, size: Floats) -> tuple[Floats, Floats]:
-        """Seconds per call and slowness for groups of `size` devices.
+        """Returns seconds per call and slowness, for groups of `size` devices.
 
         Interpolates linearly between measured sizes; beyond them the latency grows with the number
         of devices, as the steps of a ring do, and the slowness stays the same.
@@ -155,7 +155,8 @@ class _Surface:
         self._curves = tuple(curves.values())
 
     def at(self, size: Floats, granules: Floats) -> tuple[Floats, Floats]:
-        """Seconds per call and slowness for groups of `size` devices in each of some granules.
+        """Returns seconds per call and slowness, for groups of `size` devices in each of several
+        granules.
 
         Interpolates linearly between measured numbers of granules; beyond them as `_Curve.at`.
         """
@@ -184,7 +185,8 @@ def _amount(fit: MatmulFit, batch: Floats, m: Floats, n: Floats, k: Floats) -> F
 
 
 def _streaming(profile: Profile) -> float:
-    """Bytes per second, averaged over all forms of kernels; 0 if not measured."""
+    """Returns the bytes per second, averaged over all forms of kernels; 0 if they were not
+    measured."""
     # Accelerators' compilers choose layouts so that most transposes cost nothing.
     counted = [fit for fit in profile.streams if profile.platform == "cpu" or fit.form != _TURN]
     slopes = [fit.byte_s for fit in counted if fit.byte_s > 0]

@@ -1,5 +1,5 @@
-"""What a calibration measures: one probe is one piece of work, done on all devices at once (no
-jax)."""
+"""The probes and points of a calibration: one probe is one piece of work, done on all devices at
+once (no jax)."""
 
 from __future__ import annotations
 

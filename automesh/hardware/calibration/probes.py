@@ -134,7 +134,8 @@ def plan_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
 
 
 def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """Seconds of a collective's bytes inside one granule, at the nominal speed of its links.
+    """Returns the seconds of a collective's bytes inside one granule, at the nominal speed of its
+    links.
 
     Returns:
       [meshes]; 0 where the group is one device.
@@ -144,7 +145,8 @@ def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 
 
 def between_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """Seconds of a collective's bytes between granules, at the nominal speed of the network.
+    """Returns the seconds of a collective's bytes between granules, at the nominal speed of the
+    network.
 
     Returns:
       [meshes]; 0 where the group is inside one granule.

@@ -242,7 +242,8 @@ def fit_law(rows: Sequence[Row], seconds: Sequence[float]) -> Row:
 def held_out_error(
     rows: Sequence[Row], seconds: Sequence[float], groups: Sequence[Hashable]
 ) -> FitError:
-    """Relative errors at the points of each group, from a law fitted to all other groups.
+    """Returns the relative errors at the points of each group, from a law fitted to all other
+    groups.
 
     Args:
       groups: [points]; points of equal groups, such as repeats, are left out together.

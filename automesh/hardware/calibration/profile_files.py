@@ -77,7 +77,7 @@ def profile_path(
     host: str,
     num_granules: int = 1,
 ) -> Path:
-    """Returns the path of the profile of such devices."""
+    """Returns the path of the profile of these devices."""
     words = [platform, device_kind]
     if platform == "cpu":
         each = num_devices // num_granules
@@ -95,7 +95,7 @@ def find_profile(
     host: str | None = None,
     num_granules: int = 1,
 ) -> Profile | NoProfile:
-    """Reads the profile of such devices, if a calibration has written one.
+    """Reads the profile of these devices, if a calibration has written one.
 
     Args:
       num_devices, num_granules: only matter for virtual CPU devices, which share cores.

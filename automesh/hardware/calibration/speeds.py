@@ -21,7 +21,7 @@ class CollectiveSeconds:
 
 
 def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """Bytes that one device sends to its group inside a granule: [meshes].
+    """Returns the bytes that one device sends to its group inside a granule: [meshes].
 
     Their time is this divided by the device's share of `Route.ici_bytes_per_s`: a byte of an
     all-to-all counts once per link that it crosses, and a byte of a permute by the links that it
@@ -45,7 +45,7 @@ def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 
 
 def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
-    """Bytes that one device sends to other granules: [meshes].
+    """Returns the bytes that one device sends to other granules: [meshes].
 
     Their time is this divided by `Route.dcn_bytes_per_s`. In a collective over granules, each
     device sends the part that remains after the step inside its granule; see
@@ -63,7 +63,7 @@ def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
 
 
 def passes_of(kind: str) -> int:
-    """How often a measured kind of collective sends an array round its ring.
+    """Returns how often a measured kind of collective sends an array round its ring.
 
     Raises:
       ValueError: `kind` is none of `collectives.MEASURED`.
@@ -121,11 +121,12 @@ class Speeds(Protocol):
         ...
 
     def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
-        """Seconds of one multiplication of the local sizes given, compute alone."""
+        """Returns the seconds of one multiplication of these local sizes, without those of its
+        memory traffic."""
         ...
 
     def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
-        """Seconds of one collective.
+        """Returns the seconds of one collective.
 
         Args:
           kind: one of `collectives.MEASURED`.

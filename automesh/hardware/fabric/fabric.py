@@ -43,7 +43,7 @@ class Fabric:
 def torus_of(
     chip: Chip, torus: tuple[int, ...], *, wraps: tuple[bool, ...], granules: int
 ) -> Fabric:
-    """Slices of chips that are linked in a torus each."""
+    """Makes the fabric of slices; the chips of each slice are linked in a torus."""
     return Fabric(
         kind="torus",
         chip=chip,
@@ -122,7 +122,7 @@ class Wound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Where jax's mesh code places axes on the torus, per ICI shape.
+    """The places of mesh axes on the torus, per ICI shape, as jax's mesh code chooses them.
 
     Attributes:
       shapes: sizes of all mesh axes inside one granule.

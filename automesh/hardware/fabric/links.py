@@ -288,7 +288,8 @@ def _route(
     hops: float = 1.0,
     load: int = 1,
 ) -> Route:
-    """Makes the route of one mesh; `load` messages of a device share its part of the network."""
+    """Makes the route of one mesh, for a device whose `load` messages share its part of the
+    network."""
     return Route(
         ici_size=np.array([float(size)]),
         dcn_size=np.array([float(granules)]),

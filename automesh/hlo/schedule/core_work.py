@@ -72,7 +72,7 @@ def _with_product(stated: Stated, counted: Mapping[str, Any] | None) -> Stated:
 
 
 def is_plain(call: Instruction) -> bool:
-    """True for custom calls that only move their operands and results."""
+    """Whether a custom call only moves its operands and results."""
     return call.target in _PLAIN_TARGETS
 
 

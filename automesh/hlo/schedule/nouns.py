@@ -44,7 +44,7 @@ class ScheduledMatmul:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """What the cores do in one instruction, a whole fusion for instance.
+    """The work of the cores in one instruction, for instance in a whole fusion.
 
     Attributes:
       name: of the HLO instruction, unique in the program.

@@ -29,7 +29,7 @@ _DEEPEST = 64  # Instructions between a bound and what it is computed from.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TripCount:
-    """How often a loop runs, and the source of that number.
+    """The number of trips of a loop, and the source of that number.
 
     Attributes:
       trips: None if unknown.

@@ -64,7 +64,7 @@ class Tally:
         return self.flops, self.hbm_bytes, self.collectives
 
     def rank(self) -> tuple[int, int]:
-        """Sort key that finds the costliest of several branches."""
+        """Returns a sort key that finds the costliest of several branches."""
         return self.flops, self.hbm_bytes
 
 

@@ -35,7 +35,7 @@ _SLICE = 100_000
 
 
 def is_megascale(instruction: Instruction) -> bool:
-    """True for a send, a receive, or the end of one, that the Megascale runtime serves."""
+    """Whether it is a send or a receive, or the end of one, that the Megascale runtime serves."""
     return dict(instruction.frontend).get("_xla_host_transfer_handler_name") == _HANDLER
 
 
@@ -102,7 +102,7 @@ _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 def is_exchange(instruction: Instruction) -> bool:
-    """True for a send, a receive, or the end of one, between devices of this program."""
+    """Whether it is a send or a receive, or the end of one, between devices of this program."""
     return is_megascale(instruction) or _PAIRS in dict(instruction.frontend)
 
 
@@ -311,7 +311,8 @@ class InstructionReader:
         return operations if is_whole else [*operations, *self._compute(computation, fusion)]
 
     def _is_repeated(self, computation: Computation, held: FusedCollective) -> bool:
-        """True if another fusion begins the collective, or one of this computation contains it.
+        """Whether another fusion begins the collective, or another one of this computation contains
+        it.
 
         An all-reduce-scatter of a TPU is whole in its fusion: two of them are two, although libtpu
         gives both the same channel where one was split in two (0.0.52, embedding tables).
@@ -448,7 +449,7 @@ class InstructionReader:
 
 
 def _is_marked_synchronous(start: Instruction) -> bool:
-    """True for a start that a GPU compiler has marked as having nothing to overlap with."""
+    """Whether a GPU compiler has marked a start as having nothing to overlap with."""
     config = start.config.get("collective_backend_config") or {}
     return bool(config.get("is_sync"))
 

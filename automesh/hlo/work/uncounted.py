@@ -23,7 +23,8 @@ _ALIASES = {"top-k": "topk", "TopK": "topk", "PartialReduce": "topk", "ApproxTop
 
 
 def unpriced_arithmetic(operation: str, target: str = "") -> str:
-    """Says what has no price in an operation; empty if its bytes and products are all.
+    """Returns words for the arithmetic of an operation that has no price; empty if its bytes and
+    products are all that it costs.
 
     Args:
       operation: name in HLO or StableHLO.

@@ -25,8 +25,8 @@ _CUTS = frozenset(("slice", "pad"))
 
 
 def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
-    """Slices along a split dimension whose rows lie on other devices, such as queries, keys and
-    values that one product makes side by side; and the pads that their gradients are.
+    """Finds slices along a split dimension whose rows lie on other devices, such as queries, keys
+    and values that one product makes side by side; and the pads in the gradients of such slices.
 
     The bytes are what one device sends for all slices at one line, those of the backward pass
     included. Halos, such as the one row that `x[1:]` needs, are left out.

@@ -315,10 +315,11 @@ def _large_enough(
     carried: Sequence[tuple[int, Value]],
     sizes: dict[str, int],
 ) -> list[tuple[int, Split]]:
-    """Chooses arrays that an axis leaves whole, by their part of a device's bytes of the state.
+    """Chooses the arrays that an axis leaves whole and that are large enough to be reported.
 
-    Of an axis that splits most of the state, single arrays that no axis splits; of others, and of
-    arrays that other axes split, all together, as some are left whole on purpose.
+    An array counts by its share of the bytes of the state on one device. If the axis splits most of
+    the state, a single array that no axis splits is enough. Otherwise the arrays must be large
+    enough together, since some are left whole on purpose.
     """
     total = sum(value.bytes.at(sizes) for _, value in carried)
     split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))

@@ -30,9 +30,9 @@ _SHARE = 0.05
 def parts_below_tile(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds products with less than a tile of columns or sums on a device, but more in all.
 
-    Looked at are the last dimensions of their operands, which lie along the lanes. Rows of a batch
-    are left out: a matrix unit takes them one after the other. A size that several products share
-    is reported once, at the first of them.
+    The rule looks at the last dimensions of their operands, which lie along the lanes. Rows of a
+    batch are left out: a matrix unit takes them one after the other. A size that several products
+    share is reported once, at the first of them.
 
     The bytes are the padding of the operand; they are below 0 on meshes where the part is large
     enough.

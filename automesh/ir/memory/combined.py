@@ -22,8 +22,8 @@ def with_combined_reductions(
 ) -> list[Step]:
     """Merges all-reduces over the same axes that do not need each other.
 
-    The result is in an order that makes every value before it is read: as given, but for what waits
-    for a merged all-reduce.
+    The result is in an order that makes every value before it is read: the given order, except that
+    operations may wait for a merged all-reduce.
 
     Args:
       most_bytes: limit for the operands of one merged all-reduce.
@@ -49,7 +49,7 @@ def _axes(step: Step) -> _Key:
 def _levels(
     steps: Sequence[Step], reductions: Mapping[Step, _Key], *, counts_all: bool
 ) -> dict[Step, int]:
-    """Counts the all-reduces that lie one behind another before each all-reduce.
+    """Counts, for each all-reduce, those in the longest chain of all-reduces that it depends on.
 
     Args:
       counts_all: whether those over other axes count, too.
@@ -108,7 +108,8 @@ def _merged(
 
 
 def _ordered(steps: Sequence[Step]) -> list[Step]:
-    """Orders steps as they are given, but for those that need a later one; empty if impossible."""
+    """Keeps the order of steps, except that a step comes after those that it needs; empty if that
+    is impossible."""
     maker = {value: step for step in steps for value in step.results}
     place = {step: number for number, step in enumerate(steps)}
     missing: dict[Step, int] = {}

@@ -36,12 +36,13 @@ class Step:
         return self.operation.bodies if self.name == self.operation.name else []
 
     def passes_on(self, number: int) -> bool:
-        """True if it is a loop that carries this operand without changing it."""
+        """Whether it is a loop that carries this operand without changing it."""
         return bool(self.bodies) and is_passed_on(self.operation, number)
 
 
 class BufferModel:
-    """How a compiler uses buffers: this one stores exactly the given values, without copies.
+    """A model of how a compiler uses buffers: this one stores exactly the given values, without
+    copies.
 
     Attributes:
       stored: values that get a buffer of their own; all others are computed where they are read.
@@ -62,7 +63,7 @@ class BufferModel:
         self._sizes = sizes
 
     def kept_bytes(self, value: Value) -> Monomial:
-        """Bytes of a value's buffer on one device; 0 if the value is on the host."""
+        """Returns the bytes of a value's buffer on one device; 0 if the value is on the host."""
         return value.device_bytes
 
     def steps(self, block: Block, order: Order) -> list[Step]:

@@ -63,8 +63,9 @@ class TpuBufferModel(BufferModel):
 
     The sum of eight products is one array that each of them adds to, not eight arrays. All-reduces
     over the same axes become one while they are small, and operands and results of an all-reduce
-    live together. What can run runs, so that gathers of weights come early. A slice or a pad that
-    does not begin and end with whole tiles is an array of its own, not a part of the next kernel.
+    live together. An operation runs as soon as its operands are there, so that gathers of weights
+    come early. A slice or a pad that does not begin and end with whole tiles is an array of its
+    own, not a part of the next kernel.
     """
 
     orders: tuple[Order, ...] = ("early",)
@@ -72,7 +73,8 @@ class TpuBufferModel(BufferModel):
     on_chip_bytes = _ON_CHIP_BYTES
 
     def kept_bytes(self, value: Value) -> Monomial:
-        """Bytes with the padding to tiles, as it is at the sizes of the graph."""
+        """Returns the bytes of a value's buffer, padded to tiles; the padding is that at the sizes
+        of the graph."""
         plain = value.device_bytes
         if not plain.coefficient or not value.shape:
             return plain

@@ -14,9 +14,11 @@ _Split = tuple[tuple[str, ...], ...]
 
 
 def gather_before_broadcasts(graph: Graph) -> None:
-    """all_gather(broadcast(x)) -> broadcast(all_gather(x)), along dimensions that x has itself.
+    """Rewrites all_gather(broadcast(x)) to broadcast(all_gather(x)), along dimensions that x has
+    itself.
 
-    The gradient of a mean over the rows of a bag is one row, repeated: only that row is gathered.
+    For example, the gradient of a mean over several rows of a table is one row, repeated: only that
+    row is gathered.
     """
     for block in blocks(graph):
         changes = Changes(block)

@@ -25,7 +25,7 @@ _MOVES = frozenset(("reshape", "transpose", "copy"))
 
 
 def is_manual(operation: Operation) -> bool:
-    """True for a collective that the program itself states."""
+    """Whether the program itself states the collective."""
     return bool(operation.attributes.get("manual"))
 
 
@@ -59,7 +59,8 @@ def _reads_data(constant: Value) -> bool:
 
 
 def separate_reductions_from_slices(graph: Graph) -> None:
-    """reduce_scatter(x) -> all_slice(all_reduce(x)), where the program does not state it."""
+    """Rewrites reduce_scatter(x) to all_slice(all_reduce(x)), where the program does not state
+    it."""
     for block in blocks(graph):
         for place, operation in reversed(list(enumerate(block.operations))):
             if operation.name != "reduce_scatter" or is_manual(operation):
@@ -83,7 +84,7 @@ _BY_DIM = "per_dimension"
 
 
 def reduce_first_what_is_sliced(graph: Graph) -> None:
-    """all_slice(all_reduce(product)) -> all_reduce(all_slice(all_reduce(product))).
+    """Rewrites all_slice(all_reduce(product)) to all_reduce(all_slice(all_reduce(product))).
 
     If the product's own result is split over some of the reduced axes, these are reduced first, and
     the others after the slice.
@@ -109,7 +110,7 @@ def reduce_first_what_is_sliced(graph: Graph) -> None:
 
 
 def _split_of_result(product: Operation | None) -> set[str]:
-    """Axes that split the result of a product before it was reduced and sliced."""
+    """Returns the axes that split the result of a product before it was reduced and sliced."""
     declared = product.attributes.get("declared") if product else None
     return set(declared[2] or ()) if declared else set()
 
@@ -226,7 +227,7 @@ def _over(
 
 
 def gather_what_is_narrow(graph: Graph) -> None:
-    """convert(all_gather(x)) -> all_gather(convert(x)), where that makes fewer bytes.
+    """Rewrites convert(all_gather(x)) to all_gather(convert(x)), where fewer bytes are then sent.
 
     The same for all_reduce, all_to_all and collective_permute.
     """
@@ -263,7 +264,7 @@ def _narrows(operation: Operation) -> bool:
 
 
 def reassociate_reductions(graph: Graph) -> None:
-    """all_reduce(x) + all_reduce(y) -> all_reduce(x + y)."""
+    """Rewrites all_reduce(x) + all_reduce(y) to all_reduce(x + y)."""
     returned = returned_values(graph)
     for block in blocks(graph):
         changes = Changes(block)
@@ -311,7 +312,8 @@ def _summands(
 
 
 def scatter_reductions(graph: Graph) -> None:
-    """all_slice(all_reduce(x)) -> reduce_scatter(x), and an all_reduce over what is left.
+    """Rewrites all_slice(all_reduce(x)) to reduce_scatter(x), and an all_reduce over the remaining
+    axes.
 
     Transposes and conversions in between then work on the part of one device.
     """
@@ -396,7 +398,7 @@ def _split_further(value: Value, per_dimension: tuple[tuple[str, ...], ...]) -> 
 
 
 def hoist_gathers(graph: Graph) -> None:
-    """all_gather(x) in a loop that does not change x -> a gather in front of the loop."""
+    """Moves all_gather(x) out of a loop that does not change x: to a place in front of the loop."""
     for block in blocks(graph):
         for loop in [operation for operation in block.operations if operation.name == "while"]:
             body = loop.bodies[0]
@@ -437,7 +439,8 @@ def nearby(operation: Operation) -> str:
 
 
 def hoist_conversions(graph: Graph) -> None:
-    """convert(slice(xs)) in a loop over a constant xs -> a slice of one converted copy of xs."""
+    """Rewrites convert(slice(xs)) in a loop over a constant xs to a slice of one converted copy of
+    xs."""
     for block in blocks(graph):
         copies: dict[tuple[Value, str], Value] = {}
         for loop in [operation for operation in block.operations if operation.name == "while"]:

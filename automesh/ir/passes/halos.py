@@ -1,7 +1,7 @@
 """Halos: rows that a device needs of others along a split dimension.
 
-Of convolutions by `exchange_halos`; of slices, pads, sliding windows, rolls and reversals by
-`exchange_rows`; `gather_windows` does what the partitioner does where rows cannot be exchanged.
+`exchange_halos` handles convolutions; `exchange_rows` handles slices, pads, sliding windows, rolls
+and reversals; `gather_windows` does what the partitioner does where rows cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL_BYTES = 1 << 16
 
 
 def exchange_halos(graph: Graph) -> None:
-    """convolution(x, ...) -> convolution(concatenate(halo, x, halo), ...).
+    """Rewrites convolution(x, ...) to convolution(concatenate(halo, x, halo), ...).
 
     Every device sends rows at its two ends to its neighbours: as many as the image is padded with
     at that end, less the holes of a dilated image.
@@ -95,7 +95,8 @@ def _halos(
 
 
 def exchange_rows(graph: Graph) -> None:
-    """slice(x) -> concatenate(slice(x), permuted rows), and so for windows, rolls and reversals.
+    """Rewrites slice(x) to concatenate(slice(x), permuted rows); windows, rolls and reversals
+    likewise.
 
     What a device needs of the others' rows along a split dimension comes in permutes. Where the
     partitioner gathers the whole array instead, nothing is changed here.
@@ -109,8 +110,9 @@ def exchange_rows(graph: Graph) -> None:
 
 
 def gather_windows(graph: Graph) -> None:
-    """reduce_window(x) over all rows before, as of a running sum -> all_slice(reduce_window(
-    all_gather(x))): where rows cannot be exchanged, every device does the whole operation."""
+    """Rewrites reduce_window(x) to all_slice(reduce_window(all_gather(x))) where a window has all
+    rows before, as in a running sum: rows cannot be exchanged then, and every device does the whole
+    operation."""
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "reduce_window"]:
@@ -124,7 +126,8 @@ def gather_windows(graph: Graph) -> None:
 
 
 def gather_top_k(graph: Graph) -> None:
-    """The sort of a `top_k`, of which only the first places are kept, works on whole arrays."""
+    """Makes the sort of a `top_k`, of which only the first places are kept, work on whole
+    arrays."""
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "sort"]:
@@ -135,7 +138,7 @@ def gather_top_k(graph: Graph) -> None:
 
 
 def _behind_moves(value: Value) -> list[Operation]:
-    """Lists the operations that read a value, also after it was split otherwise."""
+    """Lists the operations that read a value, including readers of copies with another split."""
     return [
         reader
         for user in dict.fromkeys(value.users)
@@ -152,7 +155,8 @@ def _is_move(operation: Operation | None) -> bool:
 
 
 def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
-    """Values and their places sorted together, and cut off behind the first of them."""
+    """Whether an operation sorts values together with their positions, and only the first ones of
+    both are kept."""
     dimension = operation.attributes["dim"]
     return (
         len(operation.operands) == 2
@@ -170,7 +174,7 @@ def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
 def _keep_first(
     graph: Graph, block: Block, operation: Operation, slices: list[list[Operation]]
 ) -> None:
-    """slice(sort(x, places)) -> top_k(x), which has memory for the first places alone."""
+    """Rewrites slice(sort(x, places)) to top_k(x), which has memory for the first places alone."""
     sizes = list(operation.operands[0].shape)
     kept = {one.results[0].shape[operation.attributes["dim"]] for of in slices for one in of}
     sizes[operation.attributes["dim"]] = max(kept)
@@ -193,7 +197,7 @@ def _keep_first(
 
 
 def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
-    """Every device gathers what the operation reads, does all of it, and keeps its part."""
+    """Makes every device gather what the operation reads, do all of it, and keep its part."""
     place = block.operations.index(operation)
     before, behind = list[Operation](), list[Operation]()
     operands = list(operation.operands)
@@ -246,7 +250,8 @@ def _kept_by_manual(value: Value) -> Value:
 
 
 def axes_of_odd_moves(graph: Graph) -> frozenset[str]:
-    """Axes at whose other sizes rows move in another pattern: no formula has their bytes.
+    """Finds axes for which no formula gives the bytes of moved rows: at other sizes other rows
+    move.
 
     Rows of a halo are the same at all sizes, and the parts of a reversed array are as much smaller
     as there are more of them. Which rows of a slice lie elsewhere changes from size to size.
@@ -269,7 +274,7 @@ class _Move:
 
     Attributes:
       source: the array whose rows these are.
-      rows: of each permute, by the number of parts; see `row_exchange`.
+      rows: returns the rows of each permute for a number of parts; see `row_exchange`.
       whole_parts: True if each device sends all that it has.
     """
 
@@ -394,7 +399,8 @@ def _reversals(operation: Operation) -> Iterator[_Move]:
 
 
 def _is_split(value: Value, dimension: int) -> bool:
-    """By the partitioner: inside a manual region a slice cuts one device's part."""
+    """Whether the partitioner splits a dimension. Inside a manual region a slice cuts one device's
+    part."""
     axes = value.axes[dimension]
     return bool(axes) and not set(axes) & set(value.manual)
 
@@ -412,7 +418,8 @@ def _count(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
 
 
 def _is_halo(move: _Move, parts: int) -> bool:
-    """The same rows over twice as many devices: so it is at all sizes that are asked for."""
+    """Whether twice as many devices would move the same rows; then all other sizes of the axis do,
+    too."""
     return move.rows(parts) == move.rows(2 * parts)
 
 

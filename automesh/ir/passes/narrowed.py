@@ -19,7 +19,7 @@ _PRODUCTS = frozenset(("dot_general", "convolution"))
 
 
 def move_narrow_for_products(graph: Graph) -> None:
-    """dot(all_gather(x)) -> dot(all_gather(convert(x))), for x in float32.
+    """Rewrites dot(all_gather(x)) to dot(all_gather(convert(x))), for x in float32.
 
     A TPU multiplies float32 in one pass of bfloat16 unless the product asks for more. The ring of
     a windowed product moves bfloat16, too, once it has been decided by the bytes of float32.

@@ -16,9 +16,9 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWindow:
-    """Which rows of an array the rows of a result are made of.
+    """The rows of an array that the rows of a result are made of.
 
-    Row `j` of the result needs the rows `j * stride - low` to `j * stride - low + width - 1`. Of a
+    Row `j` of the result needs the rows `j * stride - low` to `j * stride - low + width - 1`. For a
     slice that begins at `start`, the width is 1 and `low` is `-start`.
 
     Attributes:
@@ -50,7 +50,8 @@ class _Segment:
 
 @lru_cache(maxsize=1 << 12)  # Layers that are alike ask the same.
 def permuted_rows(window: RowWindow, parts: int) -> tuple[int, ...] | None:
-    """Rows that each collective permute sends from a device, one number for each permute.
+    """Counts the rows that each collective permute sends from a device: one number for each
+    permute.
 
     Args:
       window: which rows the result needs.
@@ -77,8 +78,8 @@ def permuted_rows(window: RowWindow, parts: int) -> tuple[int, ...] | None:
 
 
 def rotated_rows(rows: int, by: int, parts: int) -> tuple[int, ...]:
-    """As `permuted_rows`, of an array whose rows move by `by` places and come in again at the
-    other end; every device holds equally many."""
+    """Does what `permuted_rows` does, for an array whose rows move by `by` places and whose last
+    rows come in again at the other end; every device holds equally many rows."""
     held = rows // parts
     devices, rest = divmod(by % rows, held)
     moved = ((devices, held - rest), (devices + 1, rest))
@@ -86,7 +87,8 @@ def rotated_rows(rows: int, by: int, parts: int) -> tuple[int, ...]:
 
 
 def _by_neighbours(left: list[int], right: list[int], held: int) -> tuple[int, ...] | None:
-    """All devices take as many rows from the device `d` places away as one of them needs."""
+    """Counts the rows of each permute if every device takes as many rows from the device `d` places
+    away as the one that needs most; None if the partitioner gathers the whole array."""
     parts = len(left)
     most_left, most_right = max(left[1:], default=0), max(right[:-1], default=0)
     is_far = most_left > held or most_right > held
@@ -102,8 +104,9 @@ def _by_neighbours(left: list[int], right: list[int], held: int) -> tuple[int, .
 
 
 def _by_segments(needs: list[tuple[int, int]], held: int, rows: int) -> tuple[int, ...]:
-    """One permute moves one segment for as many devices as it can, each once as a source and once
-    as a target, and sends the rows from the first to the last that any of them needs."""
+    """Counts the rows of each permute if a permute moves one segment for as many devices as
+    possible. In a permute a device is a source at most once and a target at most once, and sends
+    all rows from the first to the last that any target needs."""
     waiting: list[list[_Segment]] = [[] for _ in needs]
     for target, (first, limit) in enumerate(needs):
         row = max(first, 0)

@@ -230,10 +230,10 @@ def collective_term(
 
 
 def _part_of_axes(operation: Operation, sizes: Mapping[str, int]) -> Monomial:
-    """Returns what groups of a part of an axis send, of what groups along all of it would send.
+    """Returns the share of a whole axis's traffic that groups along a part of the axis send.
 
-    Pricing knows the axes alone. A reshape of 64 rows over eight devices to four microbatches of 16
-    rows leaves two devices for each row, whose gradients are reduced in pairs.
+    Pricing only knows whole axes. A reshape of 64 rows over eight devices to four microbatches of
+    16 rows leaves two devices for each row, whose gradients are reduced in pairs.
     """
     group = operation.attributes.get("group", 0)
     along = math.prod(sizes.get(axis, 1) for axis in operation.attributes["axes"])
@@ -279,11 +279,11 @@ def combined(
 ) -> list[CollectiveTerm]:
     """Makes one collective of several that do not depend on each other, as the compiler does.
 
-    The bytes stay the same; fewer collectives are started. Whether they are small enough is decided
-    at `sizes`.
+    The bytes stay the same; fewer collectives are started. The sizes of the axes in `sizes` decide
+    whether several are small enough to be one.
 
     Args:
-      block: the block that they stand in.
+      block: the block that contains them.
       found: its collectives in their order.
     """
     backend = scheduling_of(platform)

@@ -76,7 +76,7 @@ class Pods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where the pods of a JobSet run: image and volume, as the user gives them.
+    """The place where the pods of a JobSet run: image and volume, as the user gives them.
 
     Attributes:
       image: container image with Python, automesh, jax and all that the script imports.

@@ -194,7 +194,8 @@ class Driver:
 
 
 def why_unreachable(address: str) -> str:
-    """Why nothing answers at RAY_ADDRESS; empty if something does, or if it is not `host:port`."""
+    """Returns why nothing answers at RAY_ADDRESS; empty if something does, or if it is not
+    `host:port`."""
     found = re.fullmatch(r"\[?([^\[\]/]+?)\]?:(\d{1,5})", address)
     if found is None:
         return ""

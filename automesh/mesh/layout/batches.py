@@ -23,7 +23,7 @@ Index = tuple[slice, ...]
 
 
 class DataPartitionType(enum.Enum):
-    """How the parts of the hosts form the whole batch."""
+    """The ways in which the parts of the hosts form the whole batch."""
 
     FULL = "full"
     """Each host has its own rows; together, in the order of the mesh, they are the batch."""

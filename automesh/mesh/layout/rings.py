@@ -23,7 +23,7 @@ _POD = (16, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """How an axis is folded to a ring.
+    """A way to fold an axis to a ring.
 
     Attributes:
       grid: chips along both dimensions of the slice.

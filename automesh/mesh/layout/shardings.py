@@ -224,7 +224,8 @@ def _fitting(
 
 
 def axes_of_entry(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one entry of a PartitionSpec: none where it leaves the choice to XLA."""
+    """Returns the mesh axes of one entry of a PartitionSpec; none if the entry leaves the choice to
+    XLA."""
     if entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

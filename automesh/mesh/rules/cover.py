@@ -71,7 +71,8 @@ def _numbered(path: str) -> str:
 
 
 def _readability(pattern: str) -> tuple[bool, int, int, str]:
-    """Sort key for the most readable pattern: without `**`, with most named parts, the shortest."""
+    """Returns a sort key for the most readable pattern: without `**`, with most named parts, the
+    shortest."""
     return "**" not in pattern.split("/"), _count_named_parts(pattern), -len(pattern), pattern
 
 

@@ -167,7 +167,7 @@ def _changing(lines: Grid) -> list[str]:
 
 
 def _is_placed(devices: Sequence[Any]) -> bool:
-    """True for TPUs that say where they are in their slice."""
+    """Whether these are TPUs that report their places in a slice."""
     return by_slice(devices) and all(getattr(device, "coords", ()) for device in devices)
 
 

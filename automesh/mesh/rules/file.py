@@ -355,7 +355,7 @@ def _with_rule(
     """Returns the content of a file with the rule merged into it, and its text.
 
     Raises:
-      UsageError: the text cannot be merged into.
+      UsageError: no rule can be merged into the text.
     """
     rule = _without_defaults(rule, before)
     kept = list(before.rules)

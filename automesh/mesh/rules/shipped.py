@@ -57,7 +57,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetOrigin:
-    """How the rule of one target was made, or why it has no rule.
+    """The origin of one target's rule: how it was made, or why there is none.
 
     Attributes:
       arguments: of the framework's training

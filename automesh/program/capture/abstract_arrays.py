@@ -75,7 +75,7 @@ class ValueNeeded(UsageError):
 
 @dataclass(slots=True)
 class _ArraysState:
-    """What this process keeps of the run without arrays.
+    """The data of this process about the run without arrays.
 
     Attributes:
       trace: the trace in force while a script runs without its arrays.
@@ -102,7 +102,7 @@ _STATE = _ArraysState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the last run without arrays did.
+    """The record of the last run without arrays.
 
     Attributes:
       most_bytes: the most bytes of arrays that the script held at the same time.

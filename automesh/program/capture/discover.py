@@ -79,7 +79,7 @@ def discover(
         Functions that are one step have a `+` between their names.
       bare: whether to run it without its arrays.
       keep: is called with the call of the step while its arguments are alive, the script's mesh,
-        and the placement of the arguments at the first such call.
+        and the placement of the arguments at the first call of the step.
       infer: find the classes of the step's dimensions even if the script makes a mesh, and how it
         splits the arguments itself.
 
@@ -369,7 +369,7 @@ class _ScriptWatch:
             self.not_carried = error.message
 
     def own_mesh(self, found: FoundStep) -> Mesh:
-        """The mesh of the script that the step uses."""
+        """Returns the mesh of the script that the step uses."""
         return self.made[self._mesh_of(found)] if self.meshes else self._one_device()
 
     def _one_device(self) -> Mesh:
@@ -445,7 +445,7 @@ def _without_mesh(found: FoundStep) -> Discovery:
 
 
 def _written(found: FoundStep, own: Mesh) -> tuple[Split | None, ...]:
-    """How the script splits each leaf of the step's arguments; see `Discovery.written`."""
+    """Returns how the script splits each leaf of the step's arguments; see `Discovery.written`."""
     call = found.whole
     split: list[Split | None] = []
     for leaf, to, placed in zip(call.leaves, call.settings.in_shardings, found.placed, strict=True):

@@ -53,7 +53,7 @@ class Watcher(Protocol):
         ...
 
     def pmap(self) -> None:
-        """Is called before the script calls a function that `jax.pmap` made."""
+        """Handles a call of a function that `jax.pmap` made, before the script makes it."""
         ...
 
     def unjitted(self) -> bool:
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(slots=True)
 class _HooksState:
-    """What the hooks of this process know.
+    """The data of this process's hooks.
 
     Attributes:
       origins: for each object that `lower`, `trace` or `compile` has returned while a script runs,
@@ -117,7 +117,8 @@ def watching(watcher: Watcher) -> Generator[None]:
 
 
 class Jitted:
-    """What `jax.jit` returns to a script: a jitted function whose calls the watcher sees."""
+    """The object that `jax.jit` returns to a script: a jitted function whose calls the watcher
+    sees."""
 
     def __init__(
         self,
@@ -169,12 +170,12 @@ class Jitted:
         return getattr(self.automesh_inner, name)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Traces the function, as `jax.jit(...).trace` does."""
         stated, keywords = described((args, kwargs))
         return self._remembered(self.automesh_inner.trace(*stated, **keywords), args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Lowers the function, as `jax.jit(...).lower` does."""
         stated, keywords = described((args, kwargs))
         return self._remembered(self.automesh_here().lower(*stated, **keywords), args, kwargs)
 
@@ -199,7 +200,7 @@ class _InItsModes:
             return self._inner(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As jax's."""
+        """Traces the function, as `jax.jit(...).trace` does, in these modes."""
         with inside(self._modes):
             return self._inner.trace(*args, **kwargs)
 
@@ -291,7 +292,7 @@ def _hook_jit() -> None:
 
 
 def _hook_pjit() -> None:
-    """Hooks the former name of `jax.jit`, as long as jax has it."""
+    """Replaces `pjit`, the former name of `jax.jit`, as long as jax has it."""
     for name in ("jax.experimental.pjit", "jax._src.pjit"):
         try:
             module: Any = importlib.import_module(name)
@@ -316,7 +317,7 @@ def _deprecated(module: Any, name: str) -> Any:
 
 
 class _Mapped:
-    """What `jax.pmap` returns to a script: a function whose calls the watcher sees."""
+    """The object that `jax.pmap` returns to a script: a function whose calls the watcher sees."""
 
     def __init__(self, inner: Any) -> None:
         self._automesh_inner = inner
@@ -421,7 +422,7 @@ def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitSettings:
-    """What `jax.jit` knows of a function, per leaf of its arguments and outputs.
+    """The settings with which `jax.jit` made a function, per leaf of its arguments and outputs.
 
     Attributes:
       constants: leading inputs of the traced program that are not arguments of the function.

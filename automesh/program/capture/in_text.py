@@ -1,4 +1,4 @@
-"""What the text of a script promises: calls that come later than what was called so far."""
+"""Finds in the text of a script calls that its run may still make later."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _GRADIENT = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp|apply_gradien
 
 
 def mesh_in_text(entry: Entry) -> SourceLine | None:
-    """The first line of a script that calls what makes a mesh, as its name says; None if none does.
+    """Finds the first line of a script that calls something whose name says that it makes a mesh;
+    None if no line does.
 
-    Whether it is reached, only a run tells.
+    Only a run shows whether the line is reached.
     """
     for file, text in _texts(Path(entry.location)):
         lines = [
@@ -41,7 +42,7 @@ def mesh_in_text(entry: Entry) -> SourceLine | None:
 def takes_gradients(entry: Entry) -> bool:
     """Whether a script, or a module of the user's that it has imported, names what takes gradients.
 
-    Whether it is reached, only a run tells.
+    Only a run shows whether that line is reached.
     """
     files = [Path(entry.location)]
     for module in list(sys.modules.values()):
@@ -58,7 +59,7 @@ def takes_gradients(entry: Entry) -> bool:
 
 
 def _named_by(node: ast.AST) -> list[str]:
-    """The functions that a part of a program names; variables may have the same names."""
+    """Lists the functions that a part of a program names; variables may have the same names."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.Call):
@@ -69,7 +70,8 @@ def _named_by(node: ast.AST) -> list[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes | str]]:
-    """A script, or the cells of a notebook, with the names that their lines go by."""
+    """Yields the text of a script, or of each cell of a notebook, with the file name that its lines
+    have in messages."""
     try:
         content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
     except (UsageError, OSError):
@@ -89,7 +91,7 @@ def _nodes(text: bytes | str) -> list[ast.AST]:
 
 
 def _last_name(function: ast.expr) -> str:
-    """`jax.make_mesh` -> `make_mesh`."""
+    """Returns the last part of a dotted name: `make_mesh` of `jax.make_mesh`."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""

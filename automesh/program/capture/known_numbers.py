@@ -43,7 +43,7 @@ class KnownNumber:
     _value: Any = field(default=None)
 
     def value(self) -> Any:
-        """The number, as an array of numpy without dimensions."""
+        """Returns the number as a NumPy array without dimensions; computes it at the first call."""
         if self.make is not None:
             self._value = np.asarray(self.make())
             self.make = None

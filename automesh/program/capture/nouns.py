@@ -1,4 +1,4 @@
-"""What is known of a script that is run unmodified: its mesh and its step (no jax)."""
+"""The facts about a script that is run unmodified: its mesh and its step (no jax)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from automesh.program.infer.nouns import StepClasses
 from automesh.program.infer.search.layout import Layout, Split
 
 CarriedBy = Literal["trace", "function"]
-"""How a stored step is carried to another mesh: as the trace that was stored, or by tracing its
+"""The way to carry a stored step to another mesh: as the trace that was stored, or by tracing its
 function anew."""
 Sizes = tuple[tuple[str, int], ...]
 
@@ -144,12 +144,12 @@ class ScriptStep:
     is_unjitted: bool = False
 
     def in_words(self) -> str:
-        """`train_step` (train.py:12), called at train.py:30."""
+        """Describes the step: `train_step` (train.py:12), called at train.py:30."""
         return self._told(lambda part: f"`{part.name}`{_definition(part)}, called at "
                           f"{part.called_at}")  # fmt: skip
 
     def in_short(self) -> str:
-        """`train_step` (train.py:30), by the line that calls it."""
+        """Names the step by the line that calls it: `train_step` (train.py:30)."""
         return self._told(lambda part: f"`{part.name}` ({part.called_at})")
 
     def _told(self, tell: Callable[[ScriptStep | StepPart], str]) -> str:
@@ -231,7 +231,7 @@ class AxisSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """How a script is run up to its step, with another mesh than its own.
+    """The way in which a script is run up to its step, with another mesh than its own.
 
     Attributes:
       mesh: the script's own mesh.
@@ -278,7 +278,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What the first run of a script shows, on its own mesh.
+    """The facts that the first run of a script shows, on its own mesh.
 
     Attributes:
       capture: how the script is run from now on.

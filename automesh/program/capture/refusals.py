@@ -112,7 +112,7 @@ def no_step(
 
 
 def _listed(functions: Mapping[str, SourceLine]) -> str:
-    """The first six of some functions, with the lines that call them."""
+    """Lists the first six of some functions, with the lines that call them."""
     listed = [f"`{one}` at {at}" if at.file else f"`{one}`" for one, at in functions.items()]
     return ", ".join(listed[:6])
 

@@ -23,13 +23,13 @@ _IMPORTED: set[str] = set()
 
 
 class ScriptStopped(BaseException):
-    """Ends a script at its step. It is not an `Exception`, as user code may catch these and go
-    on."""
+    """The exception that ends a script at its step. It is no `Exception`, as user code may catch
+    these and go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a script ended that was not stopped.
+    """The end of a script that was not stopped.
 
     Attributes:
       error: what it raised; None if it ran to its last line.

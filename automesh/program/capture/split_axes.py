@@ -53,7 +53,7 @@ _COLLECTIVES = (
 
 @dataclass(slots=True)
 class _SplitState:
-    """What the script's names of axes mean in this process while the script runs."""
+    """The meaning of the script's names of axes in this process while the script runs."""
 
     into: Mapping[str, tuple[str, ...]]
     is_installed: bool = False

@@ -1,9 +1,9 @@
-"""Sees steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s that jax runs
-operation by operation (jax).
+"""Finds steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s, which jax
+runs operation by operation (jax).
 
-`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are changed once and stay so. The functions
-that they make do what jax does, unless a script is being run that has no jitted step: then their
-calls are handled like those of a jitted function.
+`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are replaced once and stay replaced. The
+functions that they make do what jax does, unless a script is being run that has no jitted step:
+then their calls are handled like those of a jitted function.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def hook_unjitted(seen: Seen) -> None:
 
 
 def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]] | None:
-    """How a changed function of jax made an object: its module and its name, and what it was
-    called with; None for all other objects.
+    """Returns how a changed function of jax made an object: the function's module and name, and the
+    arguments that it got; None for all other objects.
 
     What is made holds what sees its calls, so a process that has not run the script makes it anew.
     """

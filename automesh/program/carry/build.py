@@ -30,7 +30,7 @@ Build = Callable[[Mesh], Workload]
 def carried_build(
     entry: Entry, otherwise: Callable[[str], Build], *, is_strict: bool = False
 ) -> Any:
-    """The function `build(mesh)` of a script whose step is stored.
+    """Returns the function `build(mesh)` of a script whose step is stored.
 
     Args:
       otherwise: takes a reason and returns the function that runs the script, for meshes to which
@@ -82,7 +82,7 @@ def _tell_lost(capture: Capture, name: str, error: StoredStepLost) -> None:
 
 
 def ways_of(by: CarriedBy) -> tuple[CarriedBy, ...]:
-    """The ways in which a step may get to a mesh, the usual one first."""
+    """Returns the ways to carry a step to a mesh, the usual one first."""
     return ("function",) if by == "function" else ("trace", "function")
 
 
@@ -95,7 +95,7 @@ def on_plan(
     *,
     with_values: bool,
 ) -> CarriedCall:
-    """The stored call on a mesh, in the first of the ways that gets it there.
+    """Returns the stored call on a mesh, carried there in the first way that works.
 
     Raises:
       CannotCarry: none does; says why each one does not.

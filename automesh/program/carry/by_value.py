@@ -1,5 +1,5 @@
-"""What is the script's alone, written so that a process that does not run the script can read it
-(no jax)."""
+"""Pickles objects that only the script has, so that a process that does not run the script can read
+them (no jax)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from automesh.package import is_users_file
 
 @contextmanager
 def users_modules_by_value() -> Generator[None]:
-    """While the body runs, functions of the user's modules are pickled with their code: to import
-    such a module elsewhere would make its meshes anew."""
+    """Makes pickle store functions of the user's modules with their code while the body runs. To
+    import such a module in another process would make its meshes anew."""
     added: list[Any] = []
     try:
         for name, module in list(sys.modules.items()):
@@ -32,8 +32,8 @@ def users_modules_by_value() -> Generator[None]:
 
 
 def reduced(obj: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """How pickle writes a class of the script's, and a member of an enumeration of texts or numbers
-    of its own; None for all else.
+    """Returns how pickle writes a class of the script, or a member of one of its enumerations of
+    texts or numbers; None for anything else.
 
     Classes are written with their code. Members become the texts or numbers that they are equal to:
     another process would have another class of that name, to whose members they are not.

@@ -94,14 +94,14 @@ def check_carried(
 
 
 def _own_sizes(capture: Capture) -> Sizes:
-    """The mesh of the stored step, which `_first_carried` has read already."""
+    """Returns the mesh of the stored step, which `_first_carried` has read already."""
     own = read_step(Path(capture.folder)).own
     return tuple(zip(own.names, own.sizes, strict=True))
 
 
 def _singles(sizes: Iterable[int]) -> int:
-    """The number of axes of size 1. Such a mesh does not show whether arrays that jax has placed
-    would be split over these axes."""
+    """Counts the axes of size 1. Such a mesh does not show whether arrays that jax has placed would
+    be split over these axes."""
     return sum(size == 1 for size in sizes)
 
 
@@ -132,7 +132,7 @@ def _first_carried(
     axis_types: tuple[str, ...],
     lower: Callable[[Built], Any],
 ) -> CarriedStep | str:
-    """The stored step on the first mesh that accepts it; else the reason why none does."""
+    """Returns the stored step on the first mesh that accepts it; if none does, the reason."""
     refusal = ""
     for axes, (by, build) in itertools.product(meshes, builds.items()):
         try:
@@ -147,7 +147,7 @@ def _first_carried(
 
 
 def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any], name: str) -> str:
-    """A sentence on how a real run differs; empty if it does not.
+    """Describes how a real run differs, in a sentence; empty if it does not.
 
     Args:
       name: name of the step.
@@ -185,7 +185,8 @@ def _of_arguments(real: Built, carried: Built) -> str:
 
 
 def _of_splits(real: Built, carried: Built) -> str:
-    """The argument that a real run splits differently; both have arguments of the same shapes."""
+    """Describes the argument that a real run splits differently; both have arguments of the same
+    shapes."""
     ones, others = _leaves(real), _leaves(carried)
     if len(ones) != len(others):
         return ""

@@ -63,7 +63,7 @@ def _first_line(error: BaseException) -> str:
 def read_function(
     data: bytes, binding: Binding, *, arrays: Sequence[Any], leaves: Sequence[Any]
 ) -> Call:
-    """The call on the meshes of `binding`.
+    """Reads a function, and returns its call on the meshes of `binding`.
 
     Args:
       arrays: in place of those that were handed out.
@@ -119,7 +119,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _parts(function: Any, settings: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-    """What a jitted function is made of: to pickle it as it is would lose how it is traced."""
+    """Returns the Python function that was jitted, and the settings of its jit: a pickled jitted
+    function would lose how it is traced."""
     if settings is None:
         raise CannotCarry("how its function was jitted is not known")
     return function, settings

@@ -93,7 +93,7 @@ class Binding:
         return value
 
     def mesh(self, number: int) -> Mesh:
-        """The mesh that replaces a mesh with devices.
+        """Returns the mesh that replaces a mesh with devices.
 
         Raises:
           CannotCarry: the replacement is not clear.
@@ -103,7 +103,7 @@ class Binding:
         return self._made[number]
 
     def abstract_mesh(self, number: int, *, knows_devices: bool) -> AbstractMesh:
-        """The mesh that replaces a mesh without devices."""
+        """Returns the mesh that replaces a mesh without devices."""
         stored = self.stored[number]
         names, sizes, types = self._shape(stored)
         more: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Binding:
         return AbstractMesh(sizes, names, axis_types=types, **more)
 
     def own_mesh(self) -> Mesh:
-        """The mesh that replaces the script's own, with the types of its axes."""
+        """Returns the mesh that replaces the script's own, with the types of its axes."""
         names, _, types = self._own_shape(self.own, tuple(_TYPES[word] for word in self.own.types))
         if names == self.plan.axis_names and types == self.plan.axis_types:
             return self.plan
@@ -172,8 +172,8 @@ class Binding:
         return tuple(names), sizes, tuple(kinds)
 
     def _scaled(self, stored: StoredMesh) -> tuple[int, ...]:
-        """Sizes that replace those of a mesh of all devices with other axes than the script's
-        mesh."""
+        """Returns the sizes that replace those of a mesh which has all devices, but other axes than
+        the script's mesh."""
         total, before = self.plan.devices.size, math.prod(stored.sizes)
         if total == before:
             return stored.sizes

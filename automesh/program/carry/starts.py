@@ -49,17 +49,17 @@ def _append(folder: str, name: str, why: str) -> None:
 
 
 def starts(folder: str) -> tuple[str, ...]:
-    """The reason of each start of the script, in order."""
+    """Lists the reason of each start of the script, in order."""
     return _lines(folder, _FILE)
 
 
 def lost(folder: str) -> tuple[str, ...]:
-    """The reasons why the stored step could not be read, each once."""
+    """Lists the reasons why the stored step could not be read, each once."""
     return tuple(dict.fromkeys(_lines(folder, _LOST)))
 
 
 def again(folder: str) -> tuple[str, ...]:
-    """The reasons why the script was run although its step is carried, each once."""
+    """Lists the reasons why the script was run although its step is carried, each once."""
     return tuple(dict.fromkeys(_lines(folder, _AGAIN)))
 
 

@@ -167,8 +167,8 @@ def _function_of(call: TracedCall, leaves: Sequence[Any], handed: Handed) -> byt
 
 
 def store_in(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) -> None:
-    """As `store`, with the values that there are, in a folder that holds nothing yet or an earlier
-    run's step."""
+    """Stores a step as `store` does, with the values of its arguments; the folder is empty, or
+    holds the step of an earlier run."""
     place = Path(folder)
     (place / _VALUES).unlink(missing_ok=True)
     store(call, place, own=own, placed=placed)
@@ -277,7 +277,7 @@ def carried_call(
 
 
 def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool) -> TracedCall:
-    """The stored call of a step that knows no mesh; its arguments are placed nowhere yet.
+    """Makes the stored call of a step that knows no mesh; its arguments are not placed yet.
 
     Raises:
       CannotCarry: its program names devices.
@@ -313,7 +313,8 @@ def _traced_anew(
     leaves: Sequence[Any],
     context: Mesh | None,
 ) -> tuple[Any, JitSettings]:
-    """The trace of the step's function on the mesh of a plan, and what it was jitted with."""
+    """Traces the step's function on the mesh of a plan; returns the trace and the settings of its
+    jit."""
     if not step.function:
         raise CannotCarry("its function is not stored")
     # The function says the script's own names; an axis that is split means all of its parts.

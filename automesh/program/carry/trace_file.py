@@ -80,14 +80,14 @@ class Handed:
     _numbers: dict[Any, int] = field(default_factory=dict[Any, int])
 
     def mesh(self, mesh: Any) -> int:
-        """The number of a mesh."""
+        """Returns the number of a mesh."""
         if mesh not in self._numbers:
             self._numbers[mesh] = len(self.meshes)
             self.meshes.append(stored_mesh(mesh, self.own))
         return self._numbers[mesh]
 
     def array(self, array: Any) -> int:
-        """The number of an array."""
+        """Returns the number of an array."""
         self.arrays.append(array)
         return len(self.arrays) - 1
 
@@ -280,7 +280,8 @@ _JAXPR_HAS_CONSTS = "consts" in inspect.signature(_CORE.Jaxpr.__init__).paramete
 
 
 def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """The sizes of the manual axes of a `shard_map`, on which the shapes inside its body depend."""
+    """Returns the sizes of the manual axes of a `shard_map`, on which the shapes inside its body
+    depend."""
     mesh = params["mesh"]
     manual = params.get("newly_manual_axes") or params.get("manual_axes")
     manual = manual or frozenset(mesh.axis_names)
@@ -333,7 +334,7 @@ def _is_importable(function: Any) -> bool:
 
 @functools.cache
 def _names() -> dict[int, tuple[str, str, Any]]:
-    """Named objects of libraries, as (module, name, object), by address.
+    """Returns named objects of libraries, as (module, name, object), by address.
 
     Classes and functions are not among them: pickle writes those by name itself.
     """
@@ -445,8 +446,8 @@ def _equation(
 
 
 def _index_over_several(equation: Any, binding: Binding) -> list[Any]:
-    """Equations that compute the position of a device along several axes together, for which jax
-    has no operation."""
+    """Returns the equations that compute the position of a device along several axes together, for
+    which jax has no operation."""
     names = tuple(equation.params["axis_name"])
     sizes = [(name, int(binding.plan.shape[name])) for name in names]
     config: Any = importlib.import_module("jax._src.config")

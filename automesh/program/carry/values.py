@@ -57,7 +57,7 @@ class StoredLeaf:
 
 
 def bytes_of(leaves: Sequence[Any]) -> int:
-    """Bytes that the values of these leaves take in a file."""
+    """Returns the bytes that the values of these leaves take in a file."""
     return sum(int(getattr(_array_of(leaf), "nbytes", 0) or 0) for leaf in leaves)
 
 

@@ -294,7 +294,7 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax
 
 
 def values_in_words(shape: tuple[int, ...], dtype: Any, domain: Domain) -> str:
-    """Words for the values of `values`: `positive floats`, `integers 1 to 7`."""
+    """Describes the values that `values` makes: `positive floats`, `integers 1 to 7`."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return "random keys"
     if dtype == np.bool_:

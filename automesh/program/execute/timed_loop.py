@@ -295,7 +295,7 @@ class _Loop:
         return floats if is_small and len(floats) <= _MOST_VECTORS else {}
 
     def sample(self, steps: int) -> float:
-        """Seconds per step over chained steps, with one synchronization at the end."""
+        """Times chained steps with one synchronization at the end; returns the seconds per step."""
         if self._masters:
             return self._sample_apart(steps)
         begin = perf_counter()

@@ -59,7 +59,7 @@ def _of_batch(
 def _of_table(
     every: Dimensions, facts: Facts, names: Mapping[int, str], dims: Dims
 ) -> tuple[str, ...]:
-    """Classes of a table; empty unless all its dimensions are of parameters."""
+    """Returns the classes of a table; empty unless all its dimensions are of parameters."""
     own = [outer(every, dim) for dim in dims]
     if any(root is not None and root not in facts.weights for root in own):
         return ()

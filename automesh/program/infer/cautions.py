@@ -33,7 +33,7 @@ def cautions_of(
     *,
     turns: int,
 ) -> tuple[Caution, ...]:
-    """All cautions about a step, each once.
+    """Returns all cautions about a step, each once.
 
     Args:
       inputs: held arrays and arguments.
@@ -118,7 +118,7 @@ def _of_batches(
 
 
 def _elements(every: Dimensions, inputs: Sequence[tuple[ArrayClasses, Dims]], root: int) -> int:
-    """The most elements of an array with a factor."""
+    """Returns the size of the largest array that has a factor."""
     sizes = [math.prod(array.shape) for array, dims in inputs if root in roots(every, dims)]
     return max(sizes, default=every.size(root))
 
@@ -200,8 +200,9 @@ def _of_gradients(
 
 
 def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]:
-    """The classes of parameters that products sum over in part. The gradient of the state that a
-    scan carries may have the classes of another parameter, such as the rates of its decay."""
+    """Returns, for each forward product with a parameter, the classes of the parameter's
+    dimensions. A gradient of the state that a scan carries may have classes that no parameter has
+    in a product, such as those of the rates of its decay."""
     found: set[frozenset[int | None]] = set()
     for one in events.products:
         if one.is_forward and one.is_product and one.summed:
@@ -297,7 +298,7 @@ def inner_of(
     facts: Facts,
     names: Mapping[int, str],
 ) -> tuple[Inner, ...]:
-    """Arrays that begin inside the step and have a dimension of the batch."""
+    """Finds arrays that begin inside the step and have a dimension of the batch."""
     batches = set(facts.batches)
     found: list[Inner] = []
     for one, dims in born_inside(every, events, facts):
@@ -322,9 +323,9 @@ def inner_of(
 def divided_of(
     every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
 ) -> tuple[Inner, ...]:
-    """Batches that the step divides into micro-batches, which a loop walks over, or which are
-    slices. How the undivided dimension is split would give each device whole micro-batches, so that
-    each one would be gathered."""
+    """Finds places where the step divides a batch into micro-batches that a loop walks over, or
+    into slices. If the undivided dimension were split, each device would hold whole micro-batches,
+    and each of them would be gathered."""
     batches = set(facts.batches)
     found: list[Inner] = []
     for one in events.divisions:

@@ -40,7 +40,7 @@ class _FlatProgram:
 
 
 def step_classes(call: TracedCall, carried: Sequence[Carried]) -> StepClasses:
-    """The classes of a step that was captured from a script.
+    """Finds the classes of a step that was captured from a script.
 
     Args:
       carried: leaves of its results that are leaves of its arguments in the next call.
@@ -64,7 +64,7 @@ def classes_of(
     names: Sequence[str] = (),
     turns: int | None = None,
 ) -> StepClasses:
-    """The classes of a step.
+    """Finds the classes of a step.
 
     Args:
       jaxpr: the step, traced.
@@ -143,8 +143,8 @@ def classes_of(
 
 
 def _graded(walked: Walked, roles: Roles) -> set[int]:
-    """The inputs whose gradients are results, if nothing is trained in the step itself: a jitted
-    loss with its gradients, whose parameters change outside."""
+    """Returns the inputs whose gradients are results, if the step itself trains nothing: a jitted
+    loss with its gradients, whose parameters change outside of it."""
     if any(role in _TRAINED for role in roles.inputs):
         return set()
     every = walked.all
@@ -167,7 +167,7 @@ def _called(opened: Any, names: Sequence[str], num_held: int) -> list[str]:
 
 
 def _found_again(every: Dimensions, facts: Facts) -> Facts:
-    """The facts again, after more factors were joined."""
+    """Finds the facts again, after more factors were joined."""
 
     def again(those: Iterable[int]) -> set[int]:
         return roots(every, [(one,) for one in those])
@@ -194,7 +194,8 @@ def _ranked(
     inputs: Sequence[Dims],
     outputs: Sequence[Dims],
 ) -> list[int]:
-    """The classes of arguments and batches: batches first, then classes with most elements."""
+    """Orders the classes of arguments and batches: batches first, then the classes with the most
+    elements."""
     weight: Counter[int] = Counter(dict.fromkeys(facts.batches, 0))
     for dims in (*inputs, *outputs):
         size = math.prod(every.size_of(every.factors(dim)) for dim in dims)
@@ -240,7 +241,7 @@ def _array(
 
 
 def _shifted(array: ArrayClasses, num_held: int) -> ArrayClasses:
-    """The array with indices that count arguments only, without held arrays."""
+    """Returns the array with indices that count arguments only, without held arrays."""
     return array if array.of is None else replace(array, of=array.of - num_held)
 
 

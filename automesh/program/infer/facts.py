@@ -100,12 +100,12 @@ def facts_of(
 
 
 def roots(every: Dimensions, dims: Iterable[Dim]) -> set[int]:
-    """All factors of an array."""
+    """Returns all factors of an array."""
     return {root for dim in dims for root in every.factors(dim)}
 
 
 def _pieces_of(every: Dimensions, those: set[int]) -> set[int]:
-    """The pieces of factors of weights, which are of weights, too."""
+    """Returns the pieces of factors of weights; they belong to weights, too."""
     found: set[int] = set()
     rest = list(those)
     while rest:
@@ -117,7 +117,7 @@ def _pieces_of(every: Dimensions, those: set[int]) -> set[int]:
 
 
 def outer(every: Dimensions, dim: Dim) -> int | None:
-    """The outermost factor of a dimension; None for one of size 1."""
+    """Returns the outermost factor of a dimension; None for a dimension of size 1."""
     factors = every.factors(dim)
     return factors[0] if factors else None
 
@@ -167,8 +167,8 @@ def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
 
 
 def data_lookups(events: Events) -> Iterator[Lookup]:
-    """Lookups in unchanged arguments and held arrays. Indices with several dimensions are tokens,
-    which look up in a table of frozen weights."""
+    """Lists lookups in unchanged arguments and held arrays. Indices with several dimensions are
+    tokens, which choose rows of a table of frozen weights."""
     return (one for one in _row_lookups(events) if one.is_held_whole)
 
 
@@ -192,8 +192,8 @@ def _join_put_together(every: Dimensions, found: Facts) -> None:
 
 
 def _join_stacked(every: Dimensions, found: Facts) -> None:
-    """Joins equal pieces that are end to end in a dimension that is not of weights: two batches are
-    one class."""
+    """Joins equal pieces that are end to end in a dimension that is not of weights: two batches in
+    one array are one class."""
     for root in every.roots():
         pieces = every.packed(root)
         if root in found.weights or len({size for (_, size), _ in pieces}) != 1:
@@ -235,7 +235,7 @@ def _free(every: Dimensions, found: Facts, dims: Dims) -> set[int]:
 def born_inside(
     every: Dimensions, events: Events, found: Facts
 ) -> list[tuple[Lookup | Draw, Dims]]:
-    """Arrays that begin inside the step: rows of data sets, and draws."""
+    """Lists arrays that begin inside the step: rows of data sets, and random numbers."""
     born: list[tuple[Lookup | Draw, Dims]] = [
         (one, one.result)
         for one in _row_lookups(events)
@@ -255,7 +255,7 @@ def _batches(
     *,
     of_data: bool,
 ) -> list[int]:
-    """The batches, the first one the surest.
+    """Finds the batches, the surest first.
 
     Args:
       of_data: whether to look in the data, also for a batch that the step divides into parts; else
@@ -288,7 +288,7 @@ def _alone(
     found: Facts,
     factors_of: Callable[[Dimensions, Dim], list[int]],
 ) -> list[int]:
-    """The factors of these arrays that are batches, the surest first.
+    """Finds the factors of these arrays that are batches, the surest first.
 
     Args:
       factors_of: gives the factors of a dimension that may be.
@@ -326,8 +326,8 @@ def _of_carried_sets(
     roles: Sequence[Role],
     found: Facts,
 ) -> list[int]:
-    """Batches of rows out of arrays that the step carries and changes, such as a replay buffer.
-    Such arrays become data sets."""
+    """Finds batches that are rows of arrays which the step carries and changes, such as a replay
+    buffer. Such arrays become data sets."""
     known = found.weights | found.backward | found.nodes | found.edges | found.graphs
     rows = {
         root
@@ -349,8 +349,8 @@ def _of_carried_sets(
 
 
 def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
-    """Batches of a step that acts, and then learns from what it saw in another order: the rows that
-    it takes, and the environments, whose steps a loop walks over."""
+    """Finds the batches of a step that acts, and then learns from what it saw in another order: the
+    rows that it takes, and the environments, whose steps a loop walks over."""
     known = found.weights | found.nodes | found.edges | found.graphs
     taken = [
         one
@@ -374,7 +374,8 @@ def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
 
 
 def _first(every: Dimensions, dim: Dim) -> list[int]:
-    """The outermost factor of a dimension, or of the equal slices that the step takes of it."""
+    """Returns the outermost factor of a dimension, or that of the equal slices which the step takes
+    of it."""
     factors = list(every.factors(dim)[:1])
     pieces = {outer(every, piece) for root in factors for _, piece in every.packed(root)}
     one = next(iter(pieces), None)
@@ -382,8 +383,8 @@ def _first(every: Dimensions, dim: Dim) -> list[int]:
 
 
 def _stacks(every: Dimensions, dim: Dim) -> list[int]:
-    """The factors in which a dimension is several times end to end, and nothing else: two views of
-    a batch."""
+    """Finds the factors that consist of one dimension several times end to end, such as two views
+    of a batch."""
     own = {every.factors(dim)}
     return [
         stack
@@ -393,8 +394,9 @@ def _stacks(every: Dimensions, dim: Dim) -> list[int]:
 
 
 def _not_walked(every: Dimensions, dim: Dim) -> list[int]:
-    """The outermost factor of a dimension that no loop walks over: a batch that the step divides
-    into micro-batches is inside of these. None if a loop walks over all of it."""
+    """Returns the outermost factor of a dimension; if a loop walks over that one and there is
+    another, the next factor: a batch that the step divides into micro-batches is inside of the
+    walked factor."""
     factors = every.factors(dim)
     if len(factors) > 1 and every.marks(factors[0]) & DimensionMark.WALKED:
         factors = factors[1:]
@@ -407,7 +409,7 @@ def _with_drawn(
     found: Facts,
     batches: list[int],
 ) -> list[int]:
-    """Batches of data, joined with batches of equal size that the step draws itself."""
+    """Adds batches that the step draws itself to those of the data; joins batches of equal size."""
     known = found.weights | found.data_sets | found.nodes | found.graphs
     after = list(batches)
     for _, dims in inside:
@@ -479,8 +481,8 @@ def _frozen(
 
 
 def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
-    """The factors of matrices that forward passes multiply with, and of tables that they look up
-    in."""
+    """Returns the factors of matrices that forward passes multiply with, and of tables that they
+    look up in."""
     found: set[frozenset[int]] = set()
     for one in events.products:
         if one.is_forward and one.is_product:
@@ -496,7 +498,7 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
 
 
 def param_products(events: Events) -> Iterator[Contraction]:
-    """Products of the forward pass."""
+    """Yields the products of the forward pass."""
     for one in events.products:
         if one.is_forward and one.is_product:
             yield one

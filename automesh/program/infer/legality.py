@@ -34,7 +34,7 @@ class Legality:
 
 
 def legality_of(every: Dimensions, facts: Facts, root: int, *, of: int) -> Legality:
-    """How a factor may be split.
+    """Finds how a factor may be split.
 
     Args:
       of: the size of a dimension whose outer part the factor is; larger than the factor if there is
@@ -90,7 +90,7 @@ def _as_product(size: int) -> str:
 
 
 def _padded(size: int) -> str:
-    """Advice to pad to the next multiple of a chip's lanes, or of half of them, if that adds
+    """Advises to pad to the next multiple of a chip's lanes, or of half of them, if that adds
     little."""
     for step in _LANES:
         padded = -(-size // step) * step
@@ -100,8 +100,8 @@ def _padded(size: int) -> str:
 
 
 def _taken_apart(every: Dimensions, root: int) -> str:
-    """Advice to pass slices, if the step computes only with slices, such as tokens without the last
-    one."""
+    """Advises to pass slices, if the step computes only with slices, such as tokens without the
+    last one."""
     sizes = {size for _, size in every.pieces(root) if size > 1}
     if not every.is_cut(root) or len(sizes) != 1 or (size := next(iter(sizes))) % 2:
         return ""

@@ -97,7 +97,7 @@ def join_labels(
 
 
 def _of_packed(every: Dimensions, named: Mapping[int, str], root: int) -> str:
-    """`hidden_x4` for four pieces of a class end to end."""
+    """Names a class that is several pieces of another one end to end: `hidden_x4` for four."""
     pieces = every.packed(root)
     if not pieces:
         return ""
@@ -195,8 +195,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
 
 
 def _lengths(every: Dimensions, events: Events, facts: Facts) -> set[int]:
-    """Sequences that attend to themselves: weights times values sum over one, and another one of
-    the same class stays. A table of learned positions makes such a class one of parameters."""
+    """Finds sequences that attend to themselves: a product sums weights times values over one
+    class, and a dimension of the same class stays in the result. With a table of learned positions
+    such a class also belongs to parameters."""
     found: set[int] = set()
     for one in param_products(events):
         batch, summed = roots(every, one.batch), roots(every, one.summed)

@@ -22,7 +22,7 @@ def primitives(names: str) -> frozenset[str]:
 
 
 class ArrayOrigin(IntFlag):
-    """What an array is made from."""
+    """The kinds of data that an array is made from."""
 
     STATE = 1
     """State that a gradient changes: parameters, moments."""
@@ -247,7 +247,7 @@ class TracedOperation:
         return [self.all.news(shape, marks) for shape in self.shapes]
 
     def together(self) -> ArrayOrigin:
-        """The origins of all operands together."""
+        """Returns the origins of all operands together."""
         made = ArrayOrigin(0)
         for one in self.made:
             made |= one

@@ -124,7 +124,7 @@ def one_of_a_kind(found: StepClasses) -> StepClasses:
 
 
 def _names(found: StepClasses) -> dict[str, str]:
-    """For the name of each class, the name of the class that it is joined to."""
+    """Maps the name of each class to the name of the class that it is joined to."""
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for one in found.classes:
         kind = _KIND.fullmatch(one.name)

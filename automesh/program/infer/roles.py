@@ -266,7 +266,7 @@ def _bits(places: Iterable[int]) -> int:
 
 
 def _places(bits: int) -> Iterator[int]:
-    """The numbers of the set bits, the lowest first."""
+    """Yields the positions of the set bits, the lowest first."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

@@ -46,7 +46,7 @@ _REDUCERS = primitives(
 
 
 def elementwise(op: TracedOperation) -> list[Dims]:
-    """Operands and results agree in every dimension."""
+    """Joins operands and results in every dimension."""
     found: list[Dims] = []
     for number, shape in enumerate(op.shapes):
         # Several results belong to several operands (a barrier), unless all shapes agree.
@@ -269,8 +269,9 @@ def _reduce(op: TracedOperation) -> list[Dims]:
 
 
 def _collective(op: TracedOperation) -> list[Dims]:
-    """`psum` and similar collectives over numbered axes, which remain if the named axis was that of
-    a `vmap`, as in batch statistics. Axes with names are not known here."""
+    """Removes the dimensions over which `psum` or a similar collective reduces. Their axes have
+    numbers, which remain of a named axis of a `vmap`, as in batch statistics; axes with names are
+    not known here."""
     axes = op.params["axes"]
     if not all(isinstance(axis, int) for axis in axes):
         raise TypeError(f"axes with names: {axes}")
@@ -295,7 +296,7 @@ def _collective(op: TracedOperation) -> list[Dims]:
 
 
 def _arg(op: TracedOperation) -> list[Dims]:
-    """`argmax` and `argmin`: positions in the removed dimension."""
+    """Reduces for `argmax` and `argmin`: the results are positions in the removed dimension."""
     found = _reduce(op)
     _note_places(op, [op.ins[0][axis] for axis in op.params["axes"]])
     return found
@@ -343,7 +344,7 @@ def _iota(op: TracedOperation) -> list[Dims]:
 
 
 def _bitcast(op: TracedOperation) -> list[Dims]:
-    """A bitcast to another width adds or removes the last dimension."""
+    """Adds or removes the last dimension, as a bitcast to another width does."""
     both = min(len(op.shapes[0]), len(op.given[0]))
     return [(*op.ins[0][:both], *op.all.news(op.shapes[0][both:]))]
 
@@ -364,7 +365,7 @@ def _unstack(op: TracedOperation) -> list[Dims]:
 
 
 def _tile(op: TracedOperation) -> list[Dims]:
-    """Copies end to end: the number of copies is the outer factor."""
+    """Puts copies end to end: the number of copies is the outer factor."""
     times = op.params.get("reps", op.params.get("repeats", ()))
     if len(times) != len(op.ins[0]):
         return op.fresh()
@@ -380,7 +381,7 @@ def _random_bits(op: TracedOperation) -> list[Dims]:
 
 
 def _random_wrap(op: TracedOperation) -> list[Dims]:
-    """From words of keys to keys."""
+    """Turns the words of random keys into keys, which have one dimension less."""
     count = len(op.shapes[0])
     for dim in op.ins[0][count:]:
         op.all.mark(dim, DimensionMark.KEY)
@@ -393,7 +394,7 @@ def _random_unwrap(op: TracedOperation) -> list[Dims]:
 
 
 def _random_more(op: TracedOperation) -> list[Dims]:
-    """`random_seed` and `random_split`: dimensions of the operand, and new ones behind them."""
+    """Adds new dimensions behind those of the operand, for `random_seed` and `random_split`."""
     count = len(op.given[0])
     return [(*op.ins[0], *op.all.news(op.shapes[0][count:]))]
 

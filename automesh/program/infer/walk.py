@@ -92,7 +92,7 @@ class _Frame:
 
 
 def shape_of(variable: Any) -> Shape:
-    """The shape of a variable; empty for a variable that is no array."""
+    """Returns the shape of a variable; empty for a variable that is no array."""
     return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
@@ -517,7 +517,8 @@ class _Walker:
     def _reference(
         self, name: str, equation: Any, given: Sequence[WalkedArray], frame: _Frame
     ) -> list[WalkedArray]:
-        """Reads and writes of a whole mutable array; those of parts are unknown operations."""
+        """Follows reads and writes of a whole mutable array; those of a part count as unknown
+        operations."""
         first = given[0]
         shapes = [shape_of(var) for var in equation.outvars]
         whole = shape_of(equation.invars[0])

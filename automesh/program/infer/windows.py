@@ -100,8 +100,8 @@ def _reduce_window(op: TracedOperation) -> list[Dims]:
 
 
 def _window_back(op: TracedOperation) -> list[Dims]:
-    """`select_and_scatter_add(source, operand)`: the gradient of a maximum over windows has the
-    dimensions of the operand."""
+    """Handles `select_and_scatter_add(source, operand)`: the gradient of a maximum over windows has
+    the dimensions of the operand."""
     source, operand = op.ins[:2]
     sizes, strides = op.params["window_dimensions"], op.params["window_strides"]
     for mine, yours, window, stride, given, back in zip(
@@ -115,7 +115,7 @@ def _window_back(op: TracedOperation) -> list[Dims]:
 
 
 def _gather_windows(op: TracedOperation) -> list[Dims]:
-    """`select_and_gather_add(tangents, operand)`."""
+    """Handles `select_and_gather_add(tangents, operand)`: both have the same dimensions."""
     op.all.join_all(op.ins[0], op.ins[1])
     sizes = op.params["window_dimensions"]
     found = [
@@ -139,8 +139,8 @@ def _fft(op: TracedOperation) -> list[Dims]:
 
 
 def _matrices(op: TracedOperation) -> list[Dims]:
-    """Factorizations and solvers: the last two dimensions stay whole, those before are independent
-    tasks."""
+    """Handles factorizations and solvers: the last two dimensions stay whole, those before are
+    independent tasks."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
     many = op.ins[first][:-2]
     for dims, given in zip(op.ins, op.given, strict=True):
@@ -158,7 +158,7 @@ def _matrices(op: TracedOperation) -> list[Dims]:
 
 
 def _triangular_solve(op: TracedOperation) -> list[Dims]:
-    """`a x = b`: x has the dimensions of b; columns of b are independent tasks."""
+    """Handles `a x = b`: x has the dimensions of b; columns of b are independent tasks."""
     matrix, right = op.ins[:2]
     for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):
         for dim in dims:

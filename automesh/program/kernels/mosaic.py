@@ -239,7 +239,8 @@ def elements_of(operation: Any) -> int:
 
 
 def moved_bytes(operation: Any) -> int:
-    """Bytes that a kernel's own copy takes from or to main memory; 0 if it stays on the chip."""
+    """Returns the bytes that a kernel's own copy takes from or to main memory; 0 if it stays on the
+    chip."""
     arrays = [one.type for one in operation.operands if str(one.type).startswith("memref")]
     sizes = [
         math.prod(one.shape) * element_bits(str(one.element_type)) // 8

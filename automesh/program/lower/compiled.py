@@ -114,7 +114,7 @@ def _beyond_its_scope(match: re.Match[str], text: str) -> Failed:
 
 
 def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
-    """Bytes needed and available, from a match with these two groups."""
+    """Returns the bytes needed and available, from a match with these two groups."""
     needed, limit = (re.fullmatch(SIZE, match[part].rstrip(".")) for part in ("needed", "limit"))
     return (
         size_bytes(*needed.groups()) if needed else 0,
@@ -150,7 +150,7 @@ def output_shardings(compiled: jax.stages.Compiled) -> Any:
 
 
 def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
-    """Bytes on one device as the compiler states them.
+    """Reads the bytes on one device that the compiler states.
 
     Raises:
       StepRefused: the backend does not state memory.

@@ -247,7 +247,7 @@ def _given_away(traced: jax.stages.Traced, split: Split, workload: Workload) -> 
 
 
 def lower_here(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> jax.stages.Lowered:
-    """Lowers a trace; arguments as of `lower`. Call it inside the workload's context."""
+    """Lowers a trace; the arguments are as for `lower`. Call it inside the workload's context."""
     if platforms is None:
         return traced.lower()
     anywhere: Any = traced

@@ -73,17 +73,17 @@ class Split:
 
 
 def is_ref(leaf: Any) -> bool:
-    """True for a mutable array reference, real or abstract."""
+    """Whether a leaf is a mutable array reference, real or abstract."""
     return isinstance(leaf, jax.Ref) or bool(getattr(leaf, "is_ref", False))
 
 
 def is_concrete(leaf: Any) -> bool:
-    """True for a leaf with values: an array, a reference to one, or a number."""
+    """Whether a leaf has values: an array, a reference to one, or a number."""
     return isinstance(leaf, (jax.Array, jax.Ref, np.ndarray, np.generic, bool, int, float, complex))
 
 
 def is_array_like(leaf: Any) -> bool:
-    """True for a leaf that a step can be traced for: one with values, or a description of one."""
+    """Whether a step can be traced for a leaf: one with values, or a description of one."""
     return is_concrete(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
@@ -92,7 +92,7 @@ def _is_static(arg: Any) -> bool:
 
 
 def is_jitted(step: Any) -> bool:
-    """True for a function that `jax.jit` has made.
+    """Whether `jax.jit` has made a function.
 
     False for a bound method: its attributes are those of the function, which counts `self` as an
     argument.

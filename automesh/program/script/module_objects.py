@@ -13,7 +13,7 @@ import jax
 
 
 def is_nnx_object(node: Any) -> bool:
-    """True for an nnx module, optimizer, metric, stream of random numbers or variable.
+    """Whether it is an nnx module, optimizer, metric, stream of random numbers or variable.
 
     They are changed in place, and may share variables.
     """
@@ -26,14 +26,14 @@ def is_nnx_object(node: Any) -> bool:
 
 
 def is_nnx_state(node: Any) -> bool:
-    """True for an `nnx.State`: variables of a module, without the module."""
+    """Whether it is an `nnx.State`: variables of a module, without the module."""
     nnx: Any = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.State)
 
 
 def is_nnx_jitted(step: Any) -> bool:
-    """True for a function of `nnx.jit`: it takes nnx objects apart, jits the rest, and changes the
-    objects."""
+    """Whether `nnx.jit` has made a function: it takes nnx objects apart, jits the rest, and changes
+    the objects."""
     return _root(step) == "flax" and hasattr(step, "jitted_fn")
 
 
@@ -44,13 +44,14 @@ def jax_function_in(step: Any) -> Any:
 
 
 def filters_arrays(step: Any) -> bool:
-    """True for a function of Equinox's `filter_jit` or Haliax's `named_jit`: these treat everything
-    except arrays as static, including numbers."""
+    """Whether Equinox's `filter_jit` or Haliax's `named_jit` has made a function: these treat
+    everything except arrays as static, including numbers."""
     return _root(step) in ("equinox", "haliax")
 
 
 def is_equinox_module(node: Any) -> bool:
-    """True for an Equinox module: its numbers are settings (the rate of a dropout), not arrays."""
+    """Whether it is an Equinox module: its numbers are settings (the rate of a dropout), not
+    arrays."""
     equinox: Any = sys.modules.get("equinox")
     return equinox is not None and isinstance(node, equinox.Module)
 

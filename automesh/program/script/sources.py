@@ -51,7 +51,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def hash_of_content(path: Path) -> str:
-    """Hash of a file's content; for a very large file, of its size and time; empty if the file is
+    """Hashes a file's content; of a very large file, its size and time. Empty if the file is
     missing or unreadable."""
     try:
         status = path.stat()

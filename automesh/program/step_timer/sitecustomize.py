@@ -1,4 +1,4 @@
-"""Imported by every Python that a searched command starts: it then times its training step.
+"""Times the training step of a searched command; every Python that the command starts imports it.
 
 Python imports the first `sitecustomize` on its path when it starts, and a search puts this folder
 in front of `PYTHONPATH`. Only the standard library may be imported here: this runs in the Python of

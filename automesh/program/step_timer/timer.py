@@ -1,9 +1,9 @@
 """Times the training step of an unmodified program, from inside of it (jax, without automesh).
 
 The step is the jitted function that is called again and again with arguments of the same shapes,
-and has the most bytes of them. The program runs its own loop, and the timer calls nothing that the
-program would not call. A sample is as many iterations as take a tenth of a second, from the end of
-one step to the end of a later one, with one synchronization. So data that the loop waits for and
+and has the most bytes of them. The program runs its own loop, and the timer only calls what the
+program itself would call. A sample is as many iterations as take a tenth of a second, from the end
+of one step to the end of a later one, with one synchronization. So data that the loop waits for and
 further jitted functions that it calls belong to its time.
 
 The results are written, as lines of JSON, into a file of this process:

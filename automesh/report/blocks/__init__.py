@@ -1,1 +1,1 @@
-"""What a command has to tell, as sections of blocks, and what shows them: terminal, HTML, JSON."""
+"""The output of a command as sections of blocks, and what shows it: terminal, HTML, JSON."""

@@ -1,1 +1,2 @@
-"""What a rule promises beside what the script does today: figures, verdicts, and texts of them."""
+"""Compares the figures of a rule with those of the script as it is today: figures, verdicts,
+texts."""

@@ -1,4 +1,4 @@
-"""What a compiled step does, as the few figures that a rule keeps, and how two of them compare."""
+"""The few figures of a compiled step that a rule keeps, and how two sets of them compare."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def facts_of(compiled: Compiled) -> ProgramFacts:
 
 
 def compare(then: ProgramFacts, now: ProgramFacts, bounds: Bounds = BOUNDS) -> tuple[Change, ...]:
-    """Compares every figure then and now; more of it beyond its bound is a regression.
+    """Compares every figure before and now; one that has grown beyond its bound is a regression.
 
     FLOPs count in both directions: a step that does less of them is another step, with another
     batch or another model, for which the rule was not found.
@@ -100,7 +100,8 @@ def _figure(what: str, then: float, now: float, bound: float, form: _Form) -> Ch
 
 
 def _donation(then: ProgramFacts, now: ProgramFacts) -> Iterator[Change]:
-    """Counts outputs that replace no argument; nothing if one of the two steps does not say it."""
+    """Compares the bytes of outputs that reuse no donated argument; nothing if they are unknown for
+    one of the steps."""
     old, new = then.undonated_bytes, now.undonated_bytes
     if min(old, new) < 0:
         return

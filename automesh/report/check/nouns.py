@@ -62,7 +62,7 @@ class RulesChecked(Reportable):
 
     Attributes:
       script: as the user named it.
-      against: what the figures before are of: the rules file, or a version of the script.
+      against: where the earlier figures come from: the rules file, or a version of the script.
     """
 
     script: str

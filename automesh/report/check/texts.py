@@ -1,4 +1,4 @@
-"""What was checked as Markdown for a pull request, and as JUnit XML."""
+"""The result of a check as Markdown for a pull request, and as JUnit XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `explain --json` prints.
+"""The output of `explain --json`.
 
 Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not finite or not known
 is null. Keys are only ever added within a schema number.
@@ -20,7 +20,8 @@ is null. Keys are only ever added within a schema number.
                 shrinks or same, seen from `one`
 
 Seconds of causes and reasons are what remains of them in the estimated step; those of collectives
-are as if nothing ran beside them. All are estimated but for those called compiled or measured.
+are as if nothing else ran at the same time. All are estimated, except those called compiled or
+measured.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def verdict_sentence(explanation: Explanation) -> str:
 
 
 def window_sentence(explanation: Explanation) -> str:
-    """Which products are cut into rings on which mesh; empty if none is, and no option says so."""
+    """Says which products are cut into rings on which mesh; empty if none is and no option is set
+    for it."""
     sides = [one for one in (explanation.one, explanation.against) if one is not None]
     if not any(map(_rings, sides)):
         return "no product is windowed" if any(map(_window_option, sides)) else ""
@@ -284,7 +285,8 @@ def _piece(share: Share, one: Explained) -> str:
 
 
 def _collective(one: CollectiveCost) -> str:
-    """`the all-gather over fsdp at train.py:31 (64 runs of 128 MiB in the loop at train.py:28)`."""
+    """Describes a collective: `the all-gather over fsdp at train.py:31 (64 runs of 128 MiB in the
+    loop at train.py:28)`."""
     runs = f"{_runs(one.count)} of {format_bytes(one.payload_bytes)}"
     inside = f" in the {clean(one.region)}" if one.in_loop else ""
     source = f" at {clean(one.source)}" if one.source else ""
@@ -293,7 +295,7 @@ def _collective(one: CollectiveCost) -> str:
 
 
 def _copy(share: Share) -> str:
-    """`the copy to the host at train.py:31 (32 runs, 2.00 GiB)`."""
+    """Describes a copy: `the copy to the host at train.py:31 (32 runs, 2.00 GiB)`."""
     copy = share.copy
     assert copy is not None
     way = "to" if copy.is_to_host else "from"

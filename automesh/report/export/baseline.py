@@ -15,7 +15,8 @@ from automesh.texts.user_text import user_path
 def read_baseline(text: str, *, target: str = "") -> str:
     """Returns a baseline as it is, or the mesh of the file if it is `FRAMEWORK:FILE`.
 
-    The mesh alone: what the framework says of remat or the batch is none of a script's knobs.
+    Only the mesh is read: the framework's settings for remat and the batch are no knobs of the
+    script.
 
     Args:
       target: its devices, from which open sizes are inferred if their number is known.

@@ -30,8 +30,8 @@ JSON = "json"
 
 
 def names() -> tuple[str, ...]:
-    """What a rules file can be written for and read from: of this repository's plug-ins, installed
-    or not, of others', and JSON."""
+    """Lists the formats that a rules file can be written to and read from: those of this
+    repository's plug-ins, installed or not, those of other plug-ins, and JSON."""
     known = offered(EXPORTS)
     return (*known, *sorted(installed(EXPORTS).keys() - set(known)), JSON)
 

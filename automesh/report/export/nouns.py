@@ -49,7 +49,7 @@ class Setting:
       extra: more keys of the framework with their values.
       compiler_options: of the rule.
       explicit: every axis of the mesh is of the type Explicit.
-      notes: what a file says beside, and what was not taken over; one phrase each.
+      notes: what else a file says, and what was not taken over; one phrase each.
     """
 
     match: str = ""
@@ -117,8 +117,7 @@ class ExportFormat:
       remat: values of the knob `remat` -> its own; the first that leads to one is what it is called
         when it is read.
       remat_knob: what its own step calls the knob `remat`; empty if none of its steps is searched.
-      as_configured: value of that knob that leaves what the framework's configuration says, and of
-        which nothing is written.
+      as_configured: value of that knob that keeps the framework's configuration; it is not written.
       own_knobs: other knobs of its own step, which are its keys.
       explicit: its mesh may be one of Explicit axes.
       mesh_only: it takes a mesh, and knows nothing of the step: knobs stay with the script.

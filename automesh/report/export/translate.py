@@ -89,9 +89,9 @@ def setting_of(
 
 
 def rule_of(setting: Setting, framework: ExportFormat, words: ExportWords) -> MeshRule:
-    """Makes a rule in automesh's words of what a framework's file says.
+    """Makes a rule in automesh's words from a setting in a framework's file.
 
-    Of a flat mesh the first axis that is used spans the granules, as the frameworks do it.
+    In a flat mesh the first axis with a size other than 1 spans the granules, as in the frameworks.
 
     Raises:
       UsageError: two axes would get one name, or it is open what lies between granules.

@@ -255,7 +255,7 @@ def write_estimates(estimates: Estimates, path: Path) -> None:
     """Writes `estimates.csv`: one row per plan.
 
     The text is what Pandas makes of the same rows: a column of whole numbers with gaps has the form
-    of floats, but for those that `_WHOLE` names.
+    of floats, except the columns in `_WHOLE`.
 
     Raises:
       UsageError: the folder cannot be written.

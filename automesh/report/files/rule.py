@@ -221,10 +221,10 @@ def _program(best: Candidate) -> ProgramFacts:
 
 
 def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
-    """Returns the versions of what made the program, and the environment of that run.
+    """Returns the versions of the packages that made the program, and the environment of that run.
 
-    Of the environment, what `Rules.select` compares: jax's settings are the script's own business,
-    and the seed of hashes is that of the search's workers.
+    The environment consists of the variables that `Rules.select` compares: jax's settings belong to
+    the script, and the seed of hashes to the search's workers.
     """
     variables = tuple(
         pair

@@ -274,8 +274,8 @@ def _verdict(result: SearchResult, rows: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def _predicted_gain(best: Candidate | None, baseline: Candidate | None) -> float | None:
-    """How many times slower the script's own plan is by the same kind of figure; None where it has
-    none, or where measured times were not compared in fresh processes."""
+    """Returns how many times slower the script's own plan is by the same kind of figure; None where
+    it has none, or where measured times were not compared in fresh processes."""
     if best is None or baseline is None or best is baseline or not words.is_ranked(baseline):
         return None
     evidence = words.evidence(best)

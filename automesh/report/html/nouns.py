@@ -1,4 +1,4 @@
-"""What the page of a study shows beyond its result: nouns without behaviour."""
+"""The data that the page of a study shows beyond its result: nouns without behaviour."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `automesh lint` prints: as text, JSON and SARIF."""
+"""The output of `automesh lint`: as text, JSON and SARIF."""

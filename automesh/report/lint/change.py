@@ -18,7 +18,7 @@ def change_of(finding: Finding, cure: Cure) -> str:
 
 
 def spec(split: Split) -> str:
-    """`P('fsdp', None)`.
+    """Writes a split as a PartitionSpec: `P('fsdp', None)`.
 
     >>> spec(((), ("dp", "tp")))
     "P(None, ('dp', 'tp'))"

@@ -44,7 +44,8 @@ class Linted:
       what, why, cure: sentences without a full stop.
       bytes: on one device: of what is gathered, sent or kept.
       count: how often in a step.
-      seconds: of the collectives of its line over its axes, as if nothing ran beside them; 0: none.
+      seconds: of the collectives of its line over its axes, as if nothing else ran at the same
+        time; 0: there are none.
       tried: the cure that saves most; None: there is only advice.
     """
 
@@ -68,7 +69,7 @@ class Linted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """What `automesh lint` has found.
+    """The findings of `automesh lint`.
 
     Attributes:
       script: as the user gave it.

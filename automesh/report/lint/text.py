@@ -67,7 +67,7 @@ def _others(one: Linted, report: LintReport) -> str:
 
 
 def saving(tried: Tried) -> str:
-    """What a cure saves, in words: `saves 7.00 MiB of 19.0 MiB (estimated)`."""
+    """Says what a cure saves: `saves 7.00 MiB of 19.0 MiB (estimated)`."""
     memory, step = tried.memory_bytes, tried.step_s
     parts = [
         f"{'saves' if saved > 0 else 'costs'} {said(abs(saved))} of {said(before)}"

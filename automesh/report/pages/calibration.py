@@ -1,4 +1,4 @@
-"""What `automesh calibrate` has to tell."""
+"""The report of `automesh calibrate`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _FORMS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult(Reportable):
-    """What a calibration measured.
+    """The result of a calibration.
 
     Attributes:
-      profile: as it stands in the file now, points of earlier calibrations included.
+      profile: as it is in the file now, points of earlier calibrations included.
       path: of the file.
       measured: probes that this calibration measured.
       spread: of the rounds of one probe, see `Point`; the median over the probes.
@@ -61,7 +61,7 @@ class CalibrationResult(Reportable):
     interrupted: bool
 
     def to_report(self) -> Report:
-        """What was measured, with the error of each law."""
+        """Makes a table of what was measured, with the error of each law."""
         profile = self.profile
         rows = (*_streams(profile), *_matmuls(profile), *_collectives(profile))
         return Report(

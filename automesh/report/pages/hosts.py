@@ -14,7 +14,7 @@ _SILENT_S = 6.0  # An agent speaks every two seconds.
 
 
 def report_of(hosts: Hosts) -> Report:
-    """What each host does; as facts, all that its agent says."""
+    """Makes a table of what each host does; the facts have all that its agent reports."""
     present = hosts.present
     table = Table(
         columns=(

@@ -20,7 +20,7 @@ class KeptFor:
 
     Attributes:
       programs: outcomes of compiles.
-      out_of_memory: how many of them are refusals for want of memory.
+      out_of_memory: how many of them are refusals for lack of memory.
       compile_s: that compiling them took, together.
       used_s: when one of them was last needed, seconds since the epoch.
     """

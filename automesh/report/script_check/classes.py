@@ -59,7 +59,7 @@ def _of_class(one: DimensionClass, classes: StepClasses, show_all: bool) -> str:
 
 
 def _owners(classes: StepClasses) -> list[ArrayClasses]:
-    """Returns all arrays but moments and copies, which are as their parameters."""
+    """Returns all arrays except moments and copies, which have the classes of their parameters."""
     return [one for one in (*classes.arguments, *classes.held) if one.of is None]
 
 

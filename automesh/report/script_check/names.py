@@ -15,7 +15,7 @@ _ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 
 
 def argument_end(name: str) -> int:
-    """The length of the part of an array's name that names its argument: `args[0]` of
+    """Returns the length of the part of an array's name that names its argument: `args[0]` of
     `args[0]['w']`. A number in it is a position, not a layer."""
     found = _ARGUMENT.match(name)
     return found.end() if found is not None else 0
@@ -29,9 +29,9 @@ def shorter(names: Sequence[str]) -> list[str]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Returns `args[0]['layers'][0..11]['w']` for names that differ in numbers alone. Lists a few
-    that are not all of a range, as layers 0 and 2, or weights of one layer and biases of another.
-    """
+    """Returns one name for names that differ in numbers alone: `args[0]['layers'][0..11]['w']`. A
+    few names that do not make up whole ranges are listed one by one, such as layers 0 and 2, or
+    weights of one layer and biases of another."""
     if len(names) == 1:
         return names[0]
     numbers = [sorted({*one}, key=int) for one in zip(*map(NUMBER.findall, names), strict=True)]

@@ -1,4 +1,4 @@
-"""What `automesh check-script` has found out about a script, as data."""
+"""The results of `automesh check-script`, as data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ProgramCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCount:
-    """How many plans a search would have; `ruled_out` are pairs of a rule and a count."""
+    """The number of plans that a search would have; `ruled_out` are pairs of a rule and a count."""
 
     enumerated: int
     legal: int

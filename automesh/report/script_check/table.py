@@ -35,7 +35,7 @@ class _Row:
 
     Attributes:
       like: the part of the arguments whose arrays these are like, all together; empty for arrays
-        that are alike but for the numbers in their names.
+        that are alike except for the numbers in their names.
     """
 
     name: str

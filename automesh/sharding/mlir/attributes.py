@@ -182,7 +182,7 @@ class AttributeReader:
         )
 
     def _padding(self, operation: Any, dimensions: int) -> tuple[tuple[int, int], ...]:
-        """Rows that a window pads each dimension with, before it and behind it."""
+        """Returns the rows with which a window pads each dimension, before it and behind it."""
         if "padding" not in operation.attributes:
             return ((0, 0),) * dimensions
         stated = [
@@ -389,7 +389,7 @@ def group_of(config: str, name: str) -> dict[str, Any]:
 
 
 def _precision(operation: Any) -> _Attributes:
-    """`is_precise` where a product asks for more than the platform's usual precision."""
+    """Returns `is_precise` if a product asks for more than the platform's usual precision."""
     text = "".join(
         str(operation.attributes[name])
         for name in ("precision_config", "algorithm")

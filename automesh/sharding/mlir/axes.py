@@ -50,7 +50,7 @@ class MeshReader:
         return tuple(sorted(set(names), key=self.place))
 
     def place(self, name: str) -> int:
-        """Position of an axis in the mesh."""
+        """Returns the position of an axis in the mesh."""
         return self._order.get(name, len(self._order))
 
     def size(self, names: Iterable[str]) -> int:

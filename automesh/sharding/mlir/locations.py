@@ -13,7 +13,7 @@ from automesh.sharding.passes import Bindings
 class SourceReader:
     """Finds the innermost frame in the user's code, with a cache.
 
-    Of a function that only constrains what it is given it is the line that calls this function.
+    For the constraint of a function that does nothing else, it is the line that calls the function.
 
     Args:
       known: a cache that other readers of the same context have filled.

@@ -3,8 +3,8 @@
 It looks for dimensions that two of the three arrays split into equally many pieces, forms groups of
 devices along them, and continues inside a group: over batch dimensions, over those that the result
 shares with one operand (the other is then gathered), or over contracted ones (the result is then
-reduced). Of several ways it takes the one with the least memory for one operation, and among equals
-the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
+reduced). Among several ways it takes the one with the least memory for one operation, and among
+equals the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
 PartitionDotGroupOn*Impl and PartitionBaseCase); products in a ring of steps (windowed einsum) are
 decided later, see `ir.passes.windowed`.
 """

@@ -27,7 +27,7 @@ _MOST_AXES = 4  # With more dimensions there would be too many combinations.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How an array is split.
+    """The split of an array into tiles.
 
     Attributes:
       tiles: number of pieces of each dimension.
@@ -77,7 +77,7 @@ def _is_known(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_all_to_all(source: Tiling, target: Tiling) -> bool:
-    """`GetReshardAllToAllSourceTargetDims`: dimensions exchange their tiles."""
+    """Whether dimensions only exchange their tiles (`GetReshardAllToAllSourceTargetDims`)."""
     if source.copies != target.copies:
         return False
     before = [*source.tiles, *([source.copies] if source.copies > 1 else [])]
@@ -125,12 +125,14 @@ def _remove(found: dict[int, list[int]], size: int, dimension: int) -> None:
 
 
 def _divides(coarse: Tiling, fine: Tiling) -> bool:
-    """`PartialReplicateReshardCompatibleSharding`: every tile is split further, or unchanged."""
+    """Whether every tile is split further, or unchanged
+    (`PartialReplicateReshardCompatibleSharding`)."""
     return all(small % large == 0 for large, small in zip(coarse.tiles, fine.tiles, strict=True))
 
 
 def _by_replicas(partial: Tiling, tiled: Tiling) -> bool:
-    """`ReshardPartialReplicateWithAllToAll`: the last tiles are the copies, the others move on."""
+    """Whether the last tiles are the copies, and the others move on
+    (`ReshardPartialReplicateWithAllToAll`)."""
     if tiled.copies > 1 or partial.tiles[0] != 1:
         return False
     shifted = (*partial.tiles[1:], partial.copies)
@@ -138,8 +140,8 @@ def _by_replicas(partial: Tiling, tiled: Tiling) -> bool:
 
 
 def _by_merging(source: Tiling, target: Tiling) -> bool:
-    """`PatternMatchMergeOrSplitSharding`: the tiles of two dimensions become those of one, or the
-    other way round."""
+    """Whether the tiles of two dimensions become those of one, or the other way round
+    (`PatternMatchMergeOrSplitSharding`)."""
     if source.copies != target.copies:
         return False
     changed = [d for d, tiles in enumerate(source.tiles) if tiles != target.tiles[d]]
@@ -161,7 +163,8 @@ def _by_merging(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_replicating_one(source: Tiling, target: Tiling) -> bool:
-    """`PatternMatchPartialReplicateDim`: one dimension is gathered, and the rest fits a pattern."""
+    """Whether one dimension is gathered and the rest fits a pattern
+    (`PatternMatchPartialReplicateDim`)."""
     copies, rest = divmod(target.copies, source.copies)
     if copies == 1 or rest:
         return False
@@ -173,7 +176,7 @@ def _by_replicating_one(source: Tiling, target: Tiling) -> bool:
 
 
 def _by_slicing_one(source: Tiling, target: Tiling) -> bool:
-    """The reverse of `_by_replicating_one`: copies are split along a whole dimension."""
+    """Whether copies are split along a whole dimension: the reverse of `_by_replicating_one`."""
     if source.copies == 1 or target.copies > 1:
         return False
     cut = (

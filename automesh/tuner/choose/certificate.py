@@ -49,7 +49,8 @@ def best_upper_s(measured: Mapping[Plan, Outcome]) -> float | None:
 def excluded_by_bound(
     estimates: Mapping[Plan, Estimated], measured: Mapping[Plan, Outcome]
 ) -> frozenset[Plan]:
-    """Plans that cannot be the fastest, whatever the compiler does; never a measured one."""
+    """Returns the plans that cannot be the fastest, whatever the compiler does; never a measured
+    one."""
     upper_s = best_upper_s(measured)
     if upper_s is None:
         return frozenset()

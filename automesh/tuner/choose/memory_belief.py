@@ -37,7 +37,7 @@ _LEAST_FREEDOM = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBelief:
-    """How estimates of memory compare with the compiles of one search.
+    """The comparison of memory estimates with the compiles of one search.
 
     Attributes:
       outcomes: compiled outcomes, judged with the reserve; also those at low effort, which need a
@@ -67,7 +67,7 @@ class MemoryBelief:
         """Compares estimates with the compiler's figures.
 
         The logarithms of the ratios are assumed to be normal for the same knobs, with one variance
-        for all knobs; the limit is the prediction limit of Student's t for the next one.
+        for all knobs; `least` is the prediction limit of Student's t for the next ratio.
         """
         ratios: dict[Call, list[float]] = {}
         for plan, outcome in outcomes.items():

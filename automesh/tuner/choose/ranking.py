@@ -170,7 +170,7 @@ def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
 def estimated_candidates(
     estimates: Mapping[Plan, Estimated], *, baseline: Sequence[Plan], device_memory_bytes: int
 ) -> tuple[Candidate, ...]:
-    """Plans with only an estimate: the fastest first, those too large last.
+    """Returns plans that have only an estimate: the fastest first, those that are too large last.
 
     Plans whose time is only partly known come after all others.
     """

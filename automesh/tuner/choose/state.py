@@ -84,11 +84,12 @@ class SearchState:
         )
 
     def excluded(self) -> frozenset[Plan]:
-        """Plans that cannot be the fastest, according to the sound bound."""
+        """Returns the plans that cannot be the fastest, according to the sound bound."""
         return excluded_by_bound(self.estimates, self.results)
 
     def left(self) -> tuple[Plan, ...]:
-        """Plans that did not fail and have no result, neither their own nor of the same program."""
+        """Returns the plans that did not fail and have no result, neither their own nor that of the
+        same program."""
         known = (self._program(plan) for plan in self.results)
         done = {one.fingerprint for one in known if isinstance(one, Compiled)}
 

@@ -27,7 +27,8 @@ def found(pattern: re.Pattern[str], line: str) -> tuple[dict[str, str | None], s
 
 
 def main() -> None:
-    """Answers until its input ends, which also happens when the parent process ends."""
+    """Answers one list of lines after another until its input ends, which also happens when the
+    parent process ends."""
     text, seconds = json.loads(sys.stdin.readline())
     pattern = re.compile(text)
     for order in sys.stdin:

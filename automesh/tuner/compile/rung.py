@@ -92,8 +92,8 @@ def _installed() -> Iterator[Path]:
 
 POLL_S = 0.5
 LAST_PER_WORKER = 4
-"""When this many plans per worker are left, the longest compiles begin first; by then the promising
-plans have been compiled."""
+"""Number of remaining plans per worker from which on the longest compiles begin first; by then the
+promising plans have been compiled."""
 _MARGIN = 2.0  # Lengths are guesses, and a worker must trace and lower first.
 _RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0

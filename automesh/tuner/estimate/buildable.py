@@ -173,8 +173,8 @@ class BuildCheck:
                 return None
 
     def _suspects(self, plans: Sequence[Plan]) -> dict[_Suspicion, list[Plan]]:
-        """Plans without a build whose sizes do not divide a dimension that all built plans
-        split."""
+        """Returns plans that were not built and whose sizes do not divide a dimension that all
+        built plans split."""
         common = self._common_parts()
         found: dict[_Suspicion, list[Plan]] = {}
         for plan in plans:
@@ -214,7 +214,7 @@ class BuildCheck:
 
 
 def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[str, ...]:
-    """Notices with the most frequent reasons of refusals, each with one refused plan."""
+    """Returns notices with the most frequent reasons of refusals, each with one refused plan."""
     examples: dict[str, tuple[Plan, str, int]] = {}
     for plan, why in refused.items():
         first, detail, number = examples.get(why.rule, (plan, why.detail, 0))

@@ -81,7 +81,7 @@ class Refusals:
             self.refused.setdefault(_way(need), (need, reason))
 
     def why(self, need: Need) -> str:
-        """Why a need would be refused, in words; empty if no refusal is known that implies it."""
+        """Says why a need would be refused; empty if no known refusal implies it."""
         way = _way(need)
         for other, (shown, reason) in self.refused.items():
             if need != shown and way.includes(other):

@@ -267,8 +267,8 @@ class EstimateRung:
                 self._reasons[need.call, need.active] = answer
 
     def _promise(self, usual: Group) -> Callable[[Need], float]:
-        """Gives a need's best estimate at the default knobs among meshes with the same active
-        axes."""
+        """Returns a function that gives the seconds of a need's best estimate: at the default
+        knobs, among meshes with the same active axes."""
         best: dict[Active, float] = {}
         for need in usual.needs:
             plans = [self.plans[usual.rows[member]] for member in need.members]

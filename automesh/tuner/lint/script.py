@@ -140,7 +140,8 @@ def _path_of(request: SearchRequest) -> Path | None:
 def _choice(
     session: Session, mesh: str, *, every: bool
 ) -> tuple[Callable[[Sequence[Plan]], Sequence[Plan]], tuple[str, ...]]:
-    """Which of the legal plans are looked at, and what is to be said about that."""
+    """Chooses which of the legal plans are looked at; returns a function that selects them, and
+    notices."""
     baseline = session.legal.baseline
     if mesh.strip():
         devices = session.preparation.aim.num_devices
@@ -180,7 +181,8 @@ def _bytes(finding: Finding, side: Explained) -> float:
 
 
 def _seconds(finding: Finding, side: Explained) -> float:
-    """Seconds of the collectives of the finding's line over its axes, without overlap."""
+    """Returns the seconds of the collectives over the finding's axes at its line, without
+    overlap."""
     return sum(
         one.seconds
         for one in side.cost.collectives

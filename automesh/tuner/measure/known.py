@@ -1,5 +1,4 @@
-"""What is known about the plans of one search while they are measured: figures, failures,
-records."""
+"""The data about the plans of one search while they are measured: figures, failures, records."""
 
 from __future__ import annotations
 

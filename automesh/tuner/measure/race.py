@@ -158,7 +158,7 @@ class Race(Generic[K]):
 
     @property
     def ending(self) -> Ending:
-        """Why the race is over; empty while it is not."""
+        """The reason why the race is over; empty while it is not."""
         return self._ending
 
     @property

@@ -46,7 +46,7 @@ class RaceReport:
 
     @property
     def sentence(self) -> str:
-        """Why the race ended, in words."""
+        """The reason why the race ended, in words."""
         return _ENDINGS[self.ended]
 
 

@@ -113,7 +113,7 @@ class VisitRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How a plan is visited, as its first visit has found it.
+    """The settings for visits to a plan, as its first visit has found them.
 
     Attributes:
       steps: chained steps per sample.

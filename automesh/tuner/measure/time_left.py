@@ -34,7 +34,7 @@ class TimeLeft:
 
     @property
     def last_s(self) -> float:
-        """When everything ends, whatever is missing then."""
+        """The time at which everything ends, whatever is missing then."""
         return self.end_s + self._grace_s
 
     @property

@@ -39,8 +39,8 @@ def check_around(request: SearchRequest, found: Discovery) -> None:
 def searched_around(
     request: SearchRequest, target: Target, found: Discovery, space: SearchSpace
 ) -> tuple[Discovery, SearchSpace]:
-    """The space with other shardings of the script's state, after it was seen that its step can be
-    carried to other meshes.
+    """Returns the space with other shardings of the script's state, once it is known that its step
+    can be carried to other meshes.
 
     Raises:
       UsageError: it cannot, or is too large to be stored for a measurement.

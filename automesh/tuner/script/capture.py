@@ -64,7 +64,7 @@ def check_capture_options(request: SearchRequest) -> None:
 def space_for(
     request: SearchRequest, target: Target, progress: Progress, *, alone: str = ""
 ) -> tuple[SearchRequest, Target, SearchSpace]:
-    """The search space of a request; for a script without `build`, after its first run.
+    """Finds the search space of a request; runs a script without `build` for the first time.
 
     Args:
       alone: name of the target for a script without a mesh, if this machine has a single device
@@ -123,7 +123,7 @@ def space_for(
 
 
 def alone_notice(target: Target) -> str:
-    """The notice that virtual devices stand for the single one of this machine."""
+    """Returns the notice that virtual devices replace the single device of this machine."""
     return (
         f"this machine has a single device: looked at on {target.cpu_devices} virtual ones, "
         f"--target {target.name}"
@@ -131,8 +131,8 @@ def alone_notice(target: Target) -> str:
 
 
 def _baseline(found: Discovery, target: Target) -> str:
-    """The script's own mesh, with the slices or nodes on the axes that may span them; nothing if it
-    is made of another number of devices than there are, or cannot be laid out so."""
+    """Returns the script's own mesh, with the slices or nodes on the axes that may span them; empty
+    if the mesh has another number of devices than there are, or cannot be laid out so."""
     searched = found.capture.searched
     if searched.num_devices != found.num_devices or found.capture.num_devices:
         return ""
@@ -277,7 +277,7 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
 
 
 def _share(other: ScriptStep, found: Discovery) -> str:
-    """A function that is not searched, and how much of the script's work was its own."""
+    """Describes a function that is not searched, and its share of the script's work."""
     every = [found.capture.step, *found.other_steps]
     total = sum(step.flops * step.calls for step in every)
     share = other.flops * other.calls / total if total else 0.0
@@ -305,7 +305,7 @@ def _about_other_meshes(found: Discovery) -> list[str]:
 
 
 def _about_split(split: AxisSplit, capture: Capture) -> str:
-    """What a split does, and what to write in the script to have it."""
+    """Says what a split does, and what to write in the script to have it."""
     names = ", ".join(f'"{name}"' for name in split.into)
     first, *rest = split.into
     state = " and ".join(f"`{name}`" for name in rest)

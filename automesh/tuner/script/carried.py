@@ -74,7 +74,7 @@ def _sizes_of(mesh: str) -> Sizes:
 
 
 def surroundings_naming(count: int, target: Target) -> Surroundings:
-    """The surroundings of a worker for a script that names a number of devices."""
+    """Returns the surroundings of a worker for a script that names a number of devices."""
     return replace(surroundings_of(target), platforms="cpu", cpu_devices=count)
 
 
@@ -95,8 +95,8 @@ def _check(
 
 
 def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
-    """Meshes for the second run, the best first: most sizes differ from the script's mesh, and the
-    largest size is small, so that it divides most arrays.
+    """Returns meshes for the second run, the best first: most sizes differ from the script's mesh,
+    and the largest size is small, so that it divides most arrays.
 
     The script's own mesh is among them only if there is no other one: the stored step is always
     equal to that of a second run there, which tells nothing about other meshes.
@@ -145,7 +145,7 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
 
 
 def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tuple[MeshAxis, ...]:
-    """The mesh of a plan in terms of the script's own axes, inside and between granules."""
+    """Returns the mesh of a plan as sizes of the script's own axes, inside and between granules."""
     into = {split.axis: split.into for split in splits}
     sizes = {axis.name: axis.size for axis in plan.axes}
     return tuple(

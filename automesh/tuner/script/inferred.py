@@ -30,7 +30,8 @@ def inferred(
     progress: Progress,
     said: tuple[str, ...],
 ) -> tuple[SearchRequest, Target, SearchSpace]:
-    """Returns the search space of a script whose step is for one device; result as of `space_for`.
+    """Returns the search space of a script whose step is for one device; the result is as for
+    `space_for`.
 
     Args:
       said: notices for the user about its first run.

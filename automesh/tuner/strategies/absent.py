@@ -163,7 +163,10 @@ class AbsentStrategy(Strategy):
         )
 
     def _unpromising(self) -> frozenset[Plan]:
-        """Plans without an estimate that are not compiled while others have one.
+        """Returns plans without an estimate that are not compiled while others have one. Some still
+        wait for their estimate: neither time nor memory is known, and a minute of estimates shows
+        more than hours of compiles in any order. The others were refused by the step, which would
+        refuse them again.
 
         Some still wait for their estimate: neither time nor memory is known, and a minute of
         estimates shows more than hours of compiles in any order. The others were refused by the

@@ -37,7 +37,7 @@ _TAKEN_OVER = (
 
 
 class Strategy(Protocol):
-    """How one kind of search spends its budget."""
+    """The way in which one kind of search spends its budget."""
 
     def climb(self) -> str:
         """Tries plans until none is left or the time is over.
@@ -61,7 +61,7 @@ class Strategy(Protocol):
         ...
 
     def keeps_rule(self, path: Path) -> str:
-        """Why the rule that is already in a file must stay; empty if it may be replaced."""
+        """Says why the rule that is already in a file must stay; empty if it may be replaced."""
         del path
         return ""
 

@@ -66,8 +66,9 @@ class Backend:
     Attributes:
       skipped: records that were found damaged.
       copy: the folder of the private copy that is read; None for the storage itself.
-      working: where a study is searched that others may put something beside; else None.
-      is_lent: somebody else closes it.
+      working: the folder where a study is searched whose own folder others may write into; else
+        None.
+      is_lent: whether the one that has lent it closes it.
     """
 
     optuna: BaseStorage
@@ -109,7 +110,7 @@ class Backend:
     def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
         """Returns for every search a value that differs after each change of its studies.
 
-        With it comes the time of the last change, in seconds since 1970.
+        The second value is the time of the last change, in seconds since 1970.
         """
         if isinstance(self.optuna, TolerantDatabase):
             by_study = self.optuna.changes()
@@ -126,12 +127,12 @@ class Backend:
         return found
 
     def publish(self, *, lasting: bool = False) -> None:
-        """Writes what SQLite has into the database file, which is all that others can read.
+        """Writes SQLite's log into the database file, because others can read that file alone.
 
         It does not wait for readers.
 
         Args:
-          lasting: at the end of a search.
+          lasting: whether this is the end of a search, so that the file must survive a power cut.
 
         Raises:
           UsageError: see `WorkingCopy.publish`.
@@ -148,7 +149,7 @@ class Backend:
                 self.working.publish(raw, self.storage.text, lasting=lasting)
 
     def explained(self) -> AbstractContextManager[None]:
-        """As the function `explained`, for this storage."""
+        """Does what the function `explained` does, for this storage."""
         return explained(self.storage)
 
     def close(self) -> None:
@@ -170,7 +171,8 @@ def open_backend(storage: Storage, *, is_read_only: bool = False, in_place: bool
     Args:
       is_read_only: a file of SQLite that others may have written, or that may not be written, is
         read from a private copy, as it is now.
-      in_place: False to read one's own from a copy, too: whoever writes it may be trusted less.
+      in_place: False: a file of this account is read from a copy, too, because the reader may not
+        trust what writes it.
 
     Raises:
       UsageError: it is not a study's storage, is damaged, may not be written, or cannot be reached.
@@ -462,8 +464,9 @@ def _schema_mismatch(storage: Storage, error: RuntimeError) -> UsageError:
 class FlockedJournal(JournalFileOpenLock):
     """A lock for Optuna's journal file that the kernel releases at the death of its process.
 
-    Optuna's own locks are files that a killed process leaves behind for 30 s, and the half line
-    that it was writing makes the journal unreadable once another follows: it is cut off first.
+    Optuna's own locks are files, which a killed process leaves behind for 30 s. The process may
+    also leave half a line, which makes the journal unreadable once another line follows: the next
+    holder of this lock cuts it off first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -480,7 +483,7 @@ class FlockedJournal(JournalFileOpenLock):
 
 
 def cut_torn_tail(path: Path) -> None:
-    """Cuts a last line without its end off; the caller has the journal's lock."""
+    """Cuts off a last line that has no line end; the caller holds the journal's lock."""
     with open_for_writing(path) as file:
         torn = len(_tail(file))
         file.seek(0)

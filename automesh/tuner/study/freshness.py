@@ -1,9 +1,10 @@
-"""Is a study's script still the one that was searched? Decided by what runs, not by its text alone.
+"""Decides whether a study's script is still the one that was searched: by what runs, not by its
+text alone.
 
 A search notes what the step rests on: the user's code, the files, variables and packages that it
-reads, and the program that it is traced to. If any of it is another at the next start, the plans
-with figures are lowered: where all their programs are the same, the figures hold; else trials of
-before stay in the study, are not ranked, and the sentence names what changed.
+reads, and the program that it is traced to. If any of these has changed at the next start, the
+plans that have figures are lowered. If all their programs are the same, the figures hold. Otherwise
+the earlier trials stay in the study but are not ranked, and a notice names what changed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _NAMED = 3
 Pairs = tuple[tuple[str, str], ...]
 Versions = Pairs
 Lower = Callable[[Plan], str]
-"""Gives the fingerprint of a plan's program as it is now; empty if it cannot be lowered in time."""
+"""A function that returns the fingerprint of a plan's program as it is now; empty if it cannot be
+lowered in time."""
 Sameness = Literal["same", "other", "unknown"]
 _MEANING: dict[Sameness, str] = {
     "same": ", the step has not: its figures hold",
@@ -49,10 +51,11 @@ _MEANING: dict[Sameness, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What the figures of a script depend on: its sources, versions and environment.
+    """The things that the figures of a script depend on: its sources, versions and environment.
 
     Attributes:
-      source_hash: what its trials are known by; the same for grounds whose programs are the same.
+      source_hash: the hash that identifies its trials; the same for grounds whose programs are the
+        same.
       program: fingerprint of the step on the mesh of one device.
       files: the user's code and what it opened, each with its hash.
       variables: of the environment that the code asks for, hashed.
@@ -95,12 +98,13 @@ def grounds_of(inspection: Inspection) -> Grounds:
 
 
 def settle(study: Study, now: Grounds, versions: Versions, lower: Lower | None) -> Settled:
-    """Decides whether the trials of a study are of the script as it is now, and notes it.
+    """Decides whether the trials of a study are of the script as it is now, and stores the
+    decision.
 
     Args:
       versions: of everything else whose change makes figures stale.
-      lower: asked for plans with a known program, only if something changed; None if they cannot be
-        lowered here as they were.
+      lower: is called for plans with a known program, only if something changed; None if they
+        cannot be lowered here as they were.
     """
     noted = _noted(study)
     same = next((one for one in reversed(noted) if one.identity == now.identity), None)
@@ -243,7 +247,8 @@ def settled(
     clock: Callable[[], float],
     start_worker: StartWorker = Process,
 ) -> tuple[Preparation, LegalPlans]:
-    """Returns the preparation with the hash of the trials that count, the plans, and notices.
+    """Decides which stored trials hold for the script as it is now. Returns the preparation with
+    the hash of these trials, and the plans with notices about what changed.
 
     The study counts by the hash, too, from then on.
     """

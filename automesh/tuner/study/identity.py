@@ -1,4 +1,4 @@
-"""Which study a search belongs to: the same inputs resume the same one."""
+"""Finds the study that a search belongs to: the same inputs resume the same one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from automesh.plugins.framework import framework_at
 from automesh.program.nouns import Entry
 
 BUNDLE = "AUTOMESH_BUNDLE"
-"""A variable of the environment, `WORD:FOLDER`: in what a study is known by, the word stands for
-the folder. So a search of a service is gone on with wherever an agent has unpacked its bundle. The
-word is the number of the submission, which stands in the names of its studies: nobody can take a
-name that belongs to another one."""
+"""The environment variable `WORD:FOLDER`: in the data that identify a study, the word replaces the
+folder. So a search of a service continues in the same study wherever an agent has unpacked its
+bundle. The word is the number of the submission, which is in the names of its studies: nobody can
+take a name that belongs to another submission."""
 _NUMBER = re.compile(r"[0-9a-f]{16}")
 _OF_SUBMISSION = re.compile(r".*-([0-9a-f]{16})-[0-9a-f]{8}", re.DOTALL)
 # Names of files that say nothing of what they train.
@@ -58,8 +58,8 @@ def study_name(
     figures: str = "",
     bundle: str = "",
 ) -> str:
-    """Returns `<workload>-<target>-<hash>`; hashed are script path, function, arguments, target,
-    axes. For a submission `<workload>-<target>-<number>-<hash>`.
+    """Returns `<workload>-<target>-<hash>`. The hash covers script path, function, arguments,
+    target and axes.
 
     Args:
       scope: directory of all studies; it stands for the location of a callable, which has no path.

@@ -1,4 +1,4 @@
-"""Who works on what: leases that end when their owner dies or falls silent."""
+"""Leases, which say who works on what, and end when their owner dies or falls silent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LEASE_S = 30.0
 """A hold that was not renewed for this long may be taken over."""
 
 GRACE_S = 10.0
-"""Who first sees a hold that looks that old waits for so long whether it is renewed after all."""
+"""How long a process waits for a renewal of a hold that looks too old when the process first sees
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +118,12 @@ class LeaseTable(Protocol):
         ...
 
     def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
-        """Gives `key` to `owner` (None: to nobody) if it still is as in `old`; else False."""
+        """Gives `key` to `owner` (None: to nobody) if its row is still `old`; returns whether it
+        was."""
         ...
 
     def renew(self, owner: Owner) -> None:
-        """Restarts the clock of everything that `owner` still has."""
+        """Restarts the clock of all leases that `owner` still has."""
         ...
 
     def close(self) -> None: ...
@@ -130,9 +132,9 @@ class LeaseTable(Protocol):
 class Sightings:
     """The leases that this process has seen, and since when they have not changed.
 
-    No clock but this process's own is trusted to end a hold, and of that only how fast it runs:
-    the storage's may be set forward, or back, while its owner is well. What the storage's clock
-    says makes the wait for an owner that fell silent before this process began a shorter one.
+    Only the time that passes on this process's own clock ends a hold: the storage's clock may be
+    set forward or back while the owner is alive. The storage's clock only shortens the wait for an
+    owner that fell silent before this process began.
     """
 
     def __init__(self) -> None:

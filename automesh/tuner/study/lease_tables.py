@@ -1,4 +1,4 @@
-"""The table of leases in a database (SQLite, PostgreSQL, MySQL) and in a file beside a journal."""
+"""The table of leases, in a database (SQLite, PostgreSQL, MySQL) or in a file next to a journal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _CLOCKS = {
 
 
 class SqlLeases:
-    """Leases in a table beside Optuna's; each change is one statement: nothing is ever locked."""
+    """The leases in a table next to Optuna's; each change is one statement: nothing is ever
+    locked."""
 
     def __init__(
         self, engine: sa.Engine, skipped: Skipped | None = None, *, is_read_only: bool = False
@@ -57,7 +58,7 @@ class SqlLeases:
         self.seen = Sightings()
 
     def noting(self, skipped: Skipped) -> Self:
-        """Returns the same table, and what was seen in it; what is damaged is named elsewhere."""
+        """Returns the same table with the same sightings; it adds damaged rows to `skipped`."""
         other = copy.copy(self)
         other._skipped = skipped
         return other

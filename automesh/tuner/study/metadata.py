@@ -1,4 +1,4 @@
-"""What a study remembers besides its trials: its header, the reference, the decision."""
+"""The data of a study besides its trials: its header, the reference, the decision."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Notebook:
     """The typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
-      outside: plans, as text, that are not told of, beside those out of the study's scope.
+      outside: plans, as text, that results leave out, in addition to those outside of the study's
+        scope.
     """
 
     study: Study
@@ -246,7 +247,8 @@ def header_of(
     estimates: Estimates = NO_ESTIMATES,
     is_ahead: bool = False,
 ) -> Header:
-    """Makes the header of a study: its facts, and how many plans there are.
+    """Makes the header of a study: its facts, and how many plans there are. The arguments are as
+    for `facts_of`.
 
     Arguments as of `facts_of`.
     """
@@ -306,7 +308,7 @@ def reading(
 
     Args:
       study: its folder; None for the one that changed last under `results`.
-      in_place: as of `open_backend`.
+      in_place: as for `open_backend`.
 
     Raises:
       UsageError: there is no such study, or it cannot be read.

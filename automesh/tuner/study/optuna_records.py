@@ -199,7 +199,7 @@ def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
 
 
 def final_state(outcome: Outcome) -> tuple[TrialState, list[float] | None]:
-    """Returns Optuna's state and value, seconds, for an outcome.
+    """Returns Optuna's state for an outcome, and its value in seconds.
 
     Raises:
       ValueError: the step time is not a positive number.

@@ -1,4 +1,4 @@
-"""What a study's header says, as the beginning of a result: every kind of search reports so."""
+"""Makes the beginning of a result from a study's header, for every kind of search."""
 
 from __future__ import annotations
 

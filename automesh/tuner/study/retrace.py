@@ -1,5 +1,5 @@
-"""A plan whose step is traced to another program than before: was the script edited, or does its
-trace depend on something else than its arguments?"""
+"""Finds why the step of a plan is traced to another program than before: was the script edited, or
+does its trace depend on something else than its arguments?"""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def explain_programs(
 
     It traces each plan in two processes.
 
-    What the process has ready that did the last job is lost: nothing should be left to measure.
+    The process that did the last job loses the programs that it has ready, so nothing should be
+    left to measure.
     """
     with temporary_folder("trace") as folder:
         files = {

@@ -43,9 +43,9 @@ Versions = tuple[tuple[str, str], ...]
 class Rung:
     """The trials of one kind, in one Optuna study.
 
-    A trial is run by whoever has its hold: a claim takes the hold before it touches the trial, so
-    two processes never run the same one, and a running trial always has an owner. Optuna alone does
-    not see to that: on SQLite its change of a trial's state reads first and writes later.
+    The process that has the hold of a trial runs it: a claim takes the hold before it touches the
+    trial, so two processes never run the same one, and a running trial always has an owner. Optuna
+    alone does not guarantee that: on SQLite it changes a trial's state by a read and a later write.
     Everything raises `UsageError` if the storage fails.
     """
 
@@ -105,7 +105,8 @@ class Rung:
     ) -> list[Trial]:
         """Adds a waiting trial for every plan that has none for this script and these versions yet.
 
-        What failed for want of time or memory that there is now does not count, and is tried again.
+        A trial that failed for lack of time or memory does not count if there is enough of it now:
+        the plan is tried again.
 
         Args:
           estimates: to be kept with the trials of their plans.

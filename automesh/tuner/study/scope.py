@@ -1,4 +1,4 @@
-"""Which plans and outcomes of a study a search takes over (pure functions)."""
+"""Decides which plans and outcomes of a study a search takes over (pure functions)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Scope:
       plans: those that the search knows; None for all.
       timeout_s: what one job of a worker may take; 0 where nothing runs.
       worker_bytes: the memory of this machine that one worker may take; 0 where nothing runs.
-      speeds: with which schedules are replayed, in words; empty where none are. Times at others do
-        not compare.
+      speeds: the speeds with which schedules are replayed, in words; empty where none are. Times at
+        other speeds cannot be compared.
     """
 
     plans: frozenset[Plan] | None = None
@@ -36,7 +36,8 @@ class Scope:
         return self.plans is None or plan in self.plans
 
     def overcomes(self, outcome: Outcome | None) -> bool:
-        """Whether an outcome does not hold now.
+        """Whether an outcome has become invalid: the limit at which it failed is wider now, or it
+        was priced at other speeds.
 
         The limit that it failed for is wider, or it was priced at other speeds.
         """

@@ -1,4 +1,4 @@
-"""Where a study is kept: the `--storage` argument, read and checked without opening anything."""
+"""The place of a study: the `--storage` argument, read and checked without opening anything."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ __all__ = [
 
 
 PUBLISH_S = 5.0
-"""Between two times at which a search writes the log of its database into the file, which costs
+"""Seconds between two writes of a database's log into its file, each of which takes
 milliseconds."""
 
 
@@ -63,9 +63,9 @@ def open_study(
       source_hash: of the script as it is now; only trials with the same one are claimed.
       versions: of everything whose change makes figures stale; likewise.
       scope: what the search may try; only its plans are claimed.
-      create: make the study if there is none; False for those who only want to read it.
-      in_place: as of `open_backend`, for who only reads.
-      backend: the storage, for who has opened it already; the study closes it.
+      create: make the study if there is none; False for callers that only read it.
+      in_place: as for `open_backend`, for a caller that only reads.
+      backend: the storage, if the caller has opened it already; the study closes it.
 
     Raises:
       UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
@@ -127,7 +127,7 @@ class Study:
       name: of the search; Optuna's studies are `<name>/compile`, `<name>/measure` and, for devices
         that are not here, `<name>/screen`.
       storage: where it is kept.
-      owner: what this process is known as to the others.
+      owner: the identity of this process for the others.
       scope: what the search may try.
       compile: the rung of compiled plans.
       measure: the rung of measured plans.

@@ -21,7 +21,7 @@ _CHANGED_SHARE = 0.5
 
 
 class Doubt(IntEnum):
-    """How little a function looks like a training step."""
+    """The degree to which a function does not look like a training step."""
 
     NONE = 0
     NOTHING_TRAINED = 1
@@ -34,8 +34,8 @@ class Doubt(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patience:
-    """How long the script is left to run: for so many calls of the usual variant and so many
-    seconds, or for `most` calls."""
+    """The limit up to which the script is left to run: so many calls of the usual variant and so
+    many seconds, or `most` calls."""
 
     calls: int
     seconds: float
@@ -53,7 +53,7 @@ _PATIENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChoice:
-    """What the usual variant of a function tells of it as a step.
+    """The properties of a function's usual variant by which it is chosen as the step.
 
     Attributes:
       calls: number of calls of the usual variant.
@@ -204,8 +204,8 @@ def is_enough(choice: Choice, candidate: StepChoice) -> bool:
 
 
 def best(choices: Sequence[tuple[Choice, StepChoice]]) -> Choice | None:
-    """What most looks like the step when the script has ended: of those in as little doubt, the one
-    that is called with most bytes; None if none has any state."""
+    """Returns the functions that look most like the step once the script has ended: first those in
+    the least doubt, among these the one whose calls have the most bytes; None if none has state."""
     ranked = sorted(
         (one for one in choices if one[0].doubt is not Doubt.NO_STATE),
         key=lambda one: (one[0].doubt, not one[0].is_carried, -one[1].bytes * one[1].calls),

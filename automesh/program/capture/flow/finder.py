@@ -59,14 +59,14 @@ _DOUBTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundStep:
-    """The step, and what is split by the batch.
+    """The step that was found, with the mesh axes of its batch and the meshes of its arguments.
 
     Attributes:
       others: other functions that are called again and again.
       meshes: the meshes over which its arguments are split, or shall be split.
       whole: the call of the step.
-      placed: per leaf of its arguments, its placement at the first such call, see
-        `step_call.place_of`.
+      placed: per leaf of its arguments, its placement at the first call of the variant that is the
+        step, see `step_call.place_of`.
     """
 
     step: ScriptStep
@@ -586,8 +586,8 @@ def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
 
 
 def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:
-    """Returns, for each pair of a part and one of its outputs, the output of the whole step that it
-    is."""
+    """Maps each pair of a part and one of its outputs to the position of that output among those of
+    the whole step."""
     kept = [(number, output) for number, part in enumerate(parts) for output in part.kept]
     return {one: place for place, one in enumerate(kept)}
 

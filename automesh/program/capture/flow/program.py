@@ -45,7 +45,7 @@ class TrainingLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionFacts:
-    """What the program of a function tells; its leaves are those of the function's arguments.
+    """The facts in the program of a function; its leaves are those of the function's arguments.
 
     Attributes:
       forwarded: per output the leaf that it is, if it is an unchanged one; None if it is computed.
@@ -225,8 +225,9 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
 
 
 def training_steps(jaxpr: Any) -> int:
-    """Training steps in a call: the turns of such a loop, times those of the loops in it, as those
-    over the batches of an epoch; 0 if only a run shows their number, 1 without a loop."""
+    """Counts the training steps in a call: the turns of the loop that holds many steps, times those
+    of training loops inside it, as for batches inside epochs. 0 if only a run shows their number, 1
+    without a loop."""
     opened = opened_jaxpr(jaxpr)
     loop = _training_loop(opened, ())
     if loop is None:
@@ -238,7 +239,7 @@ def training_steps(jaxpr: Any) -> int:
 
 
 def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:
-    """The outermost loop of a program that holds many training steps."""
+    """Returns the outermost loop of a program that holds many training steps."""
     for place, equation in enumerate(jaxpr.eqns):
         stack = str(equation.source_info.name_stack)
         if "transpose(" in stack or "jvp(" in stack:

@@ -86,7 +86,7 @@ def _alike(
 
 @dataclass(slots=True)
 class RoundArguments:
-    """What is known of the arguments of a whole round.
+    """The facts about the arguments of a whole round.
 
     Attributes:
       pairs: (argument, output of the round before that is this argument).
@@ -150,8 +150,8 @@ def _starts(calls: Sequence[_RoundCall], adder: int, takers: set[int]) -> list[i
 
 
 def _members(calls: Sequence[_RoundCall], adder: int) -> set[int]:
-    """Returns the functions of a round: the outputs of the adder go through them and come back to
-    the adder."""
+    """Returns the functions of a round: those that the outputs of the adding function (`adder`) go
+    through before they come back to it."""
     after, before = {adder}, {adder}
     for _ in calls:
         after |= {one.number for one in calls if any(map(one.takes_from, after))}

@@ -39,7 +39,8 @@ _CHANGED: set[str] = set()
 
 @contextmanager
 def led_to_layer() -> Generator[None]:
-    """Makes these libraries read and write in the layer while the body runs.
+    """Makes HDF5, safetensors, SQLite and tensorstore read and write in the layer while the body
+    runs.
 
     Their functions stay changed: a thread of the script that is still running after the run finds
     no layer, and is ended there.

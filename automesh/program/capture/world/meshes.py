@@ -23,12 +23,13 @@ _RENAMED: list[tuple[Any, tuple[Any, ...]]] = []
 
 
 def text_of(name: Any) -> Any:
-    """The text of a member of an enumeration of texts; all other names as they are."""
+    """Returns the text of a member of an enumeration of texts; returns any other name unchanged."""
     return str.__str__(name) if isinstance(name, str) else name
 
 
 def with_names(mesh: Mesh, names: Sequence[Any]) -> Mesh:
-    """A mesh whose axes have the script's own objects as names, until `names_put_back` ends it.
+    """Makes a mesh have the script's own objects as names of its axes, until `names_put_back`
+    restores the texts.
 
     Args:
       names: of axes, as the script gives them; equal to those that the mesh has.
@@ -42,7 +43,7 @@ def with_names(mesh: Mesh, names: Sequence[Any]) -> Mesh:
 
 
 def names_put_back() -> Callable[[], None]:
-    """What gives all meshes the texts of their names again."""
+    """Returns a function that gives all meshes the texts of their names again."""
 
     def put_back() -> None:
         for mesh, texts in _RENAMED:
@@ -59,7 +60,7 @@ def _rename(mesh: Any, names: tuple[Any, ...]) -> None:
 
 
 def same_on(sharding: Any, own: Mesh, *, count: int = 0) -> NamedSharding | None:
-    """Returns a sharding on another mesh as one on `own`.
+    """Returns a sharding that lies on another mesh, as a sharding on `own`.
 
     This is possible for a mesh of one axis (besides axes of size 1) over the same devices in the
     same order: its axis stands for all axes of `own` together.

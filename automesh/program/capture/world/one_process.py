@@ -60,7 +60,7 @@ class LonelyClient:
         """Does nothing: there is nothing to end."""
 
     def wait_at_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """All processes are here."""
+        """Does nothing: all processes have arrived, as there is only this one."""
 
     def get_live_nodes(self, *_: Any, **__: Any) -> dict[int, Any]:
         """Returns process 0, which is alive."""

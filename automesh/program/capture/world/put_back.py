@@ -48,7 +48,7 @@ _CONTEXTS = {
 
 @dataclass(slots=True)
 class _PutBackState:
-    """What the runs of this process start from.
+    """The state from which every run of this process starts.
 
     Attributes:
       settings: jax's settings for the whole process, before the first run.

@@ -39,7 +39,7 @@ class _Entropy:
         self._drawn = itertools.count()
 
     def bytes(self, size: int) -> bytes:
-        """As `os.urandom`."""
+        """Returns bytes, as `os.urandom` does."""
         parts = [
             hashlib.sha256(f"{_SEED} {next(self._drawn)}".encode()).digest()
             for _ in range(-(-size // 32))
@@ -47,7 +47,7 @@ class _Entropy:
         return b"".join(parts)[:size]
 
     def bits(self, k: int) -> int:
-        """As `secrets.randbits`."""
+        """Returns bits, as `secrets.randbits` does."""
         return int.from_bytes(self.bytes((k + 7) // 8), "little") >> (-k % 8)
 
 

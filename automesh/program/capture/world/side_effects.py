@@ -69,7 +69,7 @@ def left_out() -> Generator[None]:
 
 @dataclass(slots=True)
 class _Saved:
-    """What a run has saved with orbax, and what it would have saved.
+    """The files that a run has saved with orbax, and those that it would have saved.
 
     Attributes:
       savers: objects that have saved arrays.

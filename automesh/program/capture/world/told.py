@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _MessagesState:
-    """What this process keeps of the last run.
+    """The data of this process about the last run.
 
     Attributes:
       sentences: what the user should know, each sentence once, in the order in which they were

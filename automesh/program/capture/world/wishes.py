@@ -32,7 +32,7 @@ _TOO_LATE = re.compile(r"before (any )?(jax )?backends? (are|is)|before JAX comp
 
 @dataclass(slots=True)
 class _State:
-    """What this process knows of the settings of the script in progress."""
+    """The data of this process about the settings of the script in progress."""
 
     is_captured: bool = False
     is_installed: bool = False

@@ -82,7 +82,7 @@ class AppliedStep:
         return jax.tree.unflatten(ready.results, ready.jitted(*_placed(leaves, ready)))
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        """A step that is a method is called with its object."""
+        """Returns the step with an object as its first argument, for a step that is a method."""
         return self if owner is None else types.MethodType(self, owner)
 
     @property
@@ -265,7 +265,7 @@ def _placed(leaves: Sequence[Any], ready: _ReadyStep) -> list[Any]:
 
 
 def _parameters(call: TracedCall) -> list[str]:
-    """For each argument, the name of the step's parameter: that of its first leaf."""
+    """Returns, for each argument, the name of the step's parameter, which its first leaf has."""
     found: list[str] = []
     place = 0
     for arg in call.args:
@@ -312,5 +312,5 @@ def _put(leaf: Any, to: Any) -> Any:
 
 
 def said_kind(step: Any) -> str:
-    """What was given for a step, for errors."""
+    """Describes what was given as a step, for errors."""
     return f"{kind_of(step)}: {step!r}"

@@ -87,7 +87,8 @@ def _of_state(
     arrays: Sequence[tuple[ArrayClasses, Split | None]],
     batch_axes: Sequence[str],
 ) -> list[LogicalAxis]:
-    """The state over each batch axis, where some array of it is not split over any."""
+    """Makes logical axes for parameters and for moments over each batch axis, if the script leaves
+    some array of them whole over all batch axes."""
     whole = {
         array.role
         for number, (array, own) in enumerate(arrays)
@@ -110,7 +111,8 @@ def _of_classes(
     arrays: Sequence[tuple[ArrayClasses, Split | None]],
     axes: Sequence[str],
 ) -> list[LogicalAxis]:
-    """Each class over the axes over which the script does not split all arrays that have it."""
+    """Makes a logical axis for each class, over the axes over which the script does not split every
+    array of the state that has the class."""
     found: list[LogicalAxis] = []
     for one in classes:
         written = [
@@ -131,7 +133,8 @@ def _split(
     names: frozenset[str],
     batch_axes: Sequence[str],
 ) -> Split:
-    """How logical axes split a leaf of the arguments; only the first dimension of a class."""
+    """Returns how logical axes split a leaf of the arguments; a class splits its first dimension
+    only."""
     array = chosen.classes.arguments[number]
     parts: list[list[str]] = [[] for _ in array.shape]
     if own is None or not chosen.is_state(array):
@@ -149,7 +152,7 @@ def _split(
 def _rules(
     chosen: ChosenClasses, arguments: Sequence[NamedSplit], batch_axes: Sequence[str]
 ) -> Iterable[SplitArray]:
-    """The arrays that make mappings illegal; see `ChosenClasses.arrays`."""
+    """Returns the arrays that make mappings illegal; see `ChosenClasses.arrays`."""
     seen: dict[tuple[SplitDimension, ...], str] = {}
     for array, one in zip(chosen.classes.arguments, arguments, strict=True):
         whole: list[SplitDimension] = []

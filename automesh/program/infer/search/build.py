@@ -40,7 +40,8 @@ Run = Callable[[Entry, Callable[[TracedCall, Mesh], None]], Callable[[Mesh], Wor
 
 
 def inferred_build(entry: Entry) -> Callable[..., Workload]:
-    """The function `build(mesh, mapping)` of a script that makes no mesh, whose step is stored."""
+    """Returns the function `build(mesh, mapping)` of a script that makes no mesh, whose step is
+    stored."""
     capture, layout, step = _stored(entry)
     folder, with_values = Path(capture.folder), not capture.without_arrays
 
@@ -54,7 +55,8 @@ def inferred_build(entry: Entry) -> Callable[..., Workload]:
 
 
 def _stored(entry: Entry) -> tuple[Capture, Layout, StoredStep]:
-    """How a script is run, what is searched for it, and its stored step; sets jax accordingly."""
+    """Reads how a script is run, what is searched for it, and its stored step; sets jax
+    accordingly."""
     capture = entry.capture
     assert capture is not None and capture.layout is not None
     step = read_step(Path(capture.folder))
@@ -74,7 +76,8 @@ def _check_values(step: StoredStep, entry: Entry) -> None:
 
 
 def rearranged_build(entry: Entry, run: Run) -> Callable[..., Workload]:
-    """The function `build(mesh, mapping)` of a script that makes a mesh, whose step is stored.
+    """Returns the function `build(mesh, mapping)` of a script that makes a mesh, whose step is
+    stored.
 
     The step is carried to the mesh as the script wrote it, with its constraints. A mapping changes
     how arrays of its state are split: as arguments, and as the results that replace them.
@@ -105,8 +108,8 @@ def rearranged_build(entry: Entry, run: Run) -> Callable[..., Workload]:
 
 
 def _by_running(entry: Entry, mesh: Mesh, run: Run) -> CarriedCall:
-    """The step of a run of the script on a mesh, each time of another one: its arguments may be
-    donated."""
+    """Runs the script on a mesh and returns its step. Each call runs the script again, since the
+    step may donate its arguments."""
     taken: list[CarriedCall] = []
     run(entry, lambda call, made: taken.append(CarriedCall(call=call, made=made)))(mesh)
     return taken[-1]
@@ -158,7 +161,7 @@ def on_mesh(
 def constraints_of(
     inner: Sequence[InnerSplit], axes: Mapping[str, MappedAxes], mesh: Mesh
 ) -> dict[Place, NamedSharding]:
-    """The constraints of a mapping; none for arrays that it does not split."""
+    """Returns the constraints of a mapping; none for arrays that it does not split."""
     found: dict[Place, NamedSharding] = {}
     for one in inner:
         to = sharding_of(one.split, axes, mesh)
@@ -176,7 +179,8 @@ def constraints_of(
 
 
 def sharding_of(split: Split, axes: Mapping[str, MappedAxes], mesh: Mesh) -> NamedSharding:
-    """The sharding of an array under a mapping; dimensions that it does not split are whole."""
+    """Makes the sharding of an array under a mapping; dimensions that the mapping does not split
+    are whole."""
     parts: list[Any] = []
     for names in split:
         over = tuple(axis for name in names for axis in axes.get(name, ()))

@@ -94,8 +94,8 @@ class NamedSplit:
     written: Split = ()
 
     def over(self, mapping: Mapping[str, MappedAxes]) -> Split:
-        """The mesh axes that split each dimension under a mapping. An axis that the mapping gives
-        to a dimension is taken from the dimension for which the script wrote it."""
+        """Returns the mesh axes that split each dimension under a mapping. An axis that the mapping
+        gives to a dimension is taken from the dimension for which the script wrote it."""
         parts = [list(part) for part in self.written or ((),) * len(self.split)]
         for place, names in enumerate(self.split):
             for axis in (axis for name in names for axis in mapping.get(name, ())):
@@ -107,8 +107,9 @@ class NamedSplit:
 
 
 def shardings_of(arguments: Sequence[NamedSplit], plan: Plan) -> Shardings:
-    """How a plan splits the arguments of a step, as few patterns of their paths, each with the
-    classes of the dimensions, or mesh axes for a dimension that fsdp splits.
+    """Describes how a plan splits the arguments of a step, in as few patterns of their paths as
+    possible. A pattern has the class of each dimension, or mesh axes for a dimension that fsdp
+    splits.
 
     If several arrays have the same name, which should not happen, the first one counts.
     """
@@ -217,7 +218,7 @@ def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
 
 
 def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSplit, ...]:
-    """The constraints inside a step, in terms of the existing logical axes."""
+    """Returns the constraints inside a step, in terms of the existing logical axes."""
     return tuple(
         InnerSplit(
             path=one.path,
@@ -307,10 +308,10 @@ class ChosenClasses:
         return replace(chosen, kept=chosen.kept_dimensions()) if batches else chosen
 
     def kept_dimensions(self) -> dict[int, int]:
-        """The dimension that fsdp splits of each leaf of the state that is large enough. It is the
-        one that most devices divide; among equals the one whose class is in most parameters (as
-        `embed`, which leaves the others to tp), then the largest. State of a parameter is split
-        like the parameter."""
+        """Chooses the dimension that fsdp splits, for each leaf of the state that is large enough.
+        It is the one that most devices divide; among equals the one whose class is in most
+        parameters (as `embed`, which leaves the others to tp), then the largest. State of a
+        parameter is split like the parameter."""
         found: dict[int, int] = {}
         weights = _weights(self.classes)
         arrays = self.classes.arguments
@@ -347,7 +348,8 @@ class ChosenClasses:
         return 1 if known is None else math.gcd(max(known.stored, known.parts), size)
 
     def most_parts(self) -> int:
-        """A multiple of how many devices any mesh can have; of `num_devices` if these have one."""
+        """Returns a number that is a multiple of the devices of every possible mesh; of
+        `num_devices` if a mesh can have them all."""
 
         def most(those: Iterable[DimensionClass]) -> int:
             return math.lcm(*(math.gcd(one.parts, self.num_devices) for one in those))
@@ -356,14 +358,14 @@ class ChosenClasses:
         return most(self.batches) * most(self.over_tp) * math.prod(most([one]) for one in others)
 
     def batch_over(self) -> tuple[str, ...]:
-        """The axes that split the batch; empty without a batch."""
+        """Returns the axes that split the batch; empty without a batch."""
         if not self.batches:
             return ()
         more = (EP,) if self.expert is not None else ()
         return (DP, FSDP, *more) if self.kept else (DP, *more)
 
     def logical(self) -> tuple[LogicalAxis, ...]:
-        """The logical axes that can be split, with their choices."""
+        """Returns the logical axes that can be split, with their choices."""
         found: list[LogicalAxis] = []
         over = self.batch_over()
         for number, one in enumerate(self.batches[:2]):
@@ -391,7 +393,7 @@ class ChosenClasses:
         return tuple(found)
 
     def split_of(self, number: int, names: frozenset[str]) -> Split:
-        """How logical axes split a leaf of the arguments."""
+        """Returns how logical axes split a leaf of the arguments."""
         array = self.classes.arguments[number]
         if array.role in (Role.COUNTER, Role.DEAD):
             return tuple(() for _ in array.shape)
@@ -411,8 +413,8 @@ class ChosenClasses:
     def arrays(
         self, arguments: Sequence[NamedSplit], inner: Sequence[InnerSplit]
     ) -> Iterable[SplitArray]:
-        """The arrays that make mappings illegal, by an axis that splits an array twice or by sizes
-        that do not divide evenly; each once."""
+        """Returns the arrays that make mappings illegal, by an axis that splits an array twice or
+        by sizes that do not divide evenly; each once."""
         seen: dict[tuple[SplitDimension, ...], str] = {}
         shapes = [one.shape for one in self.classes.arguments]
         described = [
@@ -448,7 +450,7 @@ class ChosenClasses:
         return (SplitArray(name=name, split=parts) for parts, name in seen.items())
 
     def notices(self, logical: Sequence[LogicalAxis]) -> Iterable[str]:
-        """Notices on what is searched, and on parameters that stay whole, with cures."""
+        """Yields notices on what is searched, and on parameters that stay whole, with cures."""
         over = {
             axis.name: " or ".join("+".join(one) for one in axis.choices if one) for axis in logical
         }
@@ -473,7 +475,8 @@ class ChosenClasses:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
 
     def described(self, name: str) -> str:
-        """A logical axis in words; for a class without a real name, with an array that has it."""
+        """Describes a logical axis; for a class without a real name it names an array that has
+        it."""
         if not _NUMBERED.search(name):
             return name
         arrays = sorted(self.classes.arguments, key=lambda one: one.role is not Role.PARAMETER)
@@ -484,7 +487,7 @@ class ChosenClasses:
 
 
 def _weights(classes: StepClasses) -> Counter[str]:
-    """The number of parameter elements of each class."""
+    """Counts the elements of parameters that have each class."""
     found: Counter[str] = Counter()
     for one in classes.arguments:
         if one.role in WEIGHTS:

@@ -1,4 +1,4 @@
-"""Why nothing of a step can be split, in one sentence (no jax)."""
+"""The errors that nothing of a step can be split, in one sentence (no jax)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRAINED = (Role.PARAMETER, Role.FROZEN, Role.MOMENT)
 def nothing_to_split(
     classes: StepClasses, num_devices: int, script: str, *, most: int
 ) -> UsageError:
-    """The error that nothing can be split, or not over so many devices.
+    """Makes the error that nothing can be split, or not over so many devices.
 
     Args:
       most: product of the possible parts of all classes.
@@ -50,7 +50,7 @@ def nothing_to_split(
 
 
 def nothing_held(script: str) -> UsageError:
-    """The error that a step takes no arrays."""
+    """Makes the error that a step takes no arrays."""
     return UsageError(
         f"{script} makes no mesh, and its step takes no arrays: it computes with those that it "
         "holds, as they were when `jax.jit` first traced it",

@@ -53,7 +53,7 @@ class AppliedWrapper:
             return self.wrapper(*self.first, *args, **{**self.keywords, **kwargs})
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        """A step that is a method is called with its object."""
+        """Returns the step with an object as its first argument, for a step that is a method."""
         return self if owner is None else types.MethodType(self, owner)
 
     @property

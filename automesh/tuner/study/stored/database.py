@@ -72,8 +72,8 @@ class TolerantDatabase(RDBStorage):
     def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
         """Returns for every study a value that differs after each change of its trials and notes.
 
-        With it comes the time when its last trial was finished, in seconds since 1970; 0 if none
-        was. It takes two queries, however many studies there are.
+        The second value is the time when its last trial was finished, in seconds since 1970; 0 if
+        none was. It takes two queries, however many studies there are.
         """
         found: dict[str, tuple[tuple[object, ...], float]] = {}
         trials = (

@@ -2,8 +2,8 @@
 
 Optuna replays a journal record by record, and stops at the first that it cannot read. Here such a
 record counts as one that changes nothing. Only those that make a study or a trial must not be
-missing: whatever follows knows trials by their place in the order of making. Of these an empty
-trial or study is made; where a line does not even tell what it was, the journal is refused.
+missing: whatever follows knows trials by their place in the order of making. For such a record an
+empty trial or study is made; if a line does not even show what it was, the journal is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TolerantJournal(JournalStorage):
     """Optuna's storage in a journal file.
 
     Args:
-      lock: held by whoever writes.
+      lock: the process that writes holds it.
       skipped: takes the records that are damaged.
 
     Raises:
@@ -238,7 +238,7 @@ class _TolerantReplay(JournalStorageReplayResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remains:
-    """What is still readable of a damaged record.
+    """The readable parts of a damaged record.
 
     Attributes:
       op_code, study_id: None if they are not readable.

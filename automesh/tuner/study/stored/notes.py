@@ -1,9 +1,9 @@
-"""What former versions have noted in a study, as what this version reads.
+"""Converts what former versions have stored in a study to the form of this version.
 
 Schema 1 kept a header as about thirty flat fields, without saying so, and a decision with three
-nouns for one comparison; schema 2 keeps the facts of the study as one noun and counts beside it,
-and every comparison as a `Comparison`. What is not what a former version has written is handed on
-as it was found: reading it then says what is wrong.
+nouns for one comparison; schema 2 keeps the facts of the study as one noun, the counts apart from
+it, and every comparison as a `Comparison`. Anything that no former version has written is returned
+unchanged, and the code that reads it then reports what is wrong.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ TABLES: Mapping[str, frozenset[str]] = {
 }
 """Columns by table: of Optuna's, of its upgrades' own, and of the leases."""
 FIRST_TABLES = ("studies", "version_info")
-"""What Optuna makes before its other tables: in a database without them there is no study."""
+"""The tables that Optuna makes before its others: a database without them has no study."""
 
 _TOKEN = re.compile(
     r"""[ \t\r\n]+ | "(?P<quoted>[A-Za-z_][A-Za-z0-9_]*)" | (?P<word>[A-Za-z_][A-Za-z0-9_]*)"""

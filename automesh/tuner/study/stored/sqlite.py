@@ -1,13 +1,13 @@
-"""The SQLite file of a study: whose it is, and how it is opened for that.
+"""Opens the SQLite file of a study, in a way that depends on whose file it is.
 
-One's own is opened where it lies, with its write-ahead log, by any number of processes of the same
-account. It is one's own if nobody else can have written into the file, its log, its folder or what
-that lies in, and no rollback journal lies beside it: a study never has one, so somebody has put it
-there, and SQLite would play it back and delete the file that it names. That also holds until it is
-opened: nobody else could put a journal there in the meantime.
+A file of this account alone is opened where it is, with its write-ahead log, by any number of
+processes of the account. It is such a file if nobody else can have written into it, its log, its
+folder or a folder above, and if there is no rollback journal next to it: a study never has one, so
+somebody else has put it there, and SQLite would play it back and delete the file that it names. All
+of this still holds when the file is opened: nobody else can put a journal there in the meantime.
 
-Any other is read from a private copy (`automesh.foreign.sqlite`). It is written only if the file is
-this account's, and then in another place (`working_copy`).
+Any other file is read from a private copy (`automesh.foreign.sqlite`). It is only written if it
+belongs to this account, and then in another place (`working_copy`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Copy:
 
     Attributes:
       connect: opens a connection to it.
-      folder: of the copy, which goes with it.
+      folder: the folder of the copy, which is removed with it.
     """
 
     connect: Callable[[], sqlite3.Connection]
@@ -68,7 +68,7 @@ def refuse_writing(path: Path) -> None:
     """Refuses a study that no search may write.
 
     Raises:
-      UsageError: it belongs to another account, is a link, or has a journal beside it; says what
+      UsageError: it belongs to another account, is a link, or has a journal next to it; says what
         to do.
       OSError: it cannot be looked at.
     """

@@ -1,13 +1,14 @@
-"""The study of a results folder that other accounts may write into: searched in a place of its own.
+"""The study of a results folder that other accounts may write into; it is searched in another
+folder.
 
-Whoever may write into the folder of a database, or into one that it lies in, can put a journal
-beside it at the very moment at which SQLite opens it. So such a study is searched in a folder of
-the user's cache that nobody else can enter, by all processes of the account on this host, and what
-is found is written to the results folder as a whole file: at the first note, every few seconds and
-at the end. A search that is killed has the rest in the cache, and the next one goes on from there.
+Whoever may write into the folder of a database, or into a folder above it, can put a journal next
+to the database at the very moment at which SQLite opens it. So all processes of the account on this
+host search such a study in a folder of the user's cache that nobody else can enter. They write the
+study to the results folder as a whole file: at the first note, every few seconds and at the end. If
+a search is killed, the cache has the rest, and the next search continues from there.
 
-The folder remembers the hash of what was last written. If there is something else in the results
-folder, another host or its user has put it there: then that is what counts.
+The folder remembers the hash of what was last written. If the results folder has another file,
+another host or the user has put it there, and that file counts.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class WorkingCopy:
         """Writes the study, as it is now, to the results folder.
 
         Args:
-          connection: to the database. Its file is not read in another way: a process that closes
-            one that it has opened otherwise loses SQLite's locks on it.
+          connection: to the database. The file is read through it alone: a process that opens the
+            file in another way and closes it loses SQLite's locks on it.
           lasting: on the disk when this returns.
 
         Raises:

@@ -52,7 +52,7 @@ class MpmdMesh:
 
     @property
     def num_ranks(self) -> int:
-        """How many submeshes there are."""
+        """The number of submeshes."""
         return len(self.submeshes)
 
     @property

@@ -21,7 +21,7 @@ Reduce = Literal["mean", "sum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How a loss is run as a pipeline; see `microbatch`.
+    """The options with which a loss is run as a pipeline; see `microbatch`.
 
     Attributes:
       rules: the rules of the tasks that were registered when the pipeline was made.

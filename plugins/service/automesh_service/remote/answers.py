@@ -209,7 +209,7 @@ class BeatHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogKept:
-    """How many bytes of a log the service has."""
+    """The number of bytes of a log that the service has."""
 
     bytes: Size
 

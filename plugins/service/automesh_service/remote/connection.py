@@ -38,7 +38,7 @@ class TooSlow(OSError):
 
 @dataclass(kw_only=True)
 class Pace:
-    """How much one answer may still take, in seconds and bytes.
+    """The limits that remain for one answer, in seconds and bytes.
 
     Attributes:
       head_s: seconds for the head of the answer, after the request was sent.
@@ -207,7 +207,8 @@ def open_answer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why there is no answer, in our own words: text that came instead is never quoted as it is.
+    """The reason why there is no answer, in our own words: text that came instead is never quoted
+    as it is.
 
     Attributes:
       hint: what to do about it; empty if the usual one fits.

@@ -57,7 +57,7 @@ def _to_log(line: str) -> None:
 
 @dataclass(kw_only=True)
 class Patience:
-    """How long one client waits, by how the service has answered so far.
+    """The time that one client waits, which depends on how the service has answered so far.
 
     Attributes:
       say: shows a line to the user; by default a warning in the log.

@@ -26,8 +26,7 @@ _LABEL = r"^[A-Za-z0-9*?][A-Za-z0-9._:@*?-]*$"  # the same characters as `autome
 
 
 def _is_routine(request: Request) -> None:
-    """Marks a request that agents send every few seconds: it is not audited unless it is refused.
-    The beginning and the end of a lease are audited."""
+    """Marks a request that agents send every few seconds: it is only audited if it is refused."""
     request.state.is_routine = True
 
 
@@ -67,7 +66,7 @@ class OfferBody(BaseModel):
 
 
 class EndBody(BaseModel):
-    """How a search ended."""
+    """The end of a search."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -67,7 +67,7 @@ class Offer:
     memory_bytes: int
 
     def suits(self, order: Order) -> bool:
-        """Whether an order suits such an agent."""
+        """Whether an order suits this agent."""
         is_taken = all(any(fnmatchcase(one, p) for p in self.takes) for one in order.targets)
         return is_taken and set(order.needs) <= set(self.has)
 

@@ -55,7 +55,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a token is refused: `unknown`, `expired` or `revoked`."""
+    """The reason why a token is refused: `unknown`, `expired` or `revoked`."""
 
     reason: Literal["unknown", "expired", "revoked"]
 

@@ -24,6 +24,7 @@ from plugins.frameworks.tests.support.cases.exports import (
     AXES,
     REMAT,
     TARGETS,
+    WITHOUT_GRANULES,
     On,
     Read,
     Sizes,
@@ -83,7 +84,7 @@ def orders_for(draw: st.DrawFn, framework: str) -> Order:
     if draw(st.integers(0, 3)) == 0:
         ici[draw(axis)] = -1
         is_plain = False
-    if framework != "tunix" and draw(st.integers(0, 5)) == 0:
+    if framework not in WITHOUT_GRANULES and draw(st.integers(0, 5)) == 0:
         dcn[draw(axis)] = -1
         is_plain = False
     # With open sizes a batch that does not divide is the framework's to refuse, when it trains.

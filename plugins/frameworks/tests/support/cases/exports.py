@@ -105,6 +105,8 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "xla_tpu_scoped_vmem_limit_kib": st.integers(0, 10**6),
     "xla_tpu_memory_model": st.sampled_from(("auto", "all=1,b=2")),
 }
+# Their meshes have one size for each axis, none between granules.
+WITHOUT_GRANULES = ("tunix",)
 # The others have no key for them: they stand in a comment.
 WITH_OPTIONS = ("maxtext", "json")
 BATCH_AXES = {
@@ -131,7 +133,7 @@ def rules_for(draw: st.DrawFn, framework: str) -> Rules:
         along, granules = draw(st.integers(0, 4)), draw(st.sampled_from((1, 2, 4)))
         dcn[along] = granules
         ici = [1 if i < along and one % granules == 0 else one for i, one in enumerate(ici)]
-    elif framework != "tunix":
+    elif framework not in WITHOUT_GRANULES:
         dcn = [draw(st.sampled_from((1, 1, 1, 2, 4))) for _ in axes]
     knobs: dict[str, Any] = {}
     if REMAT[framework] and draw(st.booleans()):

@@ -312,8 +312,10 @@ def _build(
     *,
     extra: set[Any],
 ) -> StagePart:
-    """Args:
-    extra: parameters that nothing reads, which the first stage keeps.
+    """Builds the program of one stage.
+
+    Args:
+      extra: parameters that nothing reads, which the first stage keeps.
     """
     reads = plan.reads | extra
     params = [leaf for leaf, var in enumerate(program.params) if var in reads]

@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCompiler:
-    """How the programs of a pipeline are compiled.
+    """The way in which the programs of a pipeline are compiled.
 
     Attributes:
       compile_one: compiles a program; it is called for one after the other, so that it can keep

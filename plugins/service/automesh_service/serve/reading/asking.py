@@ -17,7 +17,7 @@ AGAIN_S = 60.0
 """Seconds before a new question about a study whose questions have ended the process twice in a
 row; doubled each time that another one does."""
 LONGEST_S = 600.0
-"""The most seconds of such a pause."""
+"""The longest pause before a new question about a study that has ended the process, in seconds."""
 TURN_S = 10.0
 """Seconds that a question waits for another one about the same study."""
 _ATTEMPTS = 2  # of one question, each with a new process
@@ -27,7 +27,8 @@ _MOST_OF_ONE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fatal:
-    """How often in a row a study has ended the process that read it, and when it last did."""
+    """A count of how often in a row a study has ended the process that read it, and when it last
+    did."""
 
     count: int
     last_s: float

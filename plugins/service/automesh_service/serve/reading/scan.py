@@ -41,7 +41,7 @@ STUCK_AGAIN_S = 600.0
 """Seconds before a study is read again whose reading failed twice in a row, by its bound or because
 its process ended; also if the study has changed. Doubled after each further failure."""
 LONGEST_S = 6 * 3600.0
-"""The most seconds of such a pause."""
+"""The longest pause before a study is read again whose reading failed, in seconds."""
 _FAILURES = 2
 _TICK_S = 0.5
 _LOG = logging.getLogger("automesh.serve")
@@ -51,7 +51,7 @@ _MOST_NEW = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedStudy:
-    """What this process knows of a study that the server knows.
+    """The data of this process about a study that the server knows.
 
     Attributes:
       stamp: the stamp when the study was read; empty if it was not read yet.
