@@ -212,7 +212,7 @@ class _Fuser:
         return total
 
     def _is_joined_apart(self, operation: Operation) -> bool:
-        """True for a concatenation that its platform's compiler does not fuse."""
+        """Says whether its platform's compiler does not fuse a concatenation."""
         if operation.name != "concatenate" or not self._least_joined:
             return False
         result = operation.results[0]
