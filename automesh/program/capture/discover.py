@@ -379,7 +379,7 @@ class _ScriptWatch:
         placed = [same_on(place, own) or place for place in found.placed]
         try:
             with among_real_files(), outside_of_modes():
-                self.keep(found.whole, own, placed)
+                self.keep(found.with_values(), own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
 
