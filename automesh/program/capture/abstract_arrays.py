@@ -12,7 +12,8 @@ which every check takes for a `jax.Array`.
   without `out_shardings`, an eager operation on sharded arrays), this one operation is compiled,
   but not run, so that the array is put where the compiler would put it.
 * Small results of small operations on real arrays are computed, such as random keys, counters and a
-  table of positions. Python may look at them.
+  table of positions. Python may look at them. Results of larger ones, such as the order in which a
+  data set is shuffled, are computed if it does.
 * Where Python needs a value that does not exist (`int(x)`, `if count > 0`, `np.asarray(x)`),
   `ValueNeeded` ends the script and names the line. A single floating number may be read, printed,
   fetched by `jax.device_get` or numpy, and compared: it is `nan`. Nearly all scripts read losses in
@@ -32,7 +33,7 @@ import importlib
 import inspect
 import linecache
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
@@ -40,6 +41,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -47,7 +49,12 @@ from automesh.errors import UsageError
 from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import asking_line
-from automesh.program.capture.known_numbers import KnownNumber, is_countable, numbers_of
+from automesh.program.capture.known_numbers import (
+    KnownNumber,
+    is_countable,
+    numbers_of,
+    numbers_of_whole,
+)
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.unread import UNREAD, counted_as_finite, is_unread_number
 from automesh.program.capture.world.meshes import same_on
@@ -58,6 +65,8 @@ from automesh.program.lower.compiler_options import compile_quickly
 _CORE: Any = importlib.import_module("jax._src.core")
 # The most bytes of intermediate results of an operation that is computed.
 _SMALL_BYTES = 2**18
+# And of one that is computed only if Python asks for its result, such as an order of a data set.
+_LATER_BYTES = 2**26
 # Operations that compute each element of their result from the same element of their arguments.
 # fmt: off
 _ELEMENTWISE = frozenset((
@@ -245,6 +254,19 @@ class AbstractArray(_CORE.Tracer):
     def is_deleted(self) -> bool:
         return False
 
+    def is_ready(self) -> bool:
+        """As jax's, of an array that is computed."""
+        return True
+
+    @property
+    def format(self) -> Any:
+        """As jax's, with a layout that is left to the compiler."""
+        return Format(None, self.sharding)
+
+    def on_device_size_in_bytes(self) -> int:
+        """As jax's: the bytes on all its devices together."""
+        return sum(shard.data.nbytes for shard in self.addressable_shards)
+
     def __hash__(self) -> int:
         raise TypeError("unhashable type: 'jax.Array'")
 
@@ -319,7 +341,8 @@ class AbstractArray(_CORE.Tracer):
 
     def tolist(self) -> Any:
         """As jax's."""
-        return self.item()
+        aval: Any = self.aval
+        return self._told().tolist() if aval.shape else self.item()
 
     def addressable_data(self, index: int) -> AbstractArray:
         """As jax's."""
@@ -331,6 +354,13 @@ class AbstractArray(_CORE.Tracer):
         # `jax.device_get` of losses, and means of them, are to be shown, too.
         value = np.asarray(float(self), aval.dtype) if is_shown else self._told()
         return np.array(value, dtype=dtype, copy=copy)
+
+    def __iter__(self) -> Iterator[Any]:
+        aval: Any = self.aval
+        if not aval.shape:
+            raise TypeError("iteration over a 0-d array")
+        # One by one: an operation that gives all rows of a large array takes minutes to compile.
+        return (self[row] for row in range(aval.shape[0]))
 
     def _asked(self, *_: Any, **__: Any) -> Any:
         raise _needed(self)
@@ -447,9 +477,11 @@ class _AbstractTrace(_CORE.Trace):
             AbstractArray(self, _typed(aval, sharding), sharding)
             for aval, sharding in zip(outs, placed, strict=True)
         ]
-        if any(map(is_countable, outs)):
+        is_known = all(map(_is_known, args)) and _is_light(primitive, args, params, _LATER_BYTES)
+        if is_known or any(map(is_countable, outs)):
+            find = numbers_of_whole if is_known else numbers_of
             with _CORE.set_current_trace(_CORE.eval_trace):
-                numbers = numbers_of(primitive, args, params, outs, _number_of)
+                numbers = find(primitive, args, params, outs, _number_of)
             for array, number in zip(made, numbers, strict=True):
                 array.number = number
         return made if primitive.multiple_results else made[0]
@@ -498,7 +530,25 @@ def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) ->
         is_abstract(arg) or is_unread_number(arg) for arg in args
     ):
         return primitive.name == "device_put" and _is_small_put(args, params)
-    if any(_nbytes(arg) > _SMALL_BYTES or _is_on_mesh(arg) for arg in args):
+    return _is_light(primitive, args, params, _SMALL_BYTES)
+
+
+def _is_known(arg: Any) -> bool:
+    """Whether the value of an argument is known, or can be computed when somebody asks for it."""
+    if is_abstract(arg):
+        return arg.number is not None and not arg.number.reads_nan
+    # The script may write into an array of numpy before the value is computed.
+    return not isinstance(arg, np.ndarray) and not is_unread_number(arg)
+
+
+def _is_light(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any], limit_bytes: int
+) -> bool:
+    """Whether an operation is away from all meshes, and its arguments and its intermediate results
+    have few bytes."""
+    if primitive.name in _ON_A_MESH:
+        return False
+    if any(_nbytes(arg) > limit_bytes or _is_on_mesh(arg) for arg in args):
         return False
     if not _concrete_mesh_in_force().empty:
         return False
@@ -511,8 +561,8 @@ def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) ->
         with _CORE.set_current_trace(_CORE.eval_trace):
             out, _ = primitive.abstract_eval(*map(_CORE.typeof, args), **params)
         outs = list(out) if primitive.multiple_results else [out]
-        return sum(map(_aval_bytes, outs)) <= _SMALL_BYTES
-    return _work(jaxpr) <= _SMALL_BYTES
+        return sum(map(_aval_bytes, outs)) <= limit_bytes
+    return _work(jaxpr) <= limit_bytes
 
 
 def _is_small_put(args: Sequence[Any], params: dict[str, Any]) -> bool:

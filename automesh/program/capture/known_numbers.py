@@ -1,4 +1,5 @@
-"""Computes whole numbers and truth values that are known though arrays have no data (jax).
+"""Computes whole numbers and truth values that are known though arrays have no data, and arrays
+that are made of small ones (jax).
 
 A jitted `init` makes the counter of an optimizer without any input, and each step adds one to it.
 The few operations that make such a number are kept, and are run when the script asks for the
@@ -17,6 +18,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,8 +49,8 @@ class _Unread:
 
 @dataclass(slots=True)
 class KnownNumber:
-    """A whole number or truth value, with the operations that make it; it is computed when somebody
-    first asks for it.
+    """A whole number, a truth value or a small array, with the operations that make it; it is
+    computed when somebody first asks for it.
 
     Attributes:
       depth: length of the longest chain of other numbers that it is made of.
@@ -61,11 +63,13 @@ class KnownNumber:
     _value: Any = field(default=None)
 
     def value(self) -> Any:
-        """The number, as an array of numpy without dimensions; None if it depends on data that are
-        not there."""
+        """The number, as an array of numpy, or an array of random keys; None if it depends on data
+        that are not there."""
         if self.make is not None:
             try:
-                self._value = np.asarray(self.make())
+                made = self.make()
+                is_key = jax.dtypes.issubdtype(made.dtype, jax.dtypes.extended)
+                self._value = made if is_key else np.asarray(made)
             except _NotThere:
                 self._value = None
             self.make = None
@@ -107,6 +111,39 @@ def numbers_of(
             if all(value is not None for value in values):
                 found[place] = _number(_Operation(primitive, params, values, outs, place), values)
     return found
+
+
+def numbers_of_whole(
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    outs: Sequence[Any],
+    known: Callable[[Any], KnownNumber | None],
+) -> list[KnownNumber]:
+    """Returns the results of an operation all of whose arguments are known; all are computed when
+    somebody asks for one of them, as for an order in which a data set is shuffled."""
+    values = [known(arg) or arg for arg in args]
+    whole = _Whole(primitive, params, values)
+    return [_number(partial(whole.result, place), values) for place in range(len(outs))]
+
+
+@dataclass(slots=True)
+class _Whole:
+    primitive: Any
+    params: dict[str, Any]
+    values: Sequence[Any]
+    results: list[Any] | None = None
+
+    def result(self, place: int) -> Any:
+        if self.results is None:
+            values = list(map(_value, self.values))
+            # A later operation may have taken an argument for its own result.
+            if any(isinstance(value, jax.Array) and value.is_deleted() for value in values):
+                raise _NotThere
+            made = self.primitive.bind(*values, **self.params)
+            self.results = list(made) if self.primitive.multiple_results else [made]
+            self.values = ()
+        return self.results[place]
 
 
 def _number(make: Callable[[], Any], values: Sequence[Any]) -> KnownNumber:

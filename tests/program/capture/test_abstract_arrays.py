@@ -136,13 +136,17 @@ def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path)
         "if jnp.isnan(loss) or jnp.isinf(loss) or jnp.isnan(float(loss)) or loss > 9: exit()\n"
         "assert math.isfinite(loss) and np.isfinite(jax.device_get(loss)) and not loss < 0\n"
         "assert not math.isnan(sum([float(loss), 1.0]) / 2), 'it diverges'\n"
+        "order = jax.random.permutation(jax.random.key(step), 100_000).reshape(-1, 50)\n"
+        "for rows, _ in zip(order, range(2)):\n"
+        "    assert len({int(row) for row in rows} | set(np.arange(100_000)[rows])) == 50\n"
+        "assert w.is_ready() and w.on_device_size_in_bytes() >= w.nbytes, w.format\n"
     )
     script = script_that(shown, tmp_path)
     imported = "import math; from jax.experimental import multihost_utils\n"
     script.write_text(imported + script.read_text())
     seen = bare(script)
     assert seen["step"] == "train_step"
-    assert seen["printed"] == [f"train.py:{line}" for line in range(14, 20)]
+    assert seen["printed"] == [f"train.py:{line}" for line in range(14, 20)], seen
 
 
 # A constraint under `vmap` leaves a dimension to the compiler.
