@@ -4,13 +4,14 @@ Nearly every script reads its loss to show it, and many ask next whether it is f
 training that diverges. A loss without data is nan, so that no comparison holds, but it has not
 diverged: `isnan` and `isfinite` of `math` and NumPy take it for a finite number.
 
-The number is told from a nan that the script computes by the bits of its mantissa. Processors keep
+The bits of its mantissa distinguish the number from a nan that the script computes. Processors keep
 these bits where nan is combined with another number, and where it is converted to 32 or 16 bits and
 back (IEEE 754-2019, section 6.2.3, recommends it).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import struct
 from collections.abc import Callable, Generator
@@ -57,7 +58,7 @@ def counted_as_finite() -> Generator[None]:
     ):
         original = getattr(module, name)
         replaced.append((module, name, original))
-        setattr(module, name, _Asked(original, answer))
+        setattr(module, name, _Finiteness(original, (module.__name__, name), answer=answer))
     try:
         yield
     finally:
@@ -65,20 +66,28 @@ def counted_as_finite() -> Generator[None]:
             setattr(module, name, original)
 
 
-class _Asked:
-    """A function that tells of each number whether it is finite, or nan.
+class _Finiteness:
+    """The function `isnan` or `isfinite` of a module, with an answer for unread numbers.
 
-    Attributes:
-      answer: what it tells of unread numbers.
+    Args:
+      place: its module, and its name there.
+      answer: what it returns for unread numbers.
     """
 
-    def __init__(self, original: Callable[..., Any], answer: bool) -> None:
+    def __init__(
+        self, original: Callable[..., Any], place: tuple[str, str], *, answer: bool
+    ) -> None:
         self._original = original
+        self._place = place
         self._answer = answer
         self.__doc__ = original.__doc__
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A stored step that has imported it gets that of its own process.
+        return _named, self._place
 
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         found = self._original(value, *args, **kwargs)
@@ -89,3 +98,7 @@ class _Asked:
             return found
         made = found | unread if self._answer else found & ~unread
         return bool(made) if isinstance(found, bool) else made
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)

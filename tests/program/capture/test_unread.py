@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -54,5 +55,7 @@ def test_each_element_of_an_array_is_told_by_itself() -> None:
         assert np.isnan.nin == 1, "it is still the function of NumPy to who looks closer"
         with pytest.raises(TypeError):
             np.isnan("text")
+        stored = pickle.dumps([np.isnan, math.isfinite])
+    assert pickle.loads(stored) == [np.isnan, math.isfinite]
     assert not is_unread_number([UNREAD])
     assert not is_unread(3)
