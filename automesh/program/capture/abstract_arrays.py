@@ -12,12 +12,14 @@ which every check takes for a `jax.Array`.
   without `out_shardings`, an eager operation on sharded arrays), this one operation is compiled,
   but not run, so that the array is put where the compiler would put it.
 * Small results of small operations on real arrays are computed, such as random keys, counters and a
-  table of positions. Python may look at them.
-* Where Python needs a value that does not exist (`if x > 0`, `int(x)`, `np.asarray(x)`),
-  `ValueNeeded` ends the script and names the line. A single number may be read as a `float`,
-  printed, or fetched by `jax.device_get` or numpy: it is `nan`. Nearly all scripts read losses in
-  this way between two steps, only to show them. A notice names the lines, as a script may also
-  decide by such a number; `nan` is neither less nor more than any number.
+  table of positions. Python may look at them. Results of larger ones, such as the order in which a
+  data set is shuffled, are computed if it does.
+* Where Python needs a value that does not exist (`int(x)`, `if count > 0`, `np.asarray(x)`),
+  `ValueNeeded` ends the script and names the line. A single floating number may be read, printed,
+  fetched by `jax.device_get` or numpy, and compared: it is `nan`. Nearly all scripts read losses in
+  this way between two steps, only to show them, or to stop a training that diverges: asked whether
+  it is finite, it is (`unread`). A notice names the lines, as a script may also decide by such a
+  number; `nan` is neither less nor more than any number.
 * A counter of steps keeps its value, see `known_numbers`.
 
 Private in jax: traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
@@ -31,7 +33,7 @@ import importlib
 import inspect
 import linecache
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
@@ -39,6 +41,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -46,8 +49,14 @@ from automesh.errors import UsageError
 from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import asking_line
-from automesh.program.capture.known_numbers import KnownNumber, is_countable, numbers_of
+from automesh.program.capture.known_numbers import (
+    KnownNumber,
+    is_countable,
+    numbers_of,
+    numbers_of_whole,
+)
 from automesh.program.capture.nouns import SourceLine
+from automesh.program.capture.unread import UNREAD, counted_as_finite, is_unread_number
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.kernels.stand_ins import is_for_accelerators, standing_in
 from automesh.program.lower.compiled import output_shardings
@@ -56,6 +65,8 @@ from automesh.program.lower.compiler_options import compile_quickly
 _CORE: Any = importlib.import_module("jax._src.core")
 # The most bytes of intermediate results of an operation that is computed.
 _SMALL_BYTES = 2**18
+# And of one that is computed only if Python asks for its result, such as an order of a data set.
+_LATER_BYTES = 2**26
 # Operations that compute each element of their result from the same element of their arguments.
 # fmt: off
 _ELEMENTWISE = frozenset((
@@ -82,6 +93,7 @@ class _ArraysState:
       alive_bytes, most_bytes: bytes of the arrays that the script holds now, and the most that it
         held.
       printed: lines that were given `nan` for a number.
+      decided: the first line that compared a number that was `nan`.
       needed: the last value that Python asked for in vain.
       compiled: the shardings of the results of each operation that was compiled to find them.
     """
@@ -91,6 +103,7 @@ class _ArraysState:
     alive_bytes: int = 0
     most_bytes: int = 0
     printed: dict[SourceLine, None] = field(default_factory=dict[SourceLine, None])
+    decided: SourceLine | None = None
     needed: ValueNeeded | None = None
     compiled: dict[Any, tuple[Sharding | None, ...]] = field(
         default_factory=dict[Any, "tuple[Sharding | None, ...]"]
@@ -107,18 +120,25 @@ class Seen:
     Attributes:
       most_bytes: the most bytes of arrays that the script held at the same time.
       printed: lines that were given `nan` for a number.
+      decided: the first line that compared such a number; None if there was none.
       needed: the error for the last value that Python asked for in vain, even if the script caught
         it; None if there was none.
     """
 
     most_bytes: int
     printed: tuple[SourceLine, ...]
+    decided: SourceLine | None
     needed: ValueNeeded | None
 
 
 def seen() -> Seen:
     """Returns what the last run without arrays did."""
-    return Seen(most_bytes=_STATE.most_bytes, printed=tuple(_STATE.printed), needed=_STATE.needed)
+    return Seen(
+        most_bytes=_STATE.most_bytes,
+        printed=tuple(_STATE.printed),
+        decided=_STATE.decided,
+        needed=_STATE.needed,
+    )
 
 
 def is_abstract(leaf: Any) -> bool:
@@ -234,6 +254,19 @@ class AbstractArray(_CORE.Tracer):
     def is_deleted(self) -> bool:
         return False
 
+    def is_ready(self) -> bool:
+        """As jax's, of an array that is computed."""
+        return True
+
+    @property
+    def format(self) -> Any:
+        """As jax's, with a layout that is left to the compiler."""
+        return Format(None, self.sharding)
+
+    def on_device_size_in_bytes(self) -> int:
+        """As jax's: the bytes on all its devices together."""
+        return sum(shard.data.nbytes for shard in self.addressable_shards)
+
     def __hash__(self) -> int:
         raise TypeError("unhashable type: 'jax.Array'")
 
@@ -241,10 +274,23 @@ class AbstractArray(_CORE.Tracer):
         aval: Any = self.aval
         if aval.shape:
             raise _needed(self)
-        if self.number is not None:
-            return float(self._told())
+        value = self._value_if_known()
+        if value is not None:
+            return float(value)
         _STATE.printed.setdefault(asking_line())
-        return math.nan
+        return UNREAD
+
+    def _value_if_known(self) -> Any:
+        """Returns the number that this array holds; None if that is not known without data."""
+        if self.number is None:
+            return None
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            value = self.number.value()
+        if value is not None and self.number.reads_nan:
+            place = asking_line()
+            _STATE.printed.setdefault(place)
+            _STATE.decided = _STATE.decided or place
+        return value
 
     def _told(self) -> Any:
         """Returns the number that this array holds.
@@ -252,10 +298,10 @@ class AbstractArray(_CORE.Tracer):
         Raises:
           ValueNeeded: it is not known without data.
         """
-        if self.number is None:
+        value = self._value_if_known()
+        if value is None:
             raise _needed(self)
-        with _CORE.set_current_trace(_CORE.eval_trace):
-            return self.number.value()
+        return value
 
     def __bool__(self) -> bool:
         return bool(self._told())
@@ -268,8 +314,9 @@ class AbstractArray(_CORE.Tracer):
 
     def __format__(self, spec: str) -> str:
         aval: Any = self.aval
-        if self.number is not None:
-            return format(self._told()[()], spec)
+        value = self._value_if_known()
+        if value is not None:
+            return format(value[()], spec)
         if spec and aval.shape:
             raise TypeError("unsupported format string passed to Array.__format__")
         _STATE.printed.setdefault(asking_line())
@@ -281,8 +328,9 @@ class AbstractArray(_CORE.Tracer):
 
     def __str__(self) -> str:
         aval: Any = self.aval
-        if self.number is not None:
-            return str(self._told())
+        value = self._value_if_known()
+        if value is not None:
+            return str(value)
         return repr(self) if aval.shape else "nan"
 
     def item(self, *_: Any) -> Any:
@@ -291,6 +339,15 @@ class AbstractArray(_CORE.Tracer):
             return float(self)
         return self._told().item()
 
+    def tolist(self) -> Any:
+        """As jax's."""
+        aval: Any = self.aval
+        return self._told().tolist() if aval.shape else self.item()
+
+    def addressable_data(self, index: int) -> AbstractArray:
+        """As jax's."""
+        return self.addressable_shards[index].data
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         aval: Any = self.aval
         is_shown = not aval.shape and jax.numpy.issubdtype(aval.dtype, np.floating)
@@ -298,12 +355,19 @@ class AbstractArray(_CORE.Tracer):
         value = np.asarray(float(self), aval.dtype) if is_shown else self._told()
         return np.array(value, dtype=dtype, copy=copy)
 
+    def __iter__(self) -> Iterator[Any]:
+        aval: Any = self.aval
+        if not aval.shape:
+            raise TypeError("iteration over a 0-d array")
+        # One by one: an operation that gives all rows of a large array takes minutes to compile.
+        return (self[row] for row in range(aval.shape[0]))
+
     def _asked(self, *_: Any, **__: Any) -> Any:
         raise _needed(self)
 
     __complex__ = __dlpack__ = _asked
-    __round__ = __hex__ = __oct__ = __reduce__ = _asked
-    tolist = tobytes = addressable_data = unsafe_buffer_pointer = _asked
+    __hex__ = __oct__ = __reduce__ = _asked
+    tobytes = unsafe_buffer_pointer = _asked
 
     @property
     def addressable_shards(self) -> list[AbstractShard]:
@@ -344,11 +408,12 @@ def _part_of(part: jax.ShapeDtypeStruct, device: Any) -> AbstractArray:
 _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
 
 
-def needed_at_line(what: str) -> ValueNeeded:
-    """Returns the error that a line of the script needs arrays that have no data."""
+def needed_at_line(what: str, place: SourceLine | None = None) -> ValueNeeded:
+    """Returns the error that a line of the script, by default the one that runs now, needs arrays
+    that have no data."""
     _STATE.needed = ValueNeeded(
-        f"{asking_line()} {what}, which is not there: the script is run without the data of its "
-        "arrays",
+        f"{place or asking_line()} {what}, which is not there: the script is run without the data "
+        "of its arrays",
         hint="do without it before the third call of the step, or write a function `build(mesh)`",
     )
     return _STATE.needed
@@ -370,7 +435,7 @@ def _needed(array: AbstractArray) -> ValueNeeded:
         f"{place} needs the value of {what}, which is not there: the script is run without the "
         "data of its arrays",
         hint="do without it before the third call of the step, or write a function `build(mesh)`; "
-        "a single number can be printed and read by `float` or `jax.device_get`, as nan",
+        "a single floating number can be printed, read and compared, as nan",
     )
     return _STATE.needed
 
@@ -412,9 +477,11 @@ class _AbstractTrace(_CORE.Trace):
             AbstractArray(self, _typed(aval, sharding), sharding)
             for aval, sharding in zip(outs, placed, strict=True)
         ]
-        if any(map(is_countable, outs)):
+        is_known = all(map(_is_known, args)) and _is_light(primitive, args, params, _LATER_BYTES)
+        if is_known or any(map(is_countable, outs)):
+            find = numbers_of_whole if is_known else numbers_of
             with _CORE.set_current_trace(_CORE.eval_trace):
-                numbers = numbers_of(primitive, args, params, outs, _number_of)
+                numbers = find(primitive, args, params, outs, _number_of)
             for array, number in zip(made, numbers, strict=True):
                 array.number = number
         return made if primitive.multiple_results else made[0]
@@ -459,9 +526,29 @@ def _number_of(value: Any) -> KnownNumber | None:
 
 def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether an operation is small, on real arrays, and away from all meshes."""
-    if any(is_abstract(arg) for arg in args) or primitive.name in _ON_A_MESH:
+    if primitive.name in _ON_A_MESH or any(
+        is_abstract(arg) or is_unread_number(arg) for arg in args
+    ):
         return primitive.name == "device_put" and _is_small_put(args, params)
-    if any(_nbytes(arg) > _SMALL_BYTES or _is_on_mesh(arg) for arg in args):
+    return _is_light(primitive, args, params, _SMALL_BYTES)
+
+
+def _is_known(arg: Any) -> bool:
+    """Whether the value of an argument is known, or can be computed when somebody asks for it."""
+    if is_abstract(arg):
+        return arg.number is not None and not arg.number.reads_nan
+    # The script may write into an array of numpy before the value is computed.
+    return not isinstance(arg, np.ndarray) and not is_unread_number(arg)
+
+
+def _is_light(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any], limit_bytes: int
+) -> bool:
+    """Whether an operation is away from all meshes, and its arguments and its intermediate results
+    have few bytes."""
+    if primitive.name in _ON_A_MESH:
+        return False
+    if any(_nbytes(arg) > limit_bytes or _is_on_mesh(arg) for arg in args):
         return False
     if not _concrete_mesh_in_force().empty:
         return False
@@ -474,8 +561,8 @@ def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) ->
         with _CORE.set_current_trace(_CORE.eval_trace):
             out, _ = primitive.abstract_eval(*map(_CORE.typeof, args), **params)
         outs = list(out) if primitive.multiple_results else [out]
-        return sum(map(_aval_bytes, outs)) <= _SMALL_BYTES
-    return _work(jaxpr) <= _SMALL_BYTES
+        return sum(map(_aval_bytes, outs)) <= limit_bytes
+    return _work(jaxpr) <= limit_bytes
 
 
 def _is_small_put(args: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -667,10 +754,10 @@ def without_arrays() -> Generator[None]:
     _STATE.trace = trace
     _STATE.alive_bytes = _STATE.most_bytes = 0
     _STATE.printed.clear()
-    _STATE.needed = None
+    _STATE.decided = _STATE.needed = None
     _STATE.compiled.clear()
     try:
-        with _CORE.set_current_trace(trace):
+        with _CORE.set_current_trace(trace), counted_as_finite():
             yield
     finally:
         _STATE.trace = None

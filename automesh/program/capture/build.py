@@ -17,17 +17,17 @@ from automesh.errors import UsageError
 from automesh.foreign.private import is_own_folder
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.abstract_arrays import ValueNeeded, without_arrays
+from automesh.program.capture.flow.host_copies import HostLeaf, copied
 from automesh.program.capture.flow.sequence import StepCollector
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
-from automesh.program.capture.step_call import TracedCall, weakly_typed, workload_of
+from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
-from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 
@@ -207,12 +207,12 @@ class _KeptBuild:
     """A workload whose arguments are kept on the host.
 
     Attributes:
-      makers: per leaf, what makes it on the devices.
+      leaves: what each leaf of the arguments is made of.
     """
 
     stripped: Workload
     tree: Any
-    leaves: tuple[Any, ...] = field(repr=False)
+    leaves: tuple[HostLeaf, ...] = field(repr=False)
 
     def workload(self) -> Workload:
         """Returns the workload with new arguments on the devices."""
@@ -220,74 +220,11 @@ class _KeptBuild:
         return replace(self.stripped, args=args, kwargs=kwargs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HostLeaf:
-    """A leaf of the arguments that is kept on the host.
-
-    Attributes:
-      value: a copy of an array of jax; anything else as it is.
-      sharding: the sharding of the array; None if the leaf is not an array.
-      key_implementation: name of the generator of an array of random keys; empty for other arrays.
-      is_committed: whether jax keeps the array on its devices.
-      is_weak: whether its type is weak: it gives way to the type of the array that it is combined
-        with.
-    """
-
-    value: Any
-    sharding: Any = None
-    key_implementation: str = ""
-    is_ref: bool = False
-    is_committed: bool = True
-    is_weak: bool = False
-
-    def made(self) -> Any:
-        if self.sharding is None:
-            return self.value
-        array = (
-            jax.device_put(self.value, self.sharding)
-            if self.is_committed
-            else jax.numpy.asarray(self.value)
-        )
-        if self.key_implementation:
-            array = jax.random.wrap_key_data(array, impl=self.key_implementation)
-        if self.is_weak:
-            array = weakly_typed(array)
-        return jax.new_ref(array) if self.is_ref else array
-
-
 def _kept(workload: Workload) -> _KeptBuild | None:
     """Copies the arguments to the host; returns None if they are too large, or partly on other
     hosts."""
     leaves, tree = jax.tree.flatten((workload.args, dict(workload.kwargs)))
-    total = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)
-    if total > _LARGEST_KEPT_BYTES:
+    found = copied(leaves, _LARGEST_KEPT_BYTES)
+    if found is None:
         return None
-    found = [_on_host(leaf) for leaf in leaves]
-    if any(leaf is None for leaf in found):
-        return None
-    stripped = replace(workload, args=(), kwargs={})
-    return _KeptBuild(stripped=stripped, tree=tree, leaves=tuple(leaf for leaf in found if leaf))
-
-
-def _on_host(leaf: Any) -> _HostLeaf | None:
-    reference = is_ref(leaf)
-    array = leaf[...] if reference else leaf
-    if not isinstance(array, jax.Array):
-        return _HostLeaf(value=leaf)
-    if not array.is_fully_addressable:
-        return None
-    implementation = ""
-    sharding = array.sharding
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        implementation = str(jax.random.key_impl(array))
-        array = jax.random.key_data(array)
-        sharding = array.sharding
-    # A view would share its buffer with the array, which the step may overwrite.
-    return _HostLeaf(
-        value=np.array(array, copy=True),
-        sharding=sharding,
-        key_implementation=implementation,
-        is_ref=reference,
-        is_committed=bool(getattr(array, "committed", True)),
-        is_weak=bool(getattr(array, "weak_type", False)),
-    )
+    return _KeptBuild(stripped=replace(workload, args=(), kwargs={}), tree=tree, leaves=found)

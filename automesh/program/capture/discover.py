@@ -21,6 +21,7 @@ from automesh.mesh.layout.shardings import axes_of_entry
 from automesh.program.capture.abstract_arrays import (
     ValueNeeded,
     is_without_arrays,
+    needed_at_line,
     seen,
     without_arrays,
 )
@@ -57,6 +58,8 @@ _LARGEST_MADE = 2**31
 _LONGEST_BEFORE_MESH_S = 60.0
 # How long it may sample or evaluate before the training of which its text speaks.
 _LONGEST_BEFORE_GRADIENT_S = 120.0
+# A script that calls its step less often has hardly come to the end of its training.
+_CALLS_OF_A_LOOP = 3
 # A loop with at most so much work is run where nothing else tells whether it is all of a training.
 _LONGEST_RUN_FLOPS = 1e12
 
@@ -109,6 +112,8 @@ def discover(
             # The remaining functions change nothing, or belong to a library, as a helper of its
             # optimizer does.
             raise nothing_jitted(entry, run.unjitted_at)
+    if bare and _may_end_by_nan(found, ended):
+        raise needed_at_line("compares a number", seen().decided)
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
@@ -137,6 +142,16 @@ def _caught(ended: Ended | None) -> UsageError | None:
     """Returns the error for a value that was asked for in vain, where a framework has caught it and
     has ended the script with an exit code."""
     return seen().needed if ended is not None and ended.exit_code else None
+
+
+def _may_end_by_nan(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
+    """Whether a script has ended after few calls of its step, and may have done so because it
+    compared a number that was nan."""
+    if seen().decided is None or ended is None or ended.error is not None:
+        return False
+    if not isinstance(found, FoundStep):
+        return True
+    return bool(found.step.doubt) and found.step.calls < _CALLS_OF_A_LOOP
 
 
 def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
@@ -364,7 +379,7 @@ class _ScriptWatch:
         placed = [same_on(place, own) or place for place in found.placed]
         try:
             with among_real_files(), outside_of_modes():
-                self.keep(found.whole, own, placed)
+                self.keep(found.with_values(), own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
 

@@ -75,7 +75,8 @@ def test_without_arrays_a_split_axis_gives_the_same_step(script: str) -> None:
 
 # Where Python needs a value, between two steps.
 NEEDED = {
-    "a-decision": "if loss > 0:\n    print('fine')",
+    "a-decision": "if (w > 0).all():\n    print('fine')",
+    "an-end": "if not loss > 0:\n    break",
     "an-integer": "best = int(loss)",
     "a-numpy-array": "kept = np.asarray(w)",
     "a-list": "kept = w.tolist()",
@@ -131,13 +132,21 @@ def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path)
     shown = (
         "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)\n"
         "print(np.mean([jax.device_get(loss), multihost_utils.process_allgather(loss)[0]]))\n"
+        "print(loss.addressable_data(0), loss.tolist(), round(loss, 3))\n"
+        "if jnp.isnan(loss) or jnp.isinf(loss) or jnp.isnan(float(loss)) or loss > 9: exit()\n"
+        "assert math.isfinite(loss) and np.isfinite(jax.device_get(loss)) and not loss < 0\n"
+        "assert not math.isnan(sum([float(loss), 1.0]) / 2), 'it diverges'\n"
+        "order = jax.random.permutation(jax.random.key(step), 100_000).reshape(-1, 50)\n"
+        "for rows, _ in zip(order, range(2)):\n"
+        "    assert len({int(row) for row in rows} | set(np.arange(100_000)[rows])) == 50\n"
+        "assert w.is_ready() and w.on_device_size_in_bytes() >= w.nbytes, w.format\n"
     )
     script = script_that(shown, tmp_path)
-    imported = "from jax.experimental import multihost_utils\n"
+    imported = "import math; from jax.experimental import multihost_utils\n"
     script.write_text(imported + script.read_text())
     seen = bare(script)
     assert seen["step"] == "train_step"
-    assert seen["printed"] == ["train.py:14", "train.py:15"]
+    assert seen["printed"] == [f"train.py:{line}" for line in range(14, 20)], seen
 
 
 # A constraint under `vmap` leaves a dimension to the compiler.

@@ -29,7 +29,7 @@ def train_step({lead}w, x):
     return {lead}w - 0.1 * slope, loss
 
 
-for step in range(6):
+for step in range({turns}):
     x = jax.device_put(np.ones(({rows}, 16), np.float32), NamedSharding(mesh, {batch}))
     {lead}w, loss = train_step({call}w, x)
 """
@@ -43,6 +43,7 @@ PARTS = {
     "weights": 'P(None, "model")',
     "loss": "jnp.mean((x @ w) ** 2)",
     "rows": "48",
+    "turns": "6",
     "batch": 'P("data")',
 }
 CASES: dict[str, dict[str, str]] = {
@@ -99,6 +100,8 @@ CASES: dict[str, dict[str, str]] = {
         "loss": "jnp.mean((x @ w) ** 2) + jax.lax.stop_gradient(jax.pure_callback(np.asarray, "
         "jax.ShapeDtypeStruct((), np.float32), x[0, 0]))",
     },
+    # A demonstration: its values are those of its last call but one, or of its only call.
+    "ends_after_two": {"turns": "2"},
     "prints": {"loss": "(jax.debug.print('{}', x[0, 0]), jnp.mean((x @ w) ** 2))[1]"},
 }
 
@@ -147,6 +150,7 @@ SAID = {
     "asks_its_mesh": "",
     # What only shows something is left out of the step.
     "prints": "",
+    "ends_after_two": "",
 }
 
 
@@ -154,6 +158,7 @@ SAID = {
 def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str, Any]]) -> None:
     one = found[name]
     assert one["step"] == "train_step"
+    assert one["has_values"], "workers do not start the script for them"
     if SAID[name]:
         assert SAID[name] in one["difference"]
     else:

@@ -26,7 +26,7 @@ from automesh.program.capture.build import EndedEarly
 from automesh.program.capture.discover import discover
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import starts
-from automesh.program.carry.stored_step import store_in
+from automesh.program.carry.stored_step import read_step, store_in
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 
@@ -39,7 +39,12 @@ def stored(script: Path) -> dict[str, Any]:
     capture = dataclasses.replace(found.capture, folder=str(folder))
     entry = dataclasses.replace(entry, function=capture.step.name, capture=capture)
     (folder / "entry.pickle").write_bytes(pickle.dumps(entry))
-    return {"step": capture.step.name, "not_carried": found.not_carried}
+    has_values = not found.not_carried and read_step(folder).has_values
+    return {
+        "step": capture.step.name,
+        "not_carried": found.not_carried,
+        "has_values": has_values,
+    }
 
 
 def checked(script: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
-from automesh.program.capture.abstract_arrays import without_data
+from automesh.program.capture.abstract_arrays import is_without_arrays, without_data
+from automesh.program.capture.flow.host_copies import HostLeaf, copied
 from automesh.program.capture.flow.names import describe_call, variables_like
 from automesh.program.capture.flow.program import FunctionFacts, facts_of, opened_jaxpr
 from automesh.program.capture.frames import asking_line
@@ -41,6 +42,8 @@ from automesh.program.spec_entries import entries_of
 
 # Entries of the table of arrays after which the entries of deleted arrays are dropped.
 _MOST_FOLLOWED = 100_000
+# Bytes of arguments of all functions that are kept on the host.
+_LARGEST_KEPT_BYTES = 2**28
 # Number of the latest calls that are kept one by one: enough for several rounds of micro-batches.
 _MOST_RECENT = 100
 
@@ -74,6 +77,8 @@ class Variant:
       refusal: why it cannot be traced.
       described: its second call (the first one until there is a second), without data and with the
         user's names.
+      kept: the arguments of that call with their values, on the host; None if they are too large,
+        or have none.
       placed: the placement of each argument of its first call, see `step_call.place_of`.
       leaf_bytes: per leaf of the arguments of one call, its bytes unsharded, at the type that jax
         gives it.
@@ -90,6 +95,7 @@ class Variant:
     facts: FunctionFacts | None = None
     refusal: UsageError | None = None
     described: TracedCall | None = None
+    kept: tuple[HostLeaf, ...] | None = field(default=None, repr=False)
     calls: int = 0
     placed: tuple[Any, ...] = ()
     leaf_bytes: tuple[int, ...] = ()
@@ -178,6 +184,7 @@ class CallLog:
     )
     # From the `id` of an array to a weak reference to it, which keeps nothing alive, and its maker.
     _made: dict[int, tuple[Any, Origin]] = field(default_factory=dict[int, tuple[Any, Origin]])
+    _kept_bytes: int = 0
 
     def note(self, call: Call) -> Noted:
         """Notes a call down before it is run; a new variant is traced, which the run needs
@@ -227,6 +234,16 @@ class CallLog:
         args = jax.tree.map(lambda leaf: leaf if is_ref(leaf) else without_data(leaf), traced.args)
         # The call itself is dropped, as it would keep its arrays alive.
         variant.described = replace(traced, args=args, source=None)
+        if not is_without_arrays():
+            variant.kept = self._kept(variant, traced.leaves)
+
+    def _kept(self, variant: Variant, leaves: Sequence[Any]) -> tuple[HostLeaf, ...] | None:
+        """Copies the arguments of a call to the host, as the script may end before it is stopped at
+        a later one."""
+        self._kept_bytes -= variant.bytes if variant.kept is not None else 0
+        kept = copied(leaves, _LARGEST_KEPT_BYTES - self._kept_bytes)
+        self._kept_bytes += variant.bytes if kept is not None else 0
+        return kept
 
     def _follow(self, function: Function, variant: Variant, leaves: Sequence[Any]) -> None:
         """Notes down the maker of each argument, and which arguments are the same arrays as

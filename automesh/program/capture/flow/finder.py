@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.program.capture.flow.batch import batch_axes
@@ -30,6 +31,7 @@ from automesh.program.capture.flow.choice import (
     is_enough,
     is_usual,
 )
+from automesh.program.capture.flow.host_copies import HostLeaf
 from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.rounds import (
@@ -67,6 +69,8 @@ class FoundStep:
       whole: the call of the step.
       placed: per leaf of its arguments, its placement at the first call of the variant that is the
         step, see `step_call.place_of`.
+      kept: the arguments on the host, where the script has ended and the call has none; None if
+        they are not kept.
     """
 
     step: ScriptStep
@@ -75,6 +79,14 @@ class FoundStep:
     others: tuple[ScriptStep, ...]
     whole: TracedCall
     placed: tuple[Any, ...]
+    kept: tuple[HostLeaf, ...] | None = None
+
+    def with_values(self) -> TracedCall:
+        """The call of the step, with the values of its arguments where they are known."""
+        if self.kept is None:
+            return self.whole
+        tree = jax.tree.structure(self.whole.args)
+        return replace(self.whole, args=tree.unflatten([leaf.made() for leaf in self.kept]))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,7 +198,9 @@ class StepFinder:
                 raise variant.refusal
             return None
         self._choice = choice
-        return self._found_single(functions[0], variant.described, choice)
+        return replace(
+            self._found_single(functions[0], variant.described, choice), kept=variant.kept
+        )
 
     def _called_once(self) -> Choice | None:
         """Finds, among the functions that were called once, the one that trains with the most bytes
