@@ -172,12 +172,13 @@ def _of_optimizer(every: Dimensions, events: Events, facts: Facts) -> Iterator[C
     """Matrices that an optimizer multiplies or factorizes to precondition gradients."""
     products = sum(one.loop.turns for one in events.products if is_of_optimizer(every, facts, one))
     said: list[str] = []
-    if events.factorized:
-        sizes = [every.size(root) for dims in events.factorized for root in roots(every, dims)]
-        rows = max(sizes, default=1)
+    factorized = [own for own, _ in events.factorized if roots(every, own) <= facts.weights]
+    if factorized:
+        sizes = [every.size(root) for dims in factorized for root in roots(every, dims)]
         said.append(
-            f"factorizes {len(events.factorized):,} matrices (of up to {rows:,} rows): each device "
-            "gathers and factorizes all of them, unless they are stacked and the stack is split"
+            f"factorizes {len(factorized):,} matrices (of up to {max(sizes, default=1):,} rows): "
+            "each device gathers and factorizes all of them, unless they are stacked and the stack "
+            "is split"
         )
     if products:
         said.append(

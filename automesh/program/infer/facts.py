@@ -79,8 +79,12 @@ def facts_of(
     for dims, role in zip(inputs, roles, strict=True):
         if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
             found.weights |= roots(every, dims)
-    for dims in events.factorized:  # Bases that an optimizer turns gradients into.
-        found.weights |= roots(every, dims)
+    for matrix, results in events.factorized:
+        if roots(every, matrix) <= found.weights:  # Bases that an optimizer turns gradients into.
+            found.weights |= roots(every, results)
+        else:
+            for dim in (*matrix, *results):
+                every.mark(dim, DimensionMark.SOLVED)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
     _find_graphs(every, events, found)
@@ -296,7 +300,7 @@ def _batches(
         alone = _alone(every, sources, found, factors_of)
         if alone:
             after = _with_drawn(every, inside, found, alone)
-            return after + _computed_whole(every, events, found, after)
+            return after + _computed_whole(every, events, found, data, after)
     return []
 
 
@@ -338,15 +342,20 @@ def _alone(
 
 
 def _computed_whole(
-    every: Dimensions, events: Events, found: Facts, batches: Sequence[int]
+    every: Dimensions,
+    events: Events,
+    found: Facts,
+    data: Sequence[Dims],
+    batches: Sequence[int],
 ) -> list[int]:
-    """Factors in which batches lie end to end, as parameters are multiplied with all of them at
-    once: the views of images, of which a network makes one batch. What is cut before that is none.
+    """Factors of data in which batches lie end to end, as parameters are multiplied with all of
+    them at once: the views of images, of which a network makes one batch. What the step cuts before
+    that is none.
     """
-    met = {root for one in events.meetings for dim in one.dims for root in every.factors(dim)}
+    met = {root for one in events.meetings for root in roots(every, one.dims)}
     return [
         root
-        for root in every.roots()
+        for root in sorted({root for dims in data for root in roots(every, dims)})
         if root in met - found.weights
         and root not in batches
         and every.packed(root)
@@ -449,7 +458,9 @@ def _with_drawn(
         if set(own) & set(after):
             continue
         for root in own:
-            is_batch = root in found.backward and every.marks(root) & DimensionMark.SUMMED
+            # Without a gradient, what is drawn for each of a population is summed up.
+            is_of_step = root in found.backward or not found.backward
+            is_batch = is_of_step and every.marks(root) & DimensionMark.SUMMED
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)

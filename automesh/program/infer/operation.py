@@ -218,8 +218,9 @@ class Events:
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.
     copies: list[Dims] = field(default_factory=list[Dims])
-    # Results of each factorization of a matrix that an optimizer makes of gradients.
-    factorized: list[Dims] = field(default_factory=list[Dims])
+    # For each factorization of a matrix that is made of gradients, after the backward pass: the
+    # dimensions of the matrix, and those of the results.
+    factorized: list[tuple[Dims, Dims]] = field(default_factory=list[tuple[Dims, Dims]])
     equations: int = 0
 
 

@@ -157,7 +157,8 @@ def _matrices(op: TracedOperation) -> list[Dims]:
         new = op.all.news(rest, marks)
         found.append((*many, *new) if fits else new)
     if is_of_gradients:
-        op.events.factorized.append(tuple(dim for dims in found for dim in dims))
+        rest = tuple(dim for dims in op.ins for dim in dims[len(many) :])
+        op.events.factorized.append((rest, tuple(dim for dims in found for dim in dims)))
     return found
 
 

@@ -132,3 +132,38 @@ def test_steps_of_zero_leave_frozen_weights_and_what_the_loss_is_not_made_of_is_
     assert {role for name, role in roles.items() if "unused" in name} == {Role.DEAD}
     text = said(found, CautionKind.UNTRAINED)
     assert text.startswith("no gradient reaches p['unused'] and 2 more (12,288 numbers)")
+
+
+def test_a_matrix_of_the_rows_of_the_data_is_solved_whole() -> None:
+    """Natural gradients by a kernel of the rows: what is factorized is made of gradients, too."""
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        def out(p: Any, row: Any) -> Any:
+            return jnp.tanh(row @ p).sum()
+
+        slopes = jax.vmap(jax.grad(out), (None, 0))(p, x)
+        rows = slopes.reshape(len(x), -1)
+        values, vectors = jnp.linalg.eigh(rows @ rows.T)
+        error = jax.vmap(out, (None, 0))(p, x) - y
+        change = vectors @ ((vectors.T @ error) / values)
+        return p - jnp.einsum("b,bij->ij", change, slopes), jnp.mean(error**2)
+
+    args = (f32(WIDTH, 8), f32(16, WIDTH), f32(16))
+    found = Model(step=step, args=args, names=("p", "x", "y"), num_state=1).classes()
+    assert "factorized" in found.named(argument(found, "x").dims[0]).whole
+
+
+def test_a_population_whose_noise_is_drawn_is_a_batch() -> None:
+    """Evolution strategies have no gradient; each of a population sees all rows."""
+
+    def step(p: Any, x: Any, y: Any, key: Any) -> Any:
+        noise = jax.random.normal(key, (64, *p.shape))
+        score = jax.vmap(lambda e: -jnp.mean((jnp.tanh(x @ (p + 0.1 * e)) - y) ** 2))(noise)
+        return p + jnp.tensordot(score - score.mean(), noise, 1), score.mean()
+
+    args = (f32(12, 32), f32(16, 12), f32(16, 32), jax.eval_shape(lambda: jax.random.key(0)))
+    found = Model(step=step, args=args, names=("p", "x", "y", "key"), num_state=1).classes()
+    assert {one.size for one in found.batches} == {16, 64}
+    (drawn,) = [one for one in found.inner if one.shape[0] == 64]
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert {drawn.dims[0]} <= {one.name for one in layout.logical}
