@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
-from automesh.program.infer.facts import Facts, born_inside, outer, roots
+from automesh.program.infer.facts import Facts, born_inside, is_of_optimizer, outer, roots
 from automesh.program.infer.nouns import (
     ArrayClasses,
     Caution,
@@ -41,8 +41,10 @@ def cautions_of(
     """
     found = [
         *_of_batches(every, facts, names, inputs),
+        *_of_inner_rows(every, events, facts, names),
         *_of_packed(every, names, inputs),
-        *_of_gradients(every, events, facts, inputs),
+        *_of_gradients(every, events, facts, names, inputs),
+        *_of_optimizer(every, events, facts),
         *_of_uses(every, events, inputs),
         *_of_whole_step(events, inputs, results, turns),
     ]
@@ -72,9 +74,18 @@ def _of_batches(
             text="no dimension of the data is a batch: the elements of each meet before they are "
             "summed up",
         )
+    if batches and names.get(batches[0], "").startswith("sequence"):
+        yield Caution(
+            kind=CautionKind.NO_BATCH,
+            text=f"there is no batch dimension: the elements of {names[batches[0]]} "
+            f"({every.size(batches[0]):,}) attend to each other; if they are split, keys and "
+            "values are gathered in every layer",
+            about=names[batches[0]],
+        )
     in_arguments = {root for _, dims in inputs for root in roots(every, dims)}
+    within = [dim for root in batches if root in in_arguments for _, dim in every.packed(root)]
     for root in batches[:1]:
-        if root not in in_arguments:
+        if root not in in_arguments | roots(every, within):
             yield Caution(
                 kind=CautionKind.BATCH_INSIDE,
                 text=f"{names[root]} ({every.size(root):,}) is in no argument: it is taken or "
@@ -93,28 +104,92 @@ def _of_batches(
             "what is taken",
             about=names.get(taken[0], ""),
         )
+    yield from _of_stacked(every, names, batches, in_arguments)
+
+
+def _of_stacked(
+    every: Dimensions, names: Mapping[int, str], batches: Sequence[int], in_arguments: set[int]
+) -> Iterator[Caution]:
+    """Batches that lie end to end in the data, or that the step puts end to end."""
+    together: dict[int, list[int]] = {}
     for root in every.roots():
-        pieces = [dim for _, dim in every.packed(root)]
-        inside = {outer(every, dim) for dim in pieces}
-        one = next(iter(inside), None)
-        if len(inside) == 1 and one is not None and one in batches:
-            count, size = len(pieces), every.size(one)
-            if root in in_arguments:
-                yield Caution(
-                    kind=CautionKind.STACKED_BATCHES,
-                    text=f"the step takes {count} slices of {size:,} from the {every.size(root):,} "
-                    "rows of its data, which stay whole on every device; give it arrays "
-                    f"({count}, {size:,}, ...) to split them",
-                    about=names[one],
-                )
+        pieces = [outer(every, dim) for _, dim in every.packed(root)]
+        own = [one for one in pieces if one is not None and one in batches]
+        if not own or len(own) < len(pieces):
+            continue
+        one, size = own[0], every.size(root)
+        if root in batches or root not in in_arguments:
+            if len(set(own)) == 1:
+                together.setdefault(one, []).append(root)
+            continue
+        is_even = len(set(own)) == 1
+        rows = f"{len(own)} slices of {every.size(one):,}"
+        if not is_even:
+            rows = f"slices of {', '.join(f'{every.size(part):,}' for part in own)}"
+        cure = f"({len(own)}, {every.size(one):,}, ...)" if is_even else "of their own"
+        yield Caution(
+            kind=CautionKind.STACKED_BATCHES,
+            text=f"the step takes {rows} from the {size:,} rows of its data, which stay whole on "
+            f"every device; give it arrays {cure} to split them",
+            about=names[one],
+        )
+    for one, those in together.items():
+        counts = [len(every.packed(root)) for root in those]
+        sizes = " and ".join(f"{every.size(root):,}" for root in those)
+        shapes = " and ".join(f"({number}, {every.size(one):,}, ...)" for number in counts)
+        yield Caution(
+            kind=CautionKind.STACKED_BATCHES,
+            text=f"{' and '.join(map(str, counts))} batches of {every.size(one):,} are put end to "
+            f"end ({sizes}) and taken apart again: an all-to-all each way if they are split; stack "
+            f"them instead, {shapes}",
+            about=names[one],
+        )
+
+
+def _of_inner_rows(
+    every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
+) -> Iterator[Caution]:
+    """A batch that is the inner part of the rows that parameters are multiplied with."""
+    for one in events.meetings:
+        for dim in () if one.is_table else one.dims:
+            outside, *inside = every.factors(dim) or (0,)
+            own = [root for root in inside if root in facts.batches]
+            if not own or outside in facts.weights or outside in facts.batches:
                 continue
+            name, size = names[own[0]], every.size(own[0])
+            rows = every.size_of(every.factors(dim))
             yield Caution(
-                kind=CautionKind.STACKED_BATCHES,
-                text=f"{count} batches of {size:,} are put end to end ({every.size(root):,}) and "
-                "taken apart again: an all-to-all each way if they are split; stack them instead, "
-                f"({count}, {size:,}, ...)",
-                about=names[one],
+                kind=CautionKind.INNER_BATCH,
+                text=f"{name} ({size:,}) is the inner part of {rows:,} rows that parameters are "
+                f"multiplied with: a split of it crosses them, and the compiler may gather all of "
+                "them; put it first (`jnp.repeat` keeps it there, `jnp.tile` and a reshape of "
+                "(copies, batch) do not)",
+                about=name,
             )
+
+
+def _of_optimizer(every: Dimensions, events: Events, facts: Facts) -> Iterator[Caution]:
+    """Matrices that an optimizer multiplies or factorizes to precondition gradients."""
+    products = sum(one.loop.turns for one in events.products if is_of_optimizer(every, facts, one))
+    said: list[str] = []
+    factorized = [own for own, _ in events.factorized if roots(every, own) <= facts.weights]
+    if factorized:
+        sizes = [every.size(root) for dims in factorized for root in roots(every, dims)]
+        said.append(
+            f"factorizes {len(factorized):,} matrices (of up to {max(sizes, default=1):,} rows): "
+            "each device gathers and factorizes all of them, unless they are stacked and the stack "
+            "is split"
+        )
+    if products:
+        said.append(
+            f"multiplies matrices {products:,} times: where a parameter is split, each product "
+            "gathers or sums up its parts"
+        )
+    if said:
+        yield Caution(
+            kind=CautionKind.OPTIMIZER_MATRICES,
+            text=f"the optimizer {'; it '.join(said)}",
+        )
 
 
 def _elements(every: Dimensions, inputs: Sequence[tuple[ArrayClasses, Dims]], root: int) -> int:
@@ -156,6 +231,7 @@ def _of_gradients(
     every: Dimensions,
     events: Events,
     facts: Facts,
+    names: Mapping[int, str],
     inputs: Sequence[tuple[ArrayClasses, Dims]],
 ) -> Iterator[Caution]:
     batches = set(facts.batches)
@@ -176,6 +252,19 @@ def _of_gradients(
         for array, dims in inputs
         if array.role == Role.PARAMETER and len([dim for dim in dims if dim]) > 1
     }
+    adapted = _adapted(every, events, facts, shapes)
+    if adapted:
+        one = facts.batches[0]
+        numbers = sum(math.prod(array.shape) for array in adapted) * every.size(one)
+        yield Caution(
+            kind=CautionKind.INNER_STEPS,
+            text=f"each of the {every.size(one):,} tasks of {names[one]} trains weights of its own "
+            f"in inner steps ({numbers:,} numbers in all, and what a gradient through these steps "
+            "keeps): a split of it makes that less on each device, and gradients of the parameters "
+            "are summed over the devices once, after all inner steps",
+            about=names[one],
+        )
+        return
     multiplied = _multiplied(every, events)
     for product in events.products:
         if product.is_forward or not product.batch:
@@ -197,6 +286,32 @@ def _of_gradients(
                     "parameters of an example is then summed over the devices",
                     about=array.name,
                 )
+
+
+def _adapted(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    parameters: Mapping[tuple[int | None, ...], ArrayClasses],
+) -> list[ArrayClasses]:
+    """The parameters that a forward pass multiplies with as each of a batch has changed them: with
+    dimensions of the parameter and the batch, and made of gradients, or carried by a loop."""
+    forms = {frozenset(key): array for key, array in parameters.items()}
+    copies = {frozenset(outer(every, dim) for dim in dims if dim) for dims in events.copies}
+    found: dict[str, ArrayClasses] = {}
+    for one in events.products:
+        if not one.is_forward or not one.is_product or not one.summed:
+            continue
+        batch = [outer(every, dim) for dim in one.batch if dim]
+        if len(batch) != 1 or batch[0] not in facts.batches[:1]:
+            continue
+        for made, side in zip(one.made, (one.left, one.right), strict=False):
+            form = frozenset(outer(every, dim) for dim in (*one.summed, *side) if dim)
+            array = forms.get(form)
+            is_changed = made & ArrayOrigin.GRADIENT or form.union(batch) in copies
+            if array is not None and made & ArrayOrigin.STATE and is_changed:
+                found[array.name] = array
+    return list(found.values())
 
 
 def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]:
@@ -276,6 +391,18 @@ def _of_whole_step(
             kind=CautionKind.MANY_STEPS,
             text=f"one call is {how_many} steps of training",
         )
+    untrained = [
+        array for array, _ in inputs if array.role == Role.DEAD and array.state_of is not None
+    ]
+    if untrained:
+        more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""
+        numbers = sum(math.prod(array.shape) for array in untrained)
+        yield Caution(
+            kind=CautionKind.UNTRAINED,
+            text=f"no gradient reaches {untrained[0].name}{more} ({numbers:,} numbers): the loss "
+            "is not computed from it; leave it out of the state, or use it",
+            about=untrained[0].name,
+        )
     weights = sum(math.prod(array.shape) for array, _ in inputs if array.role == Role.PARAMETER)
     if 0 < weights < _SMALL:
         yield Caution(
@@ -337,13 +464,15 @@ def divided_of(
                 Inner(
                     path=one.place.path,
                     bodies=one.place.bodies,
-                    output=0,
+                    output=one.output,
                     shape=one.shape,
                     dims=tuple(
                         names.get(root, "") if root is not None and root in batches else ""
                         for root in own
                     ),
-                    why="the batch is divided into micro-batches here",
+                    why="the step takes rows of the batch from a longer array here"
+                    if one.is_slice
+                    else "the batch is divided into micro-batches here",
                 )
             )
     return tuple(found)

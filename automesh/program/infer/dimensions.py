@@ -212,12 +212,8 @@ class Dimensions:
             a, b = b, a
         self._parent[b] = a
         self._marks[a] |= self._marks[b]
-        theirs = self._pieces.pop(b, None)
-        if not theirs:
-            return
-        mine = self._pieces.setdefault(a, {})
-        for interval, dim in theirs.items():
-            known = mine.setdefault(interval, dim)
+        for interval, dim in self._pieces.pop(b, {}).items():
+            known = self._piece(a, interval)
             if known and dim:
                 self._todo.append((known, dim))
 
@@ -264,12 +260,11 @@ class Dimensions:
         if size == total or not size:
             return factors if size else ()
         if len(factors) == 1:
-            known = self._pieces.setdefault(factors[0], {})
-            if (begin, size) not in known:
-                known[begin, size] = self.new(size)
-            return known[begin, size]
+            return self._piece(factors[0], (begin, size))
         inner = self.size_of(factors[1:])
         if begin % inner == 0 and size % inner == 0:
+            if size == inner:
+                self.mark(factors[:1], DimensionMark.PICKED)
             outer = self.piece(factors[:1], begin // inner, size // inner)
             return (*outer, *factors[1:])
         if factors and begin // inner == (begin + size - 1) // inner:
@@ -278,22 +273,69 @@ class Dimensions:
         self.mark(dim, DimensionMark.SHIFTED)
         return self.new(size, DimensionMark.SHIFTED)
 
+    def _piece(self, factor: int, interval: _Interval) -> Dim:
+        """Returns a piece of a factor. A piece inside of another one is a piece of that, too: a
+        batch of views of two sizes is two batches end to end, and a slice for each view cuts them.
+        """
+        known = self._pieces.setdefault(factor, {})
+        if interval in known:
+            return known[interval]
+        begin, size = interval
+        dim = known[interval] = self.new(size)
+        around: list[tuple[_Interval, Dim]] = []
+        inside: list[tuple[_Interval, Dim]] = []
+        for one in known.items() if size > 1 else ():
+            first, length = one[0]
+            if length > size and first <= begin and begin + size <= first + length:
+                around.append(one)
+            elif 1 < length < size and begin <= first and first + length <= begin + size:
+                inside.append(one)
+        for (first, _), other in _nearest(sorted(around, key=_length)):
+            self.join(self.piece(other, begin - first, size), dim)
+        for (first, length), other in _nearest(sorted(inside, key=_length, reverse=True)):
+            self.join(self.piece(dim, first - begin, length), other)
+        return dim
+
     def is_packed(self, factor: int) -> bool:
         """Whether its pieces are end to end and only used separately."""
         return bool(self.packed(factor))
 
     def packed(self, factor: int) -> Sequence[tuple[_Interval, Dim]]:
-        """Returns the pieces of a factor in order, if they are end to end without overlap; else
-        none."""
-        pieces = sorted(self._pieces.get(factor, {}).items())
+        """Returns the largest pieces of a factor in order, if they are end to end without overlap;
+        else none."""
+        pieces = sorted(
+            self._pieces.get(factor, {}).items(), key=lambda one: (one[0][0], -one[0][1])
+        )
+        found: list[tuple[_Interval, Dim]] = []
         end = 0
-        for (begin, size), _ in pieces:
+        for (begin, size), dim in pieces:
+            if begin + size <= end:  # Inside of the last one.
+                continue
             if begin != end or size == 1:
                 return ()
+            found.append(((begin, size), dim))
             end = begin + size
-        return pieces if len(pieces) > 1 and end == self._size[factor] else ()
+        return found if len(found) > 1 and end == self._size[factor] else ()
 
     def is_cut(self, factor: int) -> bool:
         """Whether parts of it are taken that are not end to end, so that neighbours meet."""
         pieces = self._pieces.get(factor, {})
         return any(size > 1 for _, size in pieces) and not self.is_packed(factor)
+
+
+def _is_inside(one: _Interval, other: _Interval) -> bool:
+    """Whether an interval is a part of another one."""
+    return other[0] <= one[0] and sum(one) <= sum(other)
+
+
+def _length(one: tuple[_Interval, Dim]) -> int:
+    return one[0][1]
+
+
+def _nearest(those: Iterable[tuple[_Interval, Dim]]) -> list[tuple[_Interval, Dim]]:
+    """The pieces, the nearest in size first, without those that a nearer one implies."""
+    found: list[tuple[_Interval, Dim]] = []
+    for one in those:
+        if not any(_is_inside(one[0], near[0]) or _is_inside(near[0], one[0]) for near in found):
+            found.append(one)
+    return found

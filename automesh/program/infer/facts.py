@@ -79,6 +79,12 @@ def facts_of(
     for dims, role in zip(inputs, roles, strict=True):
         if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
             found.weights |= roots(every, dims)
+    for matrix, results in events.factorized:
+        if roots(every, matrix) <= found.weights:  # Bases that an optimizer turns gradients into.
+            found.weights |= roots(every, results)
+        else:
+            for dim in (*matrix, *results):
+                every.mark(dim, DimensionMark.SOLVED)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
     _find_graphs(every, events, found)
@@ -211,7 +217,10 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
     batch."""
     seen: set[tuple[bool, frozenset[int], frozenset[int]]] = set()
     for one in events.products:
-        if not one.is_forward or not one.summed:
+        if not one.summed:
+            continue
+        if not one.is_forward:
+            found.pooled |= _of_own_gradient(every, found, one)
             continue
         left = _free(every, found, (*one.batch, *one.left, *one.right))
         summed = _free(every, found, one.summed)
@@ -222,6 +231,18 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
         for root in summed:
             if left - {root}:
                 (found.mixed if one.is_product else found.pooled).add(root)
+
+
+def _of_own_gradient(every: Dimensions, found: Facts, one: Contraction) -> set[int]:
+    """The rows that are summed up in a gradient that each of a batch has for itself: rows of a
+    task, or a sequence."""
+    sides = roots(every, (*one.left, *one.right))
+    is_of_weights = len(sides) > 1 and sides <= found.weights
+    return (
+        _free(every, found, one.summed)
+        if is_of_weights and _free(every, found, one.batch)
+        else set()
+    )
 
 
 def _free(every: Dimensions, found: Facts, dims: Dims) -> set[int]:
@@ -278,7 +299,8 @@ def _batches(
     for sources, factors_of in attempts:
         alone = _alone(every, sources, found, factors_of)
         if alone:
-            return _with_drawn(every, inside, found, alone)
+            after = _with_drawn(every, inside, found, alone)
+            return after + _computed_whole(every, events, found, data, after)
     return []
 
 
@@ -317,6 +339,28 @@ def _alone(
             inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)[:1]]
             return alone + [one for one in inside if one is not None and one not in alone]
     return []
+
+
+def _computed_whole(
+    every: Dimensions,
+    events: Events,
+    found: Facts,
+    data: Sequence[Dims],
+    batches: Sequence[int],
+) -> list[int]:
+    """Factors of data in which batches lie end to end, as parameters are multiplied with all of
+    them at once: the views of images, of which a network makes one batch. What the step cuts before
+    that is none.
+    """
+    met = {root for one in events.meetings for root in roots(every, one.dims)}
+    return [
+        root
+        for root in sorted({root for dims in data for root in roots(every, dims)})
+        if root in met - found.weights
+        and root not in batches
+        and every.packed(root)
+        and all(outer(every, dim) in batches for _, dim in every.packed(root))
+    ]
 
 
 def _of_carried_sets(
@@ -374,12 +418,11 @@ def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
 
 
 def _first(every: Dimensions, dim: Dim) -> list[int]:
-    """Returns the outermost factor of a dimension, or that of the equal slices which the step takes
-    of it."""
+    """Returns the outermost factor of a dimension, or those of the slices that the step takes of
+    it."""
     factors = list(every.factors(dim)[:1])
-    pieces = {outer(every, piece) for root in factors for _, piece in every.packed(root)}
-    one = next(iter(pieces), None)
-    return factors if one is None or len(pieces) > 1 else [one]
+    pieces = [outer(every, piece) for root in factors for _, piece in every.packed(root)]
+    return list(dict.fromkeys(one for one in pieces if one is not None)) or factors
 
 
 def _stacks(every: Dimensions, dim: Dim) -> list[int]:
@@ -417,7 +460,9 @@ def _with_drawn(
         if set(own) & set(after):
             continue
         for root in own:
-            is_batch = root in found.backward and every.marks(root) & DimensionMark.SUMMED
+            # Without a gradient, what is drawn for each of a population is summed up.
+            is_of_step = root in found.backward or not found.backward
+            is_batch = is_of_step and every.marks(root) & DimensionMark.SUMMED
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)
@@ -463,7 +508,9 @@ def _frozen(
     left: dict[int, frozenset[int]] = {}
     for place in floats | integers:
         own = frozenset(roots(every, inputs[place]))
-        if own and not own & of_data and roles[place] == Role.DATA:
+        # Rows that are cut into batches are data.
+        is_of_data = bool((own | _pieces_of(every, set(own))) & of_data)
+        if own and not is_of_data and roles[place] == Role.DATA:
             left[place] = own
     matrices = _matrices(every, events) if left else set[frozenset[int]]()
     known = set(found.weights)
@@ -497,8 +544,18 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
     return found
 
 
-def param_products(events: Events) -> Iterator[Contraction]:
-    """Yields the products of the forward pass."""
+def param_products(every: Dimensions, events: Events, found: Facts) -> Iterator[Contraction]:
+    """Yields the products of the forward pass, without those of an optimizer."""
     for one in events.products:
-        if one.is_forward and one.is_product:
+        if one.is_forward and one.is_product and not is_of_optimizer(every, found, one):
             yield one
+
+
+def is_of_optimizer(every: Dimensions, found: Facts, one: Contraction) -> bool:
+    """Whether a product has gradients in it, and no dimension of the data: an optimizer multiplies
+    matrices, such as those that precondition a gradient."""
+    if not one.is_product or not one.is_forward:
+        return False
+    if not any(made & ArrayOrigin.GRADIENT for made in one.made):
+        return False
+    return roots(every, (*one.batch, *one.summed, *one.left, *one.right)) <= found.weights

@@ -42,6 +42,8 @@ class _Signs:
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
     microbatches: set[int] = field(default_factory=set[int])
+    lengths: set[int] = field(default_factory=set[int])
+    forms: set[frozenset[int]] = field(default_factory=set[frozenset[int]])
 
 
 def names_of(
@@ -157,52 +159,110 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
             signs.chosen |= looked if looked <= facts.weights else set[int]()
 
 
-def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
-    seen: set[tuple[object, ...]] = set()
-    chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
-    # Latents attend to rows of data, which have learned positions.
-    lengths = _lengths(every, events, facts) | signs.with_batch
-    for one in param_products(events):
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The factors of a product."""
+
+    batch: frozenset[int]
+    summed: frozenset[int]
+    left: frozenset[int]
+    right: frozenset[int]
+    made: tuple[ArrayOrigin, ...]
+
+    @property
+    def sides(self) -> frozenset[int]:
+        return self.left | self.right
+
+
+def _products(every: Dimensions, events: Events, facts: Facts) -> list[_Product]:
+    """The different products of the forward pass, in order."""
+    found: dict[_Product, None] = {}
+    for one in param_products(every, events, facts):
         batch, summed, left, right = (
             frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
         )
-        key = (batch, summed, left, right, one.made)
-        if key in seen:
-            continue
-        seen.add(key)
-        if summed and summed <= chosen & facts.weights:  # A lookup by a product with ones.
+        found[_Product(batch, summed, left, right, one.made)] = None
+    return list(found)
+
+
+def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
+    weights = facts.weights
+    chosen = {root for dims in events.chosen.values() for root in roots(every, dims)}
+    products = _products(every, events, facts)
+    signs.lengths |= _lengths(products, weights)
+    # Latents attend to rows of data, which have learned positions.
+    lengths = signs.lengths | signs.with_batch
+    for one in products:
+        batch, summed, left, right = one.batch, one.summed, one.left, one.right
+        if summed and summed <= chosen & weights:  # A lookup by a product with ones.
             for made, other in zip(one.made, (right, left), strict=False):
                 if not made & ArrayOrigin.STATE:
-                    signs.embed.update(other & facts.weights)
-        is_of_weights = any(side <= facts.weights for side in (left, right))
-        is_inside = any(side and side <= facts.weights for side in (left, right))
-        if batch and summed and batch | summed <= facts.weights and is_inside:
+                    signs.embed.update(other & weights)
+        is_of_weights = any(side <= weights for side in (left, right))
+        is_inside = any(side and side <= weights for side in (left, right))
+        is_scores = _is_scores(one, products, weights)
+        if batch and summed and batch | summed <= weights and is_inside and not is_scores:
             signs.experts |= batch
-        elif summed and batch & facts.weights and batch - facts.weights:
-            signs.heads |= batch & facts.weights
-            sides = (left | right) & facts.weights - lengths
-            if summed <= facts.weights - lengths:  # Queries with keys.
+        elif summed and batch & weights and (batch - weights or is_scores or _attends(one)):
+            signs.heads |= batch & weights
+            sides = one.sides & weights - lengths
+            if summed <= weights - lengths:  # Queries with keys.
                 signs.of_keys |= summed
                 signs.beside_keys |= sides
             else:  # What is looked up with values.
                 signs.of_values |= sides
-                signs.along_heads |= summed & facts.weights
-        if batch | summed <= facts.weights and is_of_weights:
+                signs.along_heads |= summed & weights
+        if batch | summed <= weights and is_of_weights and not is_scores:
             signs.features |= summed
-            sides = [side for side in (left, right) if side <= facts.weights]
+            sides = [side for side in (left, right) if side <= weights]
             signs.made |= {root for side in sides for root in side}
             signs.scored |= {root for side in sides if len(side) == 1 for root in side}
+        elif batch == frozenset(facts.batches[:1]) and summed <= weights:
+            # Each of the batch has weights of its own, as a task after its inner steps.
+            for side in (left, right):
+                if side <= weights and side | summed in signs.forms:
+                    signs.features |= summed
+                    signs.made |= side
+    for one in products:  # A learned query of each head.
+        if one.batch & signs.heads - signs.experts and one.batch | one.summed <= weights:
+            signs.of_keys |= one.summed - lengths
 
 
-def _lengths(every: Dimensions, events: Events, facts: Facts) -> set[int]:
-    """Finds sequences that attend to themselves: a product sums weights times values over one
-    class, and a dimension of the same class stays in the result. With a table of learned positions
-    such a class also belongs to parameters."""
+def _is_scores(one: _Product, products: Sequence[_Product], weights: set[int]) -> bool:
+    """Whether another product weighs rows by the results of this one, and keeps its queries, which
+    have no batch: latents, learned queries, the only sequence."""
+    return any(
+        side
+        and side <= weights
+        and other.batch >= one.batch
+        and other.summed
+        and other.summed <= one.sides
+        and side <= other.sides <= weights
+        for side in (one.left, one.right)
+        for other in products
+    )
+
+
+def _attends(one: _Product) -> bool:
+    """Whether a product is of a sequence with itself: its scores, or values weighed by them."""
+    return bool(one.left & one.right or _kept(one))
+
+
+def _kept(one: _Product) -> frozenset[int]:
+    """What is summed over and stays, too, but for parameters from a width to the same."""
+    sides = zip(one.made, (one.left, one.right), strict=False)
+    return one.summed & frozenset(
+        root for made, side in sides if made != ArrayOrigin.STATE for root in side
+    )
+
+
+def _lengths(products: Iterable[_Product], weights: set[int]) -> set[int]:
+    """Finds sequences that attend to themselves: weights times values sum over one, and another one of
+    the same class stays. A table of learned positions makes such a class one of parameters."""
     found: set[int] = set()
-    for one in param_products(events):
-        batch, summed = roots(every, one.batch), roots(every, one.summed)
-        if batch & facts.weights and batch - facts.weights:
-            found |= summed & roots(every, (*one.left, *one.right))
+    for one in products:
+        if one.batch & weights:
+            found |= one.summed & one.sides if one.batch - weights else _kept(one)
     return found
 
 
@@ -218,6 +278,7 @@ def _read_arrays(
             is_kernel = any(every.marks(root) & DimensionMark.KERNEL for root in own)
             if len(own) > 1 and not is_kernel:
                 signs.matrices.update(own)
+                signs.forms.add(frozenset(own))
             for root in own:
                 signs.beside.setdefault(root, set()).update(own - {root})
         elif role == Role.DATA:
@@ -231,7 +292,8 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
         ("envs", facts.acted),
-        # Rows of rows are tokens.
+        # The only sequence; rows of rows are tokens.
+        ("sequence", set(batches) & signs.lengths),
         ("sequence", set(batches[1:]) & signs.with_batch),
         ("batch", set(batches)),
         ("edges", facts.edges),
@@ -269,6 +331,8 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     rows |= signs.along_heads | signs.beside_keys
     is_narrow = all(every.size(one) > every.size(root) for one in beside)
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
+    # Between two products in a block of an image network, which come from and go to its channels.
+    is_in_block = len(beside) == 1 and beside <= signs.channels and root in signs.features
     return _first(
         (
             ("vocab", signs.vocab),
@@ -286,7 +350,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("vocab", signs.chosen & signs.features),
             ("classes", signs.chosen | signs.with_batch & signs.made - signs.features),
             ("bottleneck", {root} if is_between and is_narrow else set[int]()),
-            ("mlp", {root} if is_between else set[int]()),
+            ("mlp", {root} if is_between or is_in_block else set[int]()),
         ),
         root,
     )

@@ -5,6 +5,7 @@ Dimensions that must be split alike form a class, which is a logical axis withou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -29,7 +30,8 @@ class Role(StrEnum):
     FROZEN = "frozen"
     """Weights that are used and never changed, such as those that a LoRA adapts."""
     DEAD = "dead"
-    """No result is computed from it."""
+    """No result is computed from it, but for what replaces it: an unused argument, or a parameter
+    that the loss is not computed from."""
     LOSS = "loss"
     """A result without dimensions."""
     OUTPUT = "output"
@@ -49,6 +51,14 @@ class CautionKind(StrEnum):
     micro-batches."""
     PER_EXAMPLE_GRADIENTS = "per-example-gradients"
     """Gradients have a batch dimension."""
+    INNER_STEPS = "inner-steps"
+    """Each of a batch of tasks trains weights of its own inside the step."""
+    INNER_BATCH = "inner-batch"
+    """The batch is the inner part of the rows that the step computes with, such as after a tile."""
+    OPTIMIZER_MATRICES = "optimizer-matrices"
+    """An optimizer multiplies or factorizes matrices of the parameters' sizes."""
+    UNTRAINED = "untrained"
+    """No gradient reaches an array of the state."""
     NO_LOSS = "no-loss"
     """The step returns no loss, so numerics are compared by the state."""
     MANY_STEPS = "many-steps"
@@ -195,6 +205,16 @@ class StepClasses:
             if one.name == name:
                 return one
         raise KeyError(name)
+
+    def split_names(self, dims: Iterable[str]) -> tuple[str, ...]:
+        """Returns for each dimension the class that decides how it is split: several batches end to
+        end, which the step computes with as one, are split like one of them."""
+        names = {
+            one.name: one.pieces[0][0]
+            for one in self.classes
+            if one.is_batch and len({name for name, _ in one.pieces}) == 1 and one.pieces[0][0]
+        }
+        return tuple(names.get(name, name) for name in dims)
 
     @property
     def batches(self) -> tuple[DimensionClass, ...]:

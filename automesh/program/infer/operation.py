@@ -30,6 +30,9 @@ class ArrayOrigin(IntFlag):
     """Other arguments, and arrays that the step holds."""
     RANDOM = 4
     """Random numbers of a key."""
+    GRADIENT = 8
+    """Results of a backward pass; of these an optimizer makes its steps, and a task the weights of
+    its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +139,13 @@ class Division:
 
     Attributes:
       dims: dimensions of the result; of a slice only those of which it takes a part.
+      output: number of the operation's output that is the result.
     """
 
     dims: Dims
     shape: Shape
     place: EquationPlace
+    output: int = 0
     is_slice: bool = False
 
 
@@ -211,6 +216,11 @@ class Events:
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
     # The dimension of the positions that an `argmax` or `top_k` has just returned.
     places: list[Dim] = field(default_factory=list[Dim])
+    # Dimensions of carried values that begin as parameters, once for each of a batch.
+    copies: list[Dims] = field(default_factory=list[Dims])
+    # For each factorization of a matrix that is made of gradients, after the backward pass: the
+    # dimensions of the matrix, and those of the results.
+    factorized: list[tuple[Dims, Dims]] = field(default_factory=list[tuple[Dims, Dims]])
     equations: int = 0
 
 

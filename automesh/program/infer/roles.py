@@ -101,12 +101,16 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
     into_parameters = 0
     for place in parameters:
         into_parameters |= flows[place].direct & ~(1 << place)
+    into_parameters = _closed(into_parameters, flows, set(parameters))
     used = _used(outputs, flows, opened, places)
     is_parameter = set(parameters)
     roles = [
         _role(place, array, flows, unchanged, keys, is_parameter, into_parameters, used)
         for place, array in enumerate(arrays)
     ]
+    if parameters:
+        for place, role in _untrained(arrays, flows, roles, outputs, carried).items():
+            roles[place] = role
     of = _owners(roles, arrays, flows, parameters)
     results = _results(opened, roles, carried, outputs)
     floats = frozenset(
@@ -125,6 +129,58 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         floats=floats,
         integers=integers,
     )
+
+
+def _closed(into: int, flows: Mapping[int, Flow], parameters: set[int]) -> int:
+    """The inputs that parameters are computed from in this iteration or, by way of a moment, in the
+    next: statistics of gradients, of which an optimizer makes the bases for its next step."""
+    rest = into
+    while rest:
+        more = 0
+        for place in _places(rest):
+            if place in flows and place not in parameters:
+                more |= flows[place].direct & ~(1 << place)
+        rest = more & ~into
+        into |= more
+    return into
+
+
+def _untrained(
+    arrays: Sequence[_Array],
+    flows: Mapping[int, Flow],
+    roles: Sequence[Role],
+    outputs: Sequence[Flow],
+    carried: Mapping[int, int],
+) -> dict[int, Role]:
+    """The roles of carried arrays that are made of each other alone, and of no gradient: frozen
+    weights, whose steps an optimizer sets to zero; or, if nothing else is made of them, parameters
+    that the loss is not computed from, with their moments."""
+    counters = _bits(place for place, role in enumerate(roles) if role == Role.COUNTER)
+    own = {
+        place
+        for place in flows
+        if roles[place] == Role.STATISTIC and arrays[place].is_float and not flows[place].through
+    }
+    while True:
+        known = _bits(own) | counters
+        kept = {place for place in own if not flows[place].made_of & ~known}
+        if kept == own:
+            break
+        own = kept
+    used = 0
+    replaced = set(carried.values())
+    for number, flow in enumerate(outputs):
+        used |= 0 if number in replaced else flow.made_of
+    for place, flow in flows.items():
+        used |= 0 if place in own else flow.made_of
+    rest = used & _bits(own)
+    while rest:  # What a used one is made of is used, too.
+        more = 0
+        for place in _places(rest):
+            more |= flows[place].made_of & _bits(own)
+        rest = more & ~used
+        used |= more
+    return {place: Role.FROZEN if used >> place & 1 else Role.DEAD for place in own}
 
 
 def _array(variable: Any) -> _Array:

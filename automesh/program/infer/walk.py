@@ -54,6 +54,7 @@ _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
 )
 _WRITES = frozenset({"swap", "addupdate"})
+_CUTS = frozenset({"slice", "split"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class _Walker:
         self._loops = 0
         self._sources_known = 0
         self._picks: dict[tuple[int, str], int] = {}
+        self._together: dict[tuple[int, ...], int] = {}
 
     def program(
         self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame
@@ -272,13 +274,15 @@ class _Walker:
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
         if not backward and made & ~ArrayOrigin.STATE:
-            self._note_division(operation, found[0])
+            for output, dims in enumerate(found):
+                self._note_division(operation, dims, output)
         if name in _WRITES_INTO and not backward and not made & ArrayOrigin.STATE:
             held = given[0].is_held
         if name == "broadcast_in_dim" and not operation.given[0] and operation.shapes[0]:
             frame.equal[equation.outvars[0]] = number
             held = False
         if backward:
+            made |= ArrayOrigin.GRADIENT if made else ArrayOrigin(0)  # Zeros are made of nothing.
             for dims in found:
                 self.events.backward.update(dims)
         # Micro-batches are summed in the forward pass of their loop.
@@ -292,11 +296,11 @@ class _Walker:
             for dims, source in zip(found, sources, strict=True)
         ]
 
-    def _note_division(self, operation: TracedOperation, found: Dims) -> None:
-        """Records where data are divided: by a reshape, or by slices of an argument."""
-        given, shape = operation.given[0], operation.shapes[0]
+    def _note_division(self, operation: TracedOperation, found: Dims, output: int) -> None:
+        """Records where data are divided: by a reshape, or by slices."""
+        given, shape = operation.given[0], operation.shapes[output]
         dims = found
-        if operation.name == "slice" and operation.held[0]:
+        if operation.name in _CUTS and not operation.made[0] & ArrayOrigin.STATE:
             dims = tuple(
                 dim if size != kept else ()
                 for dim, size, kept in zip(found, given, shape, strict=True)
@@ -309,7 +313,8 @@ class _Walker:
                     dims=dims,
                     shape=shape,
                     place=operation.place(),
-                    is_slice=operation.name == "slice",
+                    output=output,
+                    is_slice=operation.name in _CUTS,
                 )
             )
 
@@ -347,6 +352,8 @@ class _Walker:
             if widths == [1] * len(widths):
                 return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
         different = {source for source in given if source}
+        if name == "concatenate" and len(different) > 1:
+            return [self._joined(given)]
         if len(different) != 1:
             return none
         source = next(iter(different))
@@ -361,6 +368,17 @@ class _Walker:
             self._picked(source, equation, number) if number in picks else source
             for number in range(len(outvars))
         ]
+
+    def _joined(self, given: Sequence[Source]) -> Source:
+        """Integers of several arrays end to end, which mean the same: tokens of answers that one
+        network reads together."""
+        if any(len(source) != 1 for source in given):
+            return ()
+        numbers = tuple(source[0] for source in given)
+        if numbers not in self._together:
+            self._sources_known += 1
+            self._together[numbers] = self._sources_known
+        return (self._together[numbers],)
 
     def _picked(self, source: Source, equation: Any, number: int) -> Source:
         if len(source) != 1:
@@ -394,7 +412,8 @@ class _Walker:
         # A value that passes through stacked layers is no state of a time loop.
         is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
-        carry = self._carry(first, together, is_noted=not is_through_layers)
+        # A backward pass carries gradients, which each of a batch may have for itself.
+        carry = self._carry(first, together, is_noted=not is_through_layers and not backward)
         self._begin(equation.invars[constants : constants + carried], carry, frame)
         made = self.program(body, [*given[:constants], *carry, *slices], inner)
         for before, after in zip(carry, made[:carried], strict=True):
@@ -442,7 +461,9 @@ class _Walker:
     ) -> list[WalkedArray]:
         # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
-            self.events.carried += [value.dims for value in given]
+            for value in given:
+                noted = self.events.copies if _is_copied(value) else self.events.carried
+                noted.append(value.dims)
         return [WalkedArray(value.dims, together) for value in given]
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
@@ -571,6 +592,12 @@ def _is_integer(variable: Any) -> bool:
 def _is_float(variables: Sequence[Any]) -> bool:
     dtype = getattr(variables[0].aval, "dtype", None) if variables else None
     return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+
+
+def _is_copied(value: WalkedArray) -> bool:
+    """Whether a carried value begins as a matrix of parameters for each of a batch: a loop of inner
+    steps trains it, and it is no state of a recurrent network."""
+    return value.made == ArrayOrigin.STATE and sum(map(bool, value.dims)) > 2
 
 
 def _together(values: Sequence[WalkedArray]) -> ArrayOrigin:

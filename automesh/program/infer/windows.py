@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import Rule, TracedOperation, primitives
+from automesh.program.infer.operation import ArrayOrigin, Rule, TracedOperation, primitives
 from automesh.program.infer.rules import note_product
 
 _WINDOW_FOR_EACH = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
@@ -140,20 +140,26 @@ def _fft(op: TracedOperation) -> list[Dims]:
 
 def _matrices(op: TracedOperation) -> list[Dims]:
     """Handles factorizations and solvers: the last two dimensions stay whole, those before are
-    independent tasks."""
+    independent tasks. What an optimizer factorizes is made of gradients, and leaves the parameters
+    free."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
     many = op.ins[first][:-2]
+    is_of_gradients = bool(op.together() & ArrayOrigin.GRADIENT) and not op.is_backward
+    marks = DimensionMark(0) if is_of_gradients else DimensionMark.SOLVED
     for dims, given in zip(op.ins, op.given, strict=True):
         if given[: len(many)] == op.given[first][: len(many)]:
             op.all.join_all(many, dims[: len(many)])
         for dim in dims[len(many) :]:
-            op.all.mark(dim, DimensionMark.SOLVED)
+            op.all.mark(dim, marks)
     found: list[Dims] = []
     for shape in op.shapes:
         fits = shape[: len(many)] == op.given[first][: len(many)]
         rest = shape[len(many) :] if fits else shape
-        new = op.all.news(rest, DimensionMark.SOLVED)
+        new = op.all.news(rest, marks)
         found.append((*many, *new) if fits else new)
+    if is_of_gradients:
+        rest = tuple(dim for dims in op.ins for dim in dims[len(many) :])
+        op.events.factorized.append((rest, tuple(dim for dims in found for dim in dims)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,36 @@ def test_the_same_interval_is_the_same_piece() -> None:
     every.piece(put, 1, 127)  # Neighbours meet.
     assert every.is_cut(root)
     assert not every.packed(root)
+
+
+@pytest.mark.parametrize("is_joined_first", [True, False])
+def test_a_piece_of_a_piece_is_one_of_the_whole(is_joined_first: bool) -> None:
+    """Two large and six small views are put end to end, and cut into eight."""
+    every = Dimensions()
+    put, cut = every.new(64), every.new(64)
+    large, small = every.new(16), every.new(48)
+    if is_joined_first:
+        every.join(put, cut)
+    every.join(every.piece(put, 0, 16), large)
+    every.join(every.piece(put, 16, 48), small)
+    views = [every.piece(cut, 8 * number, 8) for number in range(8)]
+    if not is_joined_first:
+        every.join(put, cut)
+    for whole, own in ((large, views[:2]), (small, views[2:])):
+        (root,) = every.factors(whole)
+        found = [every.factors(dim) for _, dim in every.packed(root)]
+        assert found == [every.factors(view) for view in own]
+    # The largest pieces alone are what lies end to end in the whole.
+    (root,) = every.factors(put)
+    assert [size for (_, size), _ in every.packed(root)] == [16, 48]
+    assert not every.is_cut(root)
+
+
+def test_one_of_several_is_picked() -> None:
+    every = Dimensions()
+    both = (*(views := every.new(2)), *(rows := every.new(8)))
+    assert every.piece(both, 8, 8) == rows
+    assert every.marks(views[0]) & DimensionMark.PICKED
 
 
 def test_a_piece_of_what_is_taken_apart_later() -> None:

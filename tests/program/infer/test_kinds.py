@@ -287,3 +287,68 @@ def test_latents_that_attend_to_rows_with_learned_positions_have_heads_without_g
     for name in "kqv":
         assert argument(found, f"p['{name}']").dims[1] == "heads"
         assert argument(found, f"p['{name}']").dims[2].startswith("head_dim")
+
+
+def test_queries_without_a_batch_have_heads_and_no_branches() -> None:
+    """Latents are projected before any row of the data is: their queries have no batch."""
+
+    def one(p: Any, x: Any) -> Any:
+        rows = x @ p["in"]
+        q = (p["latents"] @ p["q"]).reshape(6, 4, 8)
+        k, v = ((rows @ p[name]).reshape(-1, 4, 8) for name in "kv")
+        weights = jax.nn.softmax(jnp.einsum("lhd,shd->hls", q, k))
+        h = p["latents"] + jnp.einsum("hls,shd->lhd", weights, v).reshape(6, -1) @ p["o"]
+        seen = jax.nn.softmax(jnp.einsum("hd,lhd->hl", p["query"], (h @ p["k2"]).reshape(6, 4, 8)))
+        return jnp.einsum("hl,lhd->hd", seen, (h @ p["v2"]).reshape(6, 4, 8)).reshape(-1) @ p["out"]
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        return trained(lambda p: jnp.mean((jax.vmap(one, (None, 0))(p, x) - y) ** 2), p)
+
+    p = {name: f32(WIDTH, 32) for name in ("k", "q", "v", "o", "k2", "v2")}
+    p |= {"in": f32(12, WIDTH), "latents": f32(6, WIDTH), "out": f32(32, 10), "query": f32(4, 8)}
+    found = Model(
+        step=step, args=(p, f32(8, 20, 12), f32(8, 10)), names=("p", "x", "y"), num_state=1
+    ).classes()
+    assert "branch" not in {one.name for one in found.classes}
+    for name in ("k", "q", "v", "k2", "v2"):
+        assert argument(found, f"p['{name}']").dims[1].startswith("heads")
+    first, second = argument(found, "p['query']").dims
+    assert (first[:5], second[:8]) == ("heads", "head_dim")
+
+
+def test_an_ensemble_that_attends_has_branches_and_heads() -> None:
+    def one(p: Any, x: Any) -> Any:
+        rows = x @ p["in"]
+        q, k, v = (jnp.einsum("bse,ehd->bshd", rows, p[name]) for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("blhd,bshd->bhls", q, k))
+        return jnp.mean(
+            (jnp.einsum("bhls,bshd->blhd", weights, v).reshape(8, 20, -1) @ p["o"]) ** 2
+        )
+
+    def step(p: Any, x: Any) -> Any:
+        return trained(lambda p: jax.vmap(one, (0, None))(p, x).sum(), p)
+
+    p = {name: f32(4, WIDTH, 4, 8) for name in "kqv"} | {
+        "in": f32(4, 12, WIDTH),
+        "o": f32(4, 32, 10),
+    }
+    found = Model(step=step, args=(p, f32(8, 20, 12)), names=("p", "x"), num_state=1).classes()
+    assert argument(found, "p['q']").dims == ("branch", "embed", "heads", "head_dim")
+
+
+def test_blocks_of_an_image_network_have_a_width_inside() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            names = ("NHWC", "HWIO", "NHWC")
+            h = jax.lax.conv_general_dilated(x, p["stem"], (4, 4), "VALID", dimension_numbers=names)
+            inside = jax.lax.conv_general_dilated(
+                h, p["deep"], (1, 1), "SAME", dimension_numbers=names, feature_group_count=16
+            )
+            return jnp.mean((h + jax.nn.gelu(inside @ p["up"]) @ p["down"]) ** 2)
+
+        return trained(loss, p)
+
+    p = {"deep": f32(7, 7, 1, 16), "down": f32(64, 16), "stem": f32(4, 4, 3, 16), "up": f32(16, 64)}
+    found = Model(step=step, args=(p, f32(8, 32, 32, 3)), names=("p", "x"), num_state=1).classes()
+    channels, width = argument(found, "p['up']").dims
+    assert (channels[:8], width) == ("channels", "mlp")

@@ -46,6 +46,8 @@ LEAST_ELEMENTS = 1024
 # Most classes that are searched over tp. Classes on different arrays may be split together, so each
 # class doubles the number of mappings.
 MOST_CLASSES = 5
+# Most batches that are searched: each but the first doubles the number of mappings, too.
+MOST_BATCHES = 3
 # A class in a smaller share of the parameters' elements than this is not worth a mapping.
 LEAST_SHARE = 0.002
 _EXPERT = "expert"
@@ -224,7 +226,7 @@ def inner_splits(classes: StepClasses, names: frozenset[str]) -> tuple[InnerSpli
             path=one.path,
             bodies=one.bodies,
             output=one.output,
-            split=_of_classes(one.dims, len(one.shape), names),
+            split=_of_classes(classes.split_names(one.dims), len(one.shape), names),
             leaves_others=one.leaves_others,
             is_gathered=one.is_gathered,
         )
@@ -261,12 +263,22 @@ class ChosenClasses:
             dim
             for one in classes.arguments
             if one.role not in STATE or one.role is Role.STATISTIC
-            for dim in one.dims
+            for dim in classes.split_names(one.dims)
         }
-        placed |= {dim for one in (*classes.inner, *classes.activations) for dim in one.dims}
+        placed |= {
+            dim
+            for one in (*classes.inner, *classes.activations)
+            for dim in classes.split_names(one.dims)
+        }
         batches = tuple(
             sorted(
-                (one for one in classes.batches if divides(one) and one.name in placed),
+                (
+                    one
+                    for one in classes.batches
+                    if divides(one)
+                    and one.name in placed
+                    and classes.split_names([one.name]) == (one.name,)
+                ),
                 key=lambda one: -math.gcd(one.parts, num_devices),
             )
         )
@@ -368,8 +380,9 @@ class ChosenClasses:
         """Returns the logical axes that can be split, with their choices."""
         found: list[LogicalAxis] = []
         over = self.batch_over()
-        for number, one in enumerate(self.batches[:2]):
-            if one is self.sequence:  # It is split with the batch, over an axis of its own.
+        for number, one in enumerate(self.batches[:MOST_BATCHES]):
+            # It is split with the batch, over an axis of its own.
+            if one is self.sequence and len(self.batches) > 1:
                 continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
@@ -386,7 +399,7 @@ class ChosenClasses:
         if self.expert is not None:
             found.append(LogicalAxis(name=self.expert.name, choices=((), (EP,))))
         found += [LogicalAxis(name=one.name, choices=((), (TP,))) for one in self.over_tp]
-        if self.sequence is not None:
+        if self.sequence is not None and self.sequence.name not in [one.name for one in found]:
             # Over tp, too, activations between products are split as well, along the sequence.
             more = ((TP,),) if self.over_tp else ()
             found.append(LogicalAxis(name=self.sequence.name, choices=((), (SP,), *more)))
@@ -400,7 +413,8 @@ class ChosenClasses:
         if not self.is_state(array):
             rows = {one.name for one in self.batches}
             rows |= {self.sequence.name} if self.sequence is not None else set()
-            return _of_classes(array.dims, len(array.shape), names & rows)
+            dims = self.classes.split_names(array.dims)
+            return _of_classes(dims, len(array.shape), names & rows)
         split = _of_classes(
             array.dims, len(array.shape), names - {one.name for one in self.batches}
         )
