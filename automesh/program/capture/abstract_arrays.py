@@ -255,7 +255,7 @@ class AbstractArray(_CORE.Tracer):
         return False
 
     def is_ready(self) -> bool:
-        """As jax's, of an array that is computed."""
+        """Returns True, as jax does for an array that is computed."""
         return True
 
     @property
@@ -264,7 +264,7 @@ class AbstractArray(_CORE.Tracer):
         return Format(None, self.sharding)
 
     def on_device_size_in_bytes(self) -> int:
-        """As jax's: the bytes on all its devices together."""
+        """Returns the bytes on all its devices together, as jax does."""
         return sum(shard.data.nbytes for shard in self.addressable_shards)
 
     def __hash__(self) -> int:
@@ -340,12 +340,12 @@ class AbstractArray(_CORE.Tracer):
         return self._told().item()
 
     def tolist(self) -> Any:
-        """As jax's."""
+        """Returns nested lists, as jax does."""
         aval: Any = self.aval
         return self._told().tolist() if aval.shape else self.item()
 
     def addressable_data(self, index: int) -> AbstractArray:
-        """As jax's."""
+        """Returns the array of one device, as jax does."""
         return self.addressable_shards[index].data
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

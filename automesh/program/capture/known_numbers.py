@@ -63,8 +63,8 @@ class KnownNumber:
     _value: Any = field(default=None)
 
     def value(self) -> Any:
-        """Returns the number as a NumPy array, or as an array of random keys; computes it at the first
-        call. Returns None if it depends on data that are not there."""
+        """Returns the number as a NumPy array, or as an array of random keys, computed at the first
+        call; None if it depends on data that are not there."""
         if self.make is not None:
             try:
                 made = self.make()

@@ -110,7 +110,7 @@ def _of_batches(
 def _of_stacked(
     every: Dimensions, names: Mapping[int, str], batches: Sequence[int], in_arguments: set[int]
 ) -> Iterator[Caution]:
-    """Batches that lie end to end in the data, or that the step puts end to end."""
+    """Warns of batches that lie end to end in the data, or that the step puts end to end."""
     together: dict[int, list[int]] = {}
     for root in every.roots():
         pieces = [outer(every, dim) for _, dim in every.packed(root)]
@@ -149,7 +149,7 @@ def _of_stacked(
 def _of_inner_rows(
     every: Dimensions, events: Events, facts: Facts, names: Mapping[int, str]
 ) -> Iterator[Caution]:
-    """A batch that is the inner part of the rows that parameters are multiplied with."""
+    """Warns of a batch that is the inner part of the rows that parameters are multiplied with."""
     for one in events.meetings:
         for dim in () if one.is_table else one.dims:
             outside, *inside = every.factors(dim) or (0,)
@@ -294,8 +294,9 @@ def _adapted(
     facts: Facts,
     parameters: Mapping[tuple[int | None, ...], ArrayClasses],
 ) -> list[ArrayClasses]:
-    """The parameters that a forward pass multiplies with as each of a batch has changed them: with
-    dimensions of the parameter and the batch, and made of gradients, or carried by a loop."""
+    """Returns the parameters that a forward pass multiplies with as each of a batch has changed
+    them: with dimensions of the parameter and the batch, and made of gradients, or carried by a
+    loop."""
     forms = {frozenset(key): array for key, array in parameters.items()}
     copies = {frozenset(outer(every, dim) for dim in dims if dim) for dims in events.copies}
     found: dict[str, ArrayClasses] = {}

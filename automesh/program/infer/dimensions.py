@@ -333,7 +333,7 @@ def _length(one: tuple[_Interval, Dim]) -> int:
 
 
 def _nearest(those: Iterable[tuple[_Interval, Dim]]) -> list[tuple[_Interval, Dim]]:
-    """The pieces, the nearest in size first, without those that a nearer one implies."""
+    """Returns the pieces, the nearest in size first, without those that a nearer one implies."""
     found: list[tuple[_Interval, Dim]] = []
     for one in those:
         if not any(_is_inside(one[0], near[0]) or _is_inside(near[0], one[0]) for near in found):

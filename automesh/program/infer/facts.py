@@ -234,8 +234,8 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
 
 
 def _of_own_gradient(every: Dimensions, found: Facts, one: Contraction) -> set[int]:
-    """The rows that are summed up in a gradient that each of a batch has for itself: rows of a
-    task, or a sequence."""
+    """Returns the rows that are summed up in a gradient that each of a batch has for itself: rows
+    of a task, or a sequence."""
     sides = roots(every, (*one.left, *one.right))
     is_of_weights = len(sides) > 1 and sides <= found.weights
     return (

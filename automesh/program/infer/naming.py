@@ -175,7 +175,7 @@ class _Product:
 
 
 def _products(every: Dimensions, events: Events, facts: Facts) -> list[_Product]:
-    """The different products of the forward pass, in order."""
+    """Returns the different products of the forward pass, in order."""
     found: dict[_Product, None] = {}
     for one in param_products(every, events, facts):
         batch, summed, left, right = (
@@ -249,7 +249,7 @@ def _attends(one: _Product) -> bool:
 
 
 def _kept(one: _Product) -> frozenset[int]:
-    """What is summed over and stays, too, but for parameters from a width to the same."""
+    """Returns what is summed over and also stays, without parameters from a width to the same."""
     sides = zip(one.made, (one.left, one.right), strict=False)
     return one.summed & frozenset(
         root for made, side in sides if made != ArrayOrigin.STATE for root in side
@@ -257,8 +257,8 @@ def _kept(one: _Product) -> frozenset[int]:
 
 
 def _lengths(products: Iterable[_Product], weights: set[int]) -> set[int]:
-    """Finds sequences that attend to themselves: weights times values sum over one, and another one of
-    the same class stays. A table of learned positions makes such a class one of parameters."""
+    """Finds sequences that attend to themselves: weights times values sum over one, and another one
+    of the same class stays. A table of learned positions makes such a class one of parameters."""
     found: set[int] = set()
     for one in products:
         if one.batch & weights:

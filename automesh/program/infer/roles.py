@@ -132,8 +132,9 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
 
 
 def _closed(into: int, flows: Mapping[int, Flow], parameters: set[int]) -> int:
-    """The inputs that parameters are computed from in this iteration or, by way of a moment, in the
-    next: statistics of gradients, of which an optimizer makes the bases for its next step."""
+    """Returns the inputs that parameters are computed from in this iteration or, by way of a
+    moment, in the next: statistics of gradients, of which an optimizer makes the bases for its next
+    step."""
     rest = into
     while rest:
         more = 0
@@ -152,9 +153,9 @@ def _untrained(
     outputs: Sequence[Flow],
     carried: Mapping[int, int],
 ) -> dict[int, Role]:
-    """The roles of carried arrays that are made of each other alone, and of no gradient: frozen
-    weights, whose steps an optimizer sets to zero; or, if nothing else is made of them, parameters
-    that the loss is not computed from, with their moments."""
+    """Returns the roles of carried arrays that are made of each other alone, and of no gradient:
+    frozen weights, whose steps an optimizer sets to zero; or, if nothing else is made of them,
+    parameters that the loss is not computed from, with their moments."""
     counters = _bits(place for place, role in enumerate(roles) if role == Role.COUNTER)
     own = {
         place

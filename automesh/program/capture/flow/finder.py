@@ -82,7 +82,7 @@ class FoundStep:
     kept: tuple[HostLeaf, ...] | None = None
 
     def with_values(self) -> TracedCall:
-        """The call of the step, with the values of its arguments where they are known."""
+        """Returns the call of the step, with the values of its arguments where they are known."""
         if self.kept is None:
             return self.whole
         tree = jax.tree.structure(self.whole.args)

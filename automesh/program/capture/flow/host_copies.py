@@ -34,7 +34,7 @@ class HostLeaf:
     is_weak: bool = False
 
     def made(self) -> Any:
-        """The leaf, as the script had it."""
+        """Returns the leaf, as the script had it."""
         if self.sharding is None:
             return self.value
         array = (
