@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from automesh.program.capture.build import _on_host  # pyright: ignore[reportPrivateUsage]
+from automesh.program.capture.flow.host_copies import copied
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Capture, Carried, ScriptMesh, ScriptStep, SourceLine
 from automesh.program.capture.step_call import trace, workload_of
@@ -18,16 +18,14 @@ from automesh.program.execute.prepare import Ready
 
 def test_a_weak_type_stays_weak() -> None:
     for array in (jnp.full((2, 3), 0.1), jnp.full((2, 3), 0.1, jnp.float32)):
-        kept = _on_host(array)
-        assert kept is not None
+        (kept,) = copied([array], 1 << 20) or ()
         assert kept.made().weak_type == array.weak_type
         np.testing.assert_array_equal(kept.made(), array)
 
 
 def test_an_array_that_nobody_has_put_anywhere_stays_so() -> None:
     for array in (jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[0]), jax.random.key(0)):
-        kept = _on_host(array)
-        assert kept is not None
+        (kept,) = copied([array], 1 << 20) or ()
         assert kept.made().committed == array.committed
 
 
