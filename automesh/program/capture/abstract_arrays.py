@@ -442,10 +442,11 @@ def _needed(array: AbstractArray) -> ValueNeeded:
 
 def _code_at(frame: FrameType) -> str:
     """Returns the source text of what a frame is about to do; empty if that is long."""
-    positions = list(frame.f_code.co_positions())
-    number = frame.f_lasti // 2
-    line, last, first, end = positions[number] if number < len(positions) else (None,) * 4
-    if line is None or line != last:
+    positions = list(frame.f_code.co_positions())[: frame.f_lasti // 2 + 1]
+    # In Python 3.11 a jump has the place of its whole `if` statement; its condition stands before.
+    on_one_line = (one for one in reversed(positions[-2:]) if one[0] == one[1])
+    line, _, first, end = next(on_one_line, (None,) * 4)
+    if line is None:
         return ""
     # Python counts columns in bytes.
     text = linecache.getline(frame.f_code.co_filename, line).encode()[first:end].decode()
