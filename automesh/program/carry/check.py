@@ -20,7 +20,7 @@ from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import read_step, store_in
-from automesh.program.lower.program_text import first_difference, with_numbered_functions
+from automesh.program.lower.program_text import first_difference, in_one_form
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
@@ -161,7 +161,7 @@ def difference(real: Built, carried: CarriedStep, lower: Callable[[Built], Any],
     one, two = program.lines(), other.lines()
     found = first_difference(one, two)
     if found is not None and _devices(real) == _devices(carried.built):
-        found = first_difference(with_numbered_functions(one), with_numbered_functions(two))
+        found = first_difference(in_one_form(one), in_one_form(two))
         if found is None:
             return ""
     if found is None:

@@ -221,6 +221,14 @@ class _TraceWriter(pickle.Pickler):
         name = equation.primitive.name
         if "callback" in name:
             raise CannotCarry(f"its step calls Python by `{name}` at {line_of(equation)}")
+        if name == "custom_partitioning" and any(
+            isinstance(one, types.FunctionType) and not _is_importable(one)
+            for one in equation.params.values()
+        ):
+            # The compiler calls it. The step's own function, which is stored, too, refers to it.
+            return _refuse, (
+                f"a function of the script partitions its step at {line_of(equation)}",
+            )
         sizes = None
         if name == "shard_map":
             sizes = _manual_sizes(equation.params)
@@ -274,6 +282,10 @@ class _TraceWriter(pickle.Pickler):
 
     def _text(self, text: str) -> str:
         return self._texts.setdefault(text, text)
+
+
+def _refuse(why: str) -> Any:
+    raise CannotCarry(why)
 
 
 _JAXPR_HAS_CONSTS = "consts" in inspect.signature(_CORE.Jaxpr.__init__).parameters

@@ -22,6 +22,7 @@ _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)')
 _REFERENCE = re.compile(r"#loc\d*")
 _FUNCTION = re.compile(r'  func\.func (?:public |private )?@("[^"]*"|[\w.$-]+)')
 _SYMBOL = re.compile(r'@("[^"]*"|[\w.$-]+)')
+_ADDRESS = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = ")\d+')
 _NEAR = 12  # lines that are searched for a place if a line has none of its own
 _SHOWN = 100  # characters of a line
 _BEFORE = 30  # of these, the most before the first that differs
@@ -163,16 +164,18 @@ def _excerpt(line: str, start: int) -> str:
     return f"{line[:_BEFORE]}...{line[begin:end]}" + "..." * (end < len(line))
 
 
-def with_numbered_functions(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
+def in_one_form(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
     """Returns a program whose functions are numbered in the order in which `main` reaches them,
-    those with the same text once.
+    those with the same text once, and whose custom partitionings have no address.
 
     It depends on jax's caches whether two traces of one function become one function of the program
-    or two, and the numbers in the names depend on that. Both are the same program.
+    or two, and the numbers in the names depend on that. Both are the same program. An operation of
+    `custom_partitioning` states the address of its Python functions in this process.
 
     Returns:
       The lines of `main`, then those of the others; `lines` if there is no `main`.
     """
+    lines = [replace(one, text=_ADDRESS.sub(r"\1", one.text)) for one in lines]
     functions = _functions(lines)
     main = next((name for name in functions if name.strip('"') == "main"), None)
     if main is None:

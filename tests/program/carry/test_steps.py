@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -249,6 +250,31 @@ def explicit_scanned(mesh: Mesh) -> Any:
     return jax.jit(trained(loss)), arrays(mesh), {}
 
 
+@custom_partitioning
+def _capped(x: Any) -> Any:
+    return 30.0 * jnp.tanh(x / 30.0)
+
+
+_capped.def_partition(
+    partition=lambda mesh, args, _: (
+        mesh,
+        lambda x: 30.0 * jnp.tanh(x / 30.0),
+        args[0].sharding,
+        (args[0].sharding,),
+    ),
+    sharding_rule="i j -> i j",
+)
+
+
+def ruled(mesh: Mesh) -> Any:
+    w, x = arrays(mesh)
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.tree.map(lambda one: one * 0.9, w), _capped(x @ w["up"]).mean()
+
+    return jax.jit(step), (w, x), {}
+
+
 AUTO: dict[str, Make] = {
     "plain": of_loss(plain),
     "scan_remat_relu_logsumexp": of_loss(scanned, donate_argnums=0),
@@ -482,6 +508,15 @@ def test_what_means_nothing_elsewhere_is_named_with_its_line(tmp_path: Path) -> 
 
     with pytest.raises(CannotCarry, match=r"its step calls Python by `\w*callback` at test_steps"):
         Case(make=of_loss(calls_python), sizes=OWN).stored(tmp_path)
+
+
+def test_a_function_that_the_compiler_calls_is_not_carried_with_the_trace(tmp_path: Path) -> None:
+    """It is none of a library, so that another process has none. Before, the rule was read as one
+    of another rank."""
+    case = Case(make=ruled, sizes=OWN)
+    case.stored(tmp_path)
+    with pytest.raises(CannotCarry, match="function of the script partitions"):
+        case.carried(tmp_path, OTHERS[0])
 
 
 def test_meshes_of_other_devices_are_refused(tmp_path: Path) -> None:
