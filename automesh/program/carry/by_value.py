@@ -36,7 +36,7 @@ _REDUCE_EX = object.__reduce_ex__
 _TUPLE: Any = tuple
 
 
-def reduced(obj: Any) -> tuple[Any, tuple[Any, ...]] | None:
+def reduced(obj: Any) -> tuple[Any, ...] | None:
     """Returns how pickle writes a class of the script, or a member of one of its enumerations of
     texts or numbers; None for anything else.
 
@@ -52,7 +52,7 @@ def reduced(obj: Any) -> tuple[Any, tuple[Any, ...]] | None:
     return tuple_of_arguments(obj)
 
 
-def tuple_of_arguments(obj: Any) -> tuple[Any, tuple[Any, ...]] | None:
+def tuple_of_arguments(obj: Any) -> tuple[Any, ...] | None:
     """Returns how pickle writes a tuple whose class takes its elements one by one, as a named tuple
     does, but does not say so to pickle: it would be read as a tuple of one tuple. Returns None for
     any other object.
@@ -65,7 +65,9 @@ def tuple_of_arguments(obj: Any) -> tuple[Any, tuple[Any, ...]] | None:
     if kind.__getnewargs__ is not _TUPLE.__getnewargs__ or kind.__reduce_ex__ is not _REDUCE_EX:
         return None
     elements: tuple[Any, ...] = tuple(obj)  # pyright: ignore[reportUnknownVariableType]
-    return None if _takes_all_at_once(kind, elements) else (kind, elements)
+    if _takes_all_at_once(kind, elements):
+        return None
+    return kind, elements, getattr(obj, "__dict__", None) or None
 
 
 def _takes_all_at_once(kind: Any, elements: tuple[Any, ...]) -> bool:

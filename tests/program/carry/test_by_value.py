@@ -31,8 +31,8 @@ class Named(NamedTuple):
 def test_a_tuple_that_takes_its_elements_one_by_one_is_made_so_again(value: OneByOne) -> None:
     made = tuple_of_arguments(value)
     assert made is not None
-    kind, elements = made
-    assert kind(*elements) == value
+    kind, elements, state = made
+    assert kind(*elements) == value and state is None
     # Pickle alone makes another one of it.
     assert pickle.loads(pickle.dumps(value)) != value
 
