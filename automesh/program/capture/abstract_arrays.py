@@ -76,7 +76,8 @@ _ELEMENTWISE = frozenset((
     "nextafter", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n",
     "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 ))
-# fmt: on Operations whose parameters state the mesh on which they run.
+# fmt: on
+# Operations whose parameters state the mesh on which they run.
 _ON_A_MESH = frozenset({"sharding_constraint", "shard_map", "reshard", "mesh_cast", "device_put"})
 
 
