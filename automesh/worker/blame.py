@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import signal
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.package import is_our_module, our_folders
+from automesh.texts.exceptions import MOST_CHARS_READ, said_by, sentence_of, shortened
 from automesh.texts.terminal import as_unicode
 
 # The exception by which job code in a worker reports a failure that is an outcome, not a crash.
@@ -39,13 +39,6 @@ _DOING = {
 }
 # The beginning of the reason if a script failed before it reached its step.
 ON_THIS_MESH = "on this mesh "
-_REASON_CHARS = 200
-_SAID_CHARS = 100_000  # of a message; even jax's longest ones, with a whole type, are shorter
-# jax/_src/sharding.py
-_INDIVISIBLE = re.compile(
-    r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
-    r"\(full shape: (\(.*?\))"
-)
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
 
@@ -71,8 +64,8 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
             return Failed(stage=stage, reason=error.message, hint=error.hint)
         case MemoryError():
             detail = (
-                _sentence(error)
-                if _said(error)
+                sentence_of(error)
+                if said_by(error)
                 else f"Python ran out of memory while {stage_words(stage)}"
             )
             return OutOfMemory(
@@ -84,11 +77,11 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case _ if is_our_module(type(error).__module__):
             # An error of automesh about a script: the name of its class has no meaning for the
             # user.
-            said = _said(error).strip().splitlines()
-            reason = ON_THIS_MESH + _shortened(said[0] if said else "the script cannot be run")
+            said = said_by(error).strip().splitlines()
+            reason = ON_THIS_MESH + shortened(said[0] if said else "the script cannot be run")
             return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))
         case _:
-            reason = f"{_raised(stage, function)} {_sentence(error)}"
+            reason = f"{_raised(stage, function)} {sentence_of(error)}"
             return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))
 
 
@@ -128,7 +121,7 @@ def user_traceback(error: BaseException) -> str:
     """Returns the end of the traceback without the frames of automesh and of the import system."""
     report = traceback.TracebackException.from_exception(error, compact=True)
     _drop_our_frames(report)
-    lines = as_unicode("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
+    lines = as_unicode("".join(report.format())[-MOST_CHARS_READ:]).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
 
@@ -152,36 +145,13 @@ def _raised(stage: str, function: str) -> str:
             return f"{stage_words(stage)} raised"
 
 
-def _sentence(error: BaseException) -> str:
-    """Returns `ValueError: the first line of its message`; shortens jax's message about a mesh."""
-    name, said = type(error).__name__, _said(error)
-    if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
-        axis, parts, size, shape = found.groups()
-        return f"{name}: dimension {axis} of an array {shape} is {size}, no multiple of {parts}"
-    lines = said.strip().splitlines()
-    text = f"{name}: {lines[0].strip()}" if lines else name
-    return _shortened(text)
-
-
-def _said(error: BaseException) -> str:
-    """Returns the beginning of an exception's message."""
-    try:
-        return as_unicode(str(error)[:_SAID_CHARS])
-    except BaseException:  # noqa: BLE001 - the user's __str__ may do anything, `sys.exit()` too
-        return "(its message cannot be printed)"
-
-
 def _argument(error: SystemExit) -> str:
     if error.code is None:
         return ""
     try:
-        return _shortened(as_unicode(repr(error.code)))
+        return shortened(as_unicode(repr(error.code)))
     except BaseException:  # noqa: BLE001 - as above, for the user's __repr__
         return f"{type(error.code).__name__}(...)"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
 
 
 def _drop_our_frames(report: traceback.TracebackException) -> None:

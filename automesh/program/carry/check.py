@@ -24,6 +24,7 @@ from automesh.program.lower.program_text import first_difference, in_one_form
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
+from automesh.texts.exceptions import sentence_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def check_carried(
     carried = _first_carried(builds, meshes, axis_types, lower)
     if isinstance(carried, str):
         return CarryCheck(difference=carried)
-    mesh = ",".join(f"{axis.name}:{axis.size}" for axis in carried.axes)
+    mesh = _text(carried.axes)
     entering("build")
     begun_s = perf_counter()
     # `build` runs again if the axis types differ, so use the right types at once.
@@ -91,6 +92,10 @@ def check_carried(
         and _stored(capture.folder, *taken[-1])
     )
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=is_stored)
+
+
+def _text(axes: Sequence[MeshAxis]) -> str:
+    return ",".join(f"{axis.name}:{axis.size}" for axis in axes)
 
 
 def _own_sizes(capture: Capture) -> Sizes:
@@ -142,7 +147,7 @@ def _first_carried(
             refusal = refusal or error.message
         # jax raises various exceptions if the step does not fit the mesh: 127 does not divide by 2.
         except Exception as error:  # noqa: BLE001
-            refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            refusal = refusal or (f"on {_text(axes)} jax refuses its step ({sentence_of(error)})")
     return refusal
 
 

@@ -28,6 +28,7 @@ from automesh.program.capture.unjitted import made_by
 from automesh.program.carry.by_value import tuple_of_arguments, users_modules_by_value
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
+from automesh.texts.exceptions import sentence_of
 
 # NumPy arrays up to this size are pickled together with the object that holds them.
 _LARGE_BYTES = 2**12
@@ -52,12 +53,8 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     except CannotCarry:
         raise
     except _REFUSED as error:
-        raise CannotCarry(f"its function cannot be pickled ({_first_line(error)})") from error
+        raise CannotCarry(f"its function cannot be pickled ({sentence_of(error)})") from error
     return buffer.getvalue()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 def read_function(
@@ -79,7 +76,7 @@ def read_function(
     except Exception as error:
         if isinstance(error, CannotCarry):
             raise
-        raise CannotCarry(f"its function cannot be read again ({_first_line(error)})") from error
+        raise CannotCarry(f"its function cannot be read again ({sentence_of(error)})") from error
     return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
 
 

@@ -50,6 +50,7 @@ from automesh.program.capture.world.meshes import text_of
 from automesh.program.carry.by_value import reduced
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.spec_entries import entries_of
+from automesh.texts.exceptions import sentence_of
 
 _CORE: Any = importlib.import_module("jax._src.core")
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
@@ -108,7 +109,7 @@ def write_trace(value: Any, handed: Handed) -> bytes:
     except CannotCarry:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise CannotCarry(f"its trace cannot be written ({_first_line(error)})") from error
+        raise CannotCarry(f"its trace cannot be written ({sentence_of(error)})") from error
     return buffer.getvalue()
 
 
@@ -127,12 +128,8 @@ def read_trace(data: bytes, binding: Binding, arrays: Sequence[Any]) -> Any:
             return pickle.loads(data)
         except (AttributeError, ImportError) as error:
             raise CannotCarry(
-                f"its trace holds what is in the script alone ({_first_line(error)})"
+                f"its trace holds what is in the script alone ({sentence_of(error)})"
             ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 # Writing

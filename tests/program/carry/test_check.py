@@ -143,7 +143,7 @@ SAID = {
     "axis_of_one": "",
     "placed_on_axis_of_one": "",
     "members_as_names": "",
-    "no_mesh": "48",
+    "no_mesh": "on data:5,model:1 jax refuses its step (IndivisibleError: dimension 0 of an array ",
     # The trace has other shapes there; the function is traced again.
     "in_parts": "",
     "made_in_parts": "",
