@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -48,6 +49,34 @@ def test_files_that_are_named_exist(text: str) -> None:
     ours = [one for one in named(text) if one not in MADE]
     assert len(ours) > 10
     assert [one for one in ours if not exists(one)] == []
+
+
+def test_errors_of_the_estimates_are_those_of_the_data() -> None:
+    found = json.loads((ROOT / "benchmarks/data/terms.json").read_text())
+
+    def figures(platform: str, first: str, worst: str) -> tuple[str, str]:
+        return tuple(f"{100 * found[platform][name]:.0f}" for name in (first, worst))
+
+    accuracy = (ROOT / "docs/accuracy.md").read_text()
+    said: dict[str, str] = {}
+    for platform in ("cpu", "tpu"):
+        one = found[platform]
+        carried = figures(platform, "bytes_median_error", "bytes_max_error")
+        memory = figures(platform, "memory_median_error", "memory_max_error")
+        inside = f"{100 * one['memory_inside']:.0f}"
+        row = (
+            f"| {one['meshes']} of {one['steps']} | {', '.join(carried)} % | {', '.join(memory)} %"
+        )
+        assert f"{row} | {inside} % |" in accuracy
+        assert carried[0] == "0"
+        said[platform] = f"{carried[1]} %, memory {' and '.join(memory)} %, {inside} % inside"
+    cpu, tpu = found["cpu"], found["tpu"]
+    for page in ("README.md", "benchmarks/README.md"):
+        text = (ROOT / page).read_text()
+        head = f"{cpu['meshes']} CPU meshes of {cpu['steps']} steps: bytes exact in the median, "
+        assert head + said["cpu"].replace(" %, memory", " % off at worst, memory", 1) in text
+        head = f"{tpu['meshes']} meshes of {tpu['steps']} on `v5e:2x4`: bytes exact and "
+        assert head + said["tpu"] in text
 
 
 def test_nine_journeys_name_at_most_four_files_each() -> None:

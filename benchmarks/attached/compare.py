@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 from scipy import stats
 
 from automesh.cost.roofline import predict
-from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
 from automesh.hardware.chips import chip_for
 from automesh.hardware.compilers import compiler_for
 from automesh.outcomes import Compiled, OutOfMemory
@@ -60,7 +57,7 @@ def compare(record: Record, folder: Path, profiles: Path, *, workers: int) -> li
             target=record.selector,
             space=step.space,
         )
-        with _profiles_in(folder / "none"), bench(case, folder, list) as sheet:
+        with bench(case, folder, list, profiles) as sheet:
             by_sheet = {str(plan): one for plan, one in sheet.estimates.items()}
             played: dict[str, Any] = {}
             memories: dict[str, int] = {}
@@ -73,8 +70,7 @@ def compare(record: Record, folder: Path, profiles: Path, *, workers: int) -> li
                         memories[str(plan)] = outcome.memory.peak_bytes
                     elif isinstance(outcome, OutOfMemory):
                         memories[str(plan)] = outcome.needed_bytes
-        with _profiles_in(profiles), bench(case, folder, list) as calibrated:
-            by_profile = {str(plan): one for plan, one in calibrated.estimates.items()}
+            by_profile = {str(plan): one for plan, one in sheet.calibrated.items()}
         for row in rows:
             replayed = played.get(row.plan)
             found.append(
@@ -89,19 +85,6 @@ def compare(record: Record, folder: Path, profiles: Path, *, workers: int) -> li
                 )
             )
     return found
-
-
-@contextmanager
-def _profiles_in(folder: Path) -> Generator[None]:
-    before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(folder.absolute())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FOLDER_VARIABLE]
-        else:
-            os.environ[FOLDER_VARIABLE] = before
 
 
 _TIMES = {"sheet": "sheet_s", "profile": "profile_s", "counts": "counts_s", "replay": "replay_s"}

@@ -18,6 +18,7 @@ from typing import Any
 
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
 from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore
@@ -104,6 +105,7 @@ class Bench:
 
     Attributes:
       plans: that were chosen and have an estimate, the most promising first.
+      calibrated: estimates by the speeds that were measured; as `estimates` where none were.
       missing: the others, with the reasons.
     """
 
@@ -114,6 +116,7 @@ class Bench:
     player: Player
     plans: tuple[Plan, ...]
     estimates: Mapping[Plan, Estimated]
+    calibrated: Mapping[Plan, Estimated]
     missing: Mapping[Plan, str]
     _known: dict[str, Outcome] = field(init=False, default_factory=dict[str, Outcome])
 
@@ -222,8 +225,15 @@ class Bench:
 
 
 @contextmanager
-def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
-    """Inspects a step, enumerates its plans and estimates those that are chosen."""
+def bench(
+    case: Case, folder: Path, choose: Choose, profiles: Path | None = None
+) -> Generator[Bench]:
+    """Inspects a step, enumerates its plans and estimates those that are chosen.
+
+    Args:
+      profiles: folder with the speeds that were measured on the target; None: estimates are by
+        those that the user's own folder has, if any.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = parse_target(case.target, os.environ)
     if target.absent is None:
@@ -246,11 +256,18 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
         return chosen
 
     space = read_space(_space_file(case, folder))
+    # The terms of a step are the same for other devices of the platform.
+    terms = folder / "terms" / case.name
     with open_session(request, target, space, Silent()) as session:
         say(f"{case.slug}: {len(session.legal.plans)} legal plans")
-        estimates = session.estimate(
-            share=1.0, choose=remember, terms_folder=folder / "terms" / case.slug
-        )
+        with _profiles_in(profiles and folder / "none"):
+            estimates = session.estimate(share=1.0, choose=remember, terms_folder=terms)
+        calibrated = estimates
+        if profiles is not None:
+            with _profiles_in(profiles):
+                calibrated = session.estimate(
+                    share=1.0, choose=lambda _: chosen, terms_folder=terms
+                )
     assert estimates.layouts is not None
     fabric, found = target.absent.fabric, estimates.found
     yield Bench(
@@ -268,8 +285,26 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
         ),
         plans=tuple(sorted(found, key=lambda plan: found[plan].step_s)),
         estimates=found,
+        calibrated=calibrated.found,
         missing={plan: estimates.missing.get(plan, "") for plan in chosen if plan not in found},
     )
+
+
+@contextmanager
+def _profiles_in(folder: Path | None) -> Generator[None]:
+    """Lets calibrations be read from a folder; changes nothing for None."""
+    if folder is None:
+        yield
+        return
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FOLDER_VARIABLE]
+        else:
+            os.environ[FOLDER_VARIABLE] = before
 
 
 def _space_file(case: Case, folder: Path) -> str:

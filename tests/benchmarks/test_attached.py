@@ -30,6 +30,12 @@ from benchmarks.support.paths import DATA
 FOLDER = DATA / "attached/h200"
 
 
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all comparisons: the terms of a step serve both GPUs."""
+    return tmp_path_factory.mktemp("compared")
+
+
 def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None:
     absent = parse_target("gpu-h200-1", os.environ).absent
     assert absent is not None
@@ -49,13 +55,13 @@ def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None
 
 @pytest.mark.slow
 def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    estimated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only estimates: no compiler for GPUs is asked for.
     none = SimpleNamespace(version="")
     monkeypatch.setattr(compare, "compiler_for", lambda _: none)
     record = read_record(FOLDER / "record.json")
-    found = figures(compare.compare(record, tmp_path, FOLDER, workers=1))
+    found = figures(compare.compare(record, estimated, FOLDER, workers=1))
     assert found["plans"] == 18
     assert found["sheet"]["median"] < 0.09 and found["sheet"]["worst"] < 0.28
     assert found["sheet"]["pairs"] == [25, 25]
@@ -172,13 +178,13 @@ def test_a_trace_without_a_gpu_is_told_in_a_sentence() -> None:
 
 @pytest.mark.slow
 def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    estimated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "compiler_for", lambda _: SimpleNamespace(version=""))
     folder = DATA / "attached/h100"
     record = read_record(folder / "record.json")
     large = [step.name for step in OTHERS if not step.name.endswith("-small")]
-    found = figures(compare.compare(record.only(large), tmp_path, folder, workers=1))
+    found = figures(compare.compare(record.only(large), estimated, folder, workers=1))
     assert found["plans"] == 10 and found["visits_apart"] < 0.019
     assert 0.15 < found["sheet"]["median"] < 0.21 and found["sheet"]["worst"] < 0.70
     # No calibration of former methods is among them.
@@ -187,12 +193,12 @@ def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
 
 @pytest.mark.slow
 def test_language_models_on_an_h100_are_as_the_documents_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    estimated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "compiler_for", lambda _: SimpleNamespace(version=""))
     folder = DATA / "attached/h100"
     record = read_record(folder / "record.json").only([step.name for step in STEPS])
-    found = figures(compare.compare(record, tmp_path, folder, workers=1))
+    found = figures(compare.compare(record, estimated, folder, workers=1))
     assert found["plans"] == 16 and found["visits_apart"] < 0.002
     assert found["sheet"]["median"] < 0.045 and found["sheet"]["worst"] < 0.20
     assert found["sheet"]["pairs"] == [22, 23]
