@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from automesh.outcomes import Estimated, Measured
+from automesh.outcomes import Compiled, Estimated, Measured
 from automesh.report import words
 from automesh.report.blocks.nouns import KeyValues, Note, Report, Section, Table, lines_of
 from automesh.report.columns import knob_cells, mesh_cell, ranking_table, varying_knobs
@@ -16,7 +16,7 @@ from automesh.report.predicted import predicted_lines, replay_of, stages_of, sta
 from automesh.report.result import NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
-from automesh.units import format_count
+from automesh.units import format_count, format_seconds
 
 _STYLES = {
     **dict.fromkeys(EXPORTED, "bold green"),
@@ -24,6 +24,9 @@ _STYLES = {
     "undecided": "yellow",
     "not_measured": "dim",
 }
+
+# From this ratio on, a measured and a predicted time do not look like times of the same plan.
+_FAR_APART = 1.25
 
 _REPLAYED = (
     "predicted, not measured: the compiled program, replayed on the",
@@ -141,9 +144,26 @@ def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[
         text = "predicted from the compiled program, not measured"
         hidden = ("bracket",) if replayed else ()
         yield Note(mark="*", text=text, shown_with=starred, hidden_with=hidden)
+        if (predicted_s := _prediction_of_exported(rows)) is not None:
+            text = f"(its ratio: to the {format_seconds(predicted_s)} predicted for the best)"
+            yield Note(mark="", text=text, shown_with=starred, hidden_with=hidden)
     if "estimated" in kinds:
         for mark, text in zip(("*", ""), _ESTIMATED, strict=True):
             yield Note(mark=mark, text=text, shown_with=starred)
+
+
+def _prediction_of_exported(rows: Sequence[Candidate]) -> float | None:
+    """Returns the step time with which predicted rows are compared; None if there are no such rows,
+    or if the exported plan was measured to take about as long."""
+    best = next((row for row in rows if row.standing.verdict in EXPORTED), None)
+    if best is None or not isinstance(best.outcome, Measured):
+        return None
+    for row in rows:
+        if isinstance(row.outcome, Compiled) and row.standing.basis and not row.partly_counted:
+            predicted_s = row.outcome.step_s / row.standing.ratio
+            apart = max(predicted_s, best.outcome.step_s) / min(predicted_s, best.outcome.step_s)
+            return predicted_s if apart > _FAR_APART else None
+    return None
 
 
 def _fallen(result: SearchResult, top: int) -> KeyValues:
