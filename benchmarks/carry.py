@@ -103,7 +103,7 @@ def _store(script: Path, folder: Path) -> dict[str, Any]:
 
 
 def _compare(folder: Path) -> dict[str, Any]:
-    from automesh.program.capture.abstract_arrays import ValueNeeded
+    from automesh.program.capture.abstract.record import ValueNeeded
     from automesh.program.carry.check import check_carried
     from automesh.program.lower.any_step import lower_any
     from automesh.space.enumerate import factorizations

@@ -16,7 +16,8 @@ from jax.sharding import AxisType, Mesh
 from automesh.errors import UsageError
 from automesh.foreign.private import is_own_folder
 from automesh.program.absent.device_queries import attached
-from automesh.program.capture.abstract_arrays import ValueNeeded, without_arrays
+from automesh.program.capture.abstract.record import ValueNeeded
+from automesh.program.capture.abstract.trace import without_arrays
 from automesh.program.capture.flow.host_copies import HostLeaf, copied
 from automesh.program.capture.flow.sequence import StepCollector
 from automesh.program.capture.frames import failing_line

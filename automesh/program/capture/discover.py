@@ -18,13 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.mesh.layout.shardings import axes_of_entry
-from automesh.program.capture.abstract_arrays import (
-    ValueNeeded,
-    is_without_arrays,
-    needed_at_line,
-    seen,
-    without_arrays,
-)
+from automesh.program.capture.abstract.record import ValueNeeded, needed_at_line, seen
+from automesh.program.capture.abstract.trace import is_without_arrays, without_arrays
 from automesh.program.capture.build import on_attached
 from automesh.program.capture.flow.finder import FoundStep, StepFinder
 from automesh.program.capture.flow.program import facts_of

@@ -24,7 +24,8 @@ from jax.sharding import Mesh, Sharding
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
 from automesh.program.absent.device_queries import attached, shows_other_platform
-from automesh.program.capture.abstract_arrays import described, is_without_arrays
+from automesh.program.capture.abstract.arrays import described
+from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.unjitted import hook_unjitted
 from automesh.program.capture.world.meshes import text_of, with_names
 from automesh.program.capture.world.modes import (

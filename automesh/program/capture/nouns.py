@@ -237,7 +237,7 @@ class Capture:
       mesh: the script's own mesh.
       step: the step at which the script is stopped.
       splits: axes of its mesh that the search divides into several axes.
-      without_arrays: whether its arrays have no data, see `capture.abstract_arrays`.
+      without_arrays: whether its arrays have no data, see `capture.abstract`.
       folder: folder in which its step is stored (`program.carry`) and its starts are counted, or
         empty.
       carried_by: how workers carry the stored step to other meshes; empty if they run the script

@@ -12,7 +12,7 @@ import jax
 from automesh.errors import UsageError, did_you_mean
 from automesh.limits import SCRIPT_BYTES
 from automesh.package import is_users_file
-from automesh.program.capture.abstract_arrays import ValueNeeded
+from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.in_text import MESH
 from automesh.program.capture.nouns import SourceLine

@@ -16,12 +16,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import AxisType, Mesh, Sharding
 
-from automesh.program.capture.abstract_arrays import (
-    described,
-    is_abstract,
-    is_without_arrays,
-    without_data,
-)
+from automesh.program.capture.abstract.arrays import described, is_abstract, without_data
+from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.flow.names import leaf_names
 from automesh.program.capture.flow.program import forwarded
 from automesh.program.capture.hooks import Call, JitSettings, settings_of

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from automesh.program.capture.abstract_arrays import is_abstract
+from automesh.program.capture.abstract.arrays import is_abstract
 
 _FORMER = "jax.experimental.shard_map"
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")

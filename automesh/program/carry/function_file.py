@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from automesh.program.capture.abstract_arrays import is_abstract
+from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
 from automesh.program.capture.unjitted import made_by
 from automesh.program.carry.by_value import tuple_of_arguments, users_modules_by_value

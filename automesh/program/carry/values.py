@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from automesh.program.capture.abstract_arrays import is_abstract
+from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.step_call import weakly_typed
 from automesh.program.lower.static_args import is_ref
 

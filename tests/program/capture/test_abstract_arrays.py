@@ -14,7 +14,7 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.program.capture import discover
-from automesh.program.capture.abstract_arrays import ValueNeeded
+from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.nouns import Discovery
 from automesh.program.nouns import Entry
 from tests.program.capture.test_run_script import FOUND, SCRIPTS, SPLIT, environment, searched

@@ -21,7 +21,7 @@ import jax
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import parse_mesh
 from automesh.partition.haliax_support import restore_removed_names
-from automesh.program.capture.abstract_arrays import seen
+from automesh.program.capture.abstract.record import seen
 from automesh.program.capture.build import captured_build
 from automesh.program.capture.discover import discover
 from automesh.program.capture.nouns import parse_splits

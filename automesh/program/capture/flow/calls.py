@@ -21,7 +21,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
-from automesh.program.capture.abstract_arrays import is_without_arrays, without_data
+from automesh.program.capture.abstract.arrays import without_data
+from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.flow.host_copies import HostLeaf, copied
 from automesh.program.capture.flow.names import describe_call, variables_like
 from automesh.program.capture.flow.program import FunctionFacts, facts_of, opened_jaxpr

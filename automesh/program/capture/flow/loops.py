@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from automesh.program.capture.abstract_arrays import described
+from automesh.program.capture.abstract.arrays import described
 from automesh.program.capture.flow.program import (
     TrainingLoop,
     is_literal,

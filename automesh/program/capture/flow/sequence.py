@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
-from automesh.program.capture.abstract_arrays import described, is_abstract
+from automesh.program.capture.abstract.arrays import described, is_abstract
 from automesh.program.capture.flow.loops import closed, plain_jit, turn_of
 from automesh.program.capture.flow.names import describe_call
 from automesh.program.capture.flow.program import facts_of

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from automesh.program.absent.device_queries import showing
-from automesh.program.capture.abstract_arrays import in_this_thread
+from automesh.program.capture.abstract.trace import in_this_thread
 from automesh.program.capture.foreign.files import led_to_layer
 from automesh.program.capture.world import told
 from automesh.program.capture.world.kept_apart import kept_apart

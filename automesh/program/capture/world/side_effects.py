@@ -19,7 +19,8 @@ from typing import Any
 
 import jax
 
-from automesh.program.capture.abstract_arrays import is_without_arrays, needed_at_line
+from automesh.program.capture.abstract.record import needed_at_line
+from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.foreign.imported import changed_when_imported
 from automesh.program.capture.world.told import tell
 

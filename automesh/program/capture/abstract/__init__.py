@@ -1,0 +1,1 @@
+"""A run of a script whose arrays have no data."""
