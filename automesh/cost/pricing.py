@@ -421,3 +421,42 @@ def price(
       hardware: with the layouts of every ICI shape in the batch.
     """
     return price_on(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)
+
+
+# The least of a step on any mesh, by the terms of one mesh. Another set of active axes has the same
+# products and the same arrays, each on one device at least in a part of `1 / devices`; only what
+# its compiler fuses, and the copies that it gathers, may be fewer.
+
+_FUSED_SHARE = 0.85
+"""Part of the memory traffic that is counted: with fewer collectives more is fused."""
+_COPIES_SHARE = 0.75
+"""Part of the temporaries that is counted: with other axes nothing may be gathered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What no estimate of a step is below, on any mesh of the same devices.
+
+    Attributes:
+      step_s: seconds.
+      memory_bytes: least bytes that the compiler may need on one device; 0 if nothing is known.
+    """
+
+    step_s: float
+    memory_bytes: float
+
+
+def least_of(terms: Terms, *, speeds: Speeds, devices: int) -> Least | None:
+    """Returns the least of a step on any mesh of so many devices, by its terms on one of them; None
+    if the program is another one on other meshes, or a part of it has no price."""
+    if terms.fixed or open_ended(tuple(_said(one) for one in terms.uncounted)):
+        return None
+    formulas = Formulas(())
+    kernels, peak = DistinctKernels(terms, formulas), Peak(terms, formulas)
+    values = formulas.values(np.ones((1, 0), np.int64))
+    step_s = kernels.least_s(values, speeds, devices=devices, streamed=_FUSED_SHARE)
+    spread, most = terms.memory_spread
+    lasting = float(peak.lasting_bytes(values)[0])
+    temporaries = max(float(peak.bytes(values)[0]) - lasting, 0.0)
+    whole = max(lasting, spread * (lasting + _COPIES_SHARE * temporaries))
+    return Least(step_s=step_s, memory_bytes=max(whole, 0.0) / devices if most else 0.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.pricing import PlanPrices, price
+from automesh.cost.pricing import PlanPrices, least_of, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.foreign.ownership import why_others_may_write
@@ -397,6 +397,7 @@ def _estimate(
             baseline=plans.baseline,
             device_memory_bytes=aim.memory_bytes,
             keep=keep,
+            least=lambda terms: least_of(terms, speeds=speeds, devices=aim.num_devices),
         ),
     )
     found = rung.run()

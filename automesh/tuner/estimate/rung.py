@@ -43,7 +43,7 @@ from automesh.tuner.estimate.propagations import (
 from automesh.tuner.estimate.propagator import Propagator
 from automesh.tuner.estimate.refusals import Refusals
 from automesh.tuner.estimate.standings import Standings
-from automesh.worker.messages import LayoutJob
+from automesh.worker.messages import MOST_CALLS, LayoutJob
 
 
 def _most_axes_first(group: Group, promise: Callable[[Need], float]) -> list[Need]:
@@ -110,7 +110,10 @@ class EstimateRung:
                 one.clear()
             self._pipelines = 0
             found = self._estimated()
-        return replace(found, is_interrupted=self.propagator.is_interrupted)
+        settled_at = self.standings.settled_at if self.standings is not None else 0
+        found = replace(found, is_interrupted=self.propagator.is_interrupted, settled_at=settled_at)
+        settled = found.settled_detail
+        return replace(found, details=(*found.details, settled)) if settled else found
 
     def _estimated(self) -> Estimates:
         groups = groups_of(self.plans)
@@ -200,6 +203,7 @@ class EstimateRung:
         for need, made in heard:
             group = groups[need.call]
             prices = self._price_of(group, need, made, list(need.members), layouts)
+            standings.learn(need, made)
             standings.note(
                 need,
                 prices,
@@ -236,6 +240,7 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
+        others = self._probed(usual, others)
         self._propagate([need for other in others for need in _most_axes_first(other, promise)])
         for group in others:
             self._add_prices(group, layouts)
@@ -255,6 +260,17 @@ class EstimateRung:
             propagations=len(self._terms) + self._pipelines,
             layouts=layouts,
         )
+
+    def _probed(self, usual: Group, others: Sequence[Group]) -> Sequence[Group]:
+        """Propagates one need of each other group, and returns the groups in the order of the best
+        that their meshes may be; of many groups, or if nothing bounds them, as they are."""
+        standings = self.standings
+        if standings is None or not standings.has_least(usual.call):
+            return others
+        if not 1 < len(others) < MOST_CALLS or standings.is_settled:
+            return others
+        self._propagate([need for other in others for need in other.needs[:1]])
+        return sorted(others, key=lambda other: standings.promise(other.call))
 
     def _propagate(self, needs: Sequence[Need]) -> None:
         known = self._terms.keys() | self._reasons.keys()
