@@ -435,7 +435,7 @@ _COPIES_SHARE = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """What no estimate of a step is below, on any mesh of the same devices.
+    """The limits that no estimate of a step is below, on any mesh of the same devices.
 
     Attributes:
       step_s: seconds.

@@ -17,7 +17,8 @@ ESTIMATES = "estimates.csv"  # in the folder of a study
 STEP_REFUSES = "the step refuses it"
 NO_TIME = "the time for estimates was used up"
 INTERRUPTED = "the estimates were interrupted before"
-NOT_YET = (NO_TIME, INTERRUPTED)  # what the same command makes up for
+COMPILED_FIRST = f"the first {SETTLED_ROWS}, which are settled, are compiled before"
+NOT_YET = (NO_TIME, INTERRUPTED, COMPILED_FIRST)  # what the same command makes up for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

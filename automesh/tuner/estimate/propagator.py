@@ -130,6 +130,7 @@ class Propagator:
         none.
       replied: is called when a job of `ask` is done.
       is_interrupted: True after Ctrl-C, when no propagation starts any more.
+      known: propagations of this search until now; new ones are added.
     """
 
     step: PropagatedStep
@@ -144,7 +145,8 @@ class Propagator:
     heard: Callable[[Need, Propagation | str], object] = lambda *_: None
     replied: Callable[[], object] = lambda: None
     is_interrupted: bool = False
-    _known: dict[Need, Propagation] = field(init=False, default_factory=dict[Need, Propagation])
+    known: dict[Need, Propagation] = field(default_factory=dict[Need, Propagation])
+    _why_not: str = field(init=False, default=NO_TIME)
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
     _beat_s: float = field(init=False, default=-math.inf)
@@ -183,7 +185,7 @@ class Propagator:
         answers: dict[Need, Propagation | str] = {}
         left: list[Need] = []
         for need in needs:
-            kept = self._known.get(need) or self.cache.find(self.step.job(need, need.sizes))
+            kept = self.known.get(need) or self.cache.find(self.step.job(need, need.sizes))
             if kept is None:
                 left.append(need)
             else:
@@ -194,13 +196,22 @@ class Propagator:
         self._done += len(needs) - len(answers)
         if needs:
             self._show(note)
-        self._known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
-        why = INTERRUPTED if self.is_interrupted else NO_TIME
+        self.known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
+        why = self._why_not
         return answers | {need: why for need in needs if need not in answers}
 
     def interrupt(self) -> None:
         """Stops: no propagation starts any more, so only finished ones count."""
         self.is_interrupted = True
+        self.stop(INTERRUPTED)
+
+    def stop(self, why: str) -> None:
+        """Starts no propagation any more, and drops those that are running.
+
+        Args:
+          why: reason of needs without an answer.
+        """
+        self._why_not = why
         self.deadline_s = -math.inf
 
     def keep(self, need: Need, found: Propagation) -> None:
@@ -267,7 +278,7 @@ class Propagator:
                 answer = answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
                 if isinstance(answer, Propagation):
-                    self._known[done.need] = answer
+                    self.known[done.need] = answer
                 self.heard(done.need, answer)
                 self._show(note, took_s=self.clock() - done.began_s)
             self._beat()

@@ -17,7 +17,7 @@ from automesh.mesh.axes import Call, Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
-from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
+from automesh.report.estimates import COMPILED_FIRST, NO_TIME, STEP_REFUSES, Estimates
 from automesh.report.findings import FindingsOfPlans
 from automesh.report.words import count
 from automesh.tuner.estimate.prices import (
@@ -71,6 +71,7 @@ class EstimateRung:
       standings: ranks the estimates so far.
       first: the script's own plan, or nothing; its propagation is done before all others.
       findings: what is found in the plans.
+      until_settled: whether to stop once the first ten plans cannot change any more.
     """
 
     plans: Sequence[Plan]
@@ -82,6 +83,7 @@ class EstimateRung:
     standings: Standings | None = None
     first: tuple[Plan, ...] = ()
     findings: FindingsOfPlans = field(default_factory=FindingsOfPlans)
+    until_settled: bool = False
     _heard: list[tuple[Need, Propagation]] = field(init=False, default_factory=list)
     _told: Layouts | None = field(init=False, default=None)
     _ticket: int | None = field(init=False, default=None)
@@ -184,6 +186,9 @@ class EstimateRung:
             else:
                 self._heard.append((need, answer))
                 self._rank_received(standings, by_call)
+                if self.until_settled and standings.is_settled:
+                    self.until_settled = False
+                    self.propagator.stop(COMPILED_FIRST)
 
         self.propagator.heard = rank
         self.propagator.replied = lambda: self._rank_received(standings, by_call)
