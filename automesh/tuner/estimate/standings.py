@@ -119,10 +119,10 @@ class Standings:
     def learn(self, need: Need, made: Propagation) -> None:
         """Lowers what no estimate with a call is below, by one more propagation with this call.
 
-        Propagations that hold on one mesh alone say nothing about others. A program that differs
-        from mesh to mesh may do less on another one: then nothing is certain before the end.
+        A propagation for a single mesh says nothing about others. A program that differs from mesh
+        to mesh may do less on another one: then nothing is certain before the end.
         """
-        self._is_doubtful |= bool(made.failed_probes)
+        self._is_doubtful |= bool(made.failed_probes or (made.terms.fixed and need.probes))
         found = None if made.pipeline else self.least(made.terms)
         before = self._least.get(need.call)
         if found is not None and before is not None:

@@ -33,7 +33,7 @@ from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.standings import ROWS, Standings
 from automesh.worker.messages import MOST_CALLS, PropagateJob
 from tests.support.fakes.estimate_pool import AXES, FakePool, propagation, rung
-from tests.support.samples.cost_samples import PlainSpeeds, simple_routes
+from tests.support.samples.cost_samples import PlainSpeeds, mono, simple_routes, times
 from tests.tuner.estimate.test_interrupted import Stopped
 from tests.tuner.estimate.test_rung import all_plans
 
@@ -294,12 +294,15 @@ def test_with_many_calls_none_is_begun_twice() -> None:
 LOOP = Uncounted(what="loop of unknown length counted once", why="")
 
 
-@pytest.mark.parametrize(("fails", "uncounted"), [(True, ()), (False, (LOOP,))])
+@pytest.mark.parametrize(
+    ("fails", "changes"), [(True, {}), (False, {"uncounted": (LOOP,)}), (False, {"fixed": ("dp",)})]
+)
 def test_programs_that_differ_or_are_partly_counted_are_never_settled(
-    fails: bool, uncounted: tuple[Uncounted, ...]
+    fails: bool, changes: dict[str, tuple[object, ...]]
 ) -> None:
     def answer(job: PropagateJob, **terms: object) -> Propagation:
-        made = propagation(job, **terms, uncounted=uncounted)
+        is_at_home = "dp" not in dict(job.sizes) or not job.probes
+        made = propagation(job, **terms, **({} if "fixed" in changes and is_at_home else changes))
         return replace(made, failed_probes=job.probes[:1] if fails else ())
 
     made, heard = bounded(answer)
@@ -320,3 +323,18 @@ def test_terms_of_one_mesh_alone_bound_no_other() -> None:
     assert least(replace(made, fixed=("dp",))) is None
     assert least(replace(made, uncounted=(LOOP,))) is None
     assert least(made) is not None
+
+
+def test_what_shrinks_faster_than_an_axis_grows_has_no_bound() -> None:
+    """A device attends to its own block alone: with twice the blocks, all do half of it."""
+    knobs = tuple(CALLS[0].items())
+    made = propagated(knobs, (("dp", 2), ("tp", 2)), ((("dp", 4), ("tp", 4)),)).terms
+    assert made.kernels and least(made) != Least(step_s=0.0, memory_bytes=0.0)
+    (matmul,) = next(one.matmuls for one in made.kernels if one.matmuls)
+    square = mono(64.0, sp=-1)
+    block = replace(matmul, batch=mono(1.0), m=square, n=square, k=mono(8.0))
+    kernel = replace(made.kernels[0], count=times(1.0), matmuls=(block,))
+    assert least(replace(made, kernels=(kernel,))) == Least(step_s=0.0, memory_bytes=0.0)
+    ring = replace(kernel, count=times(1.0, sp=1))
+    bound = least(replace(made, kernels=(ring,)))
+    assert bound is not None and bound.step_s > 0.0
