@@ -149,6 +149,7 @@ class Propagator:
     _why_not: str = field(init=False, default=NO_TIME)
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
+    _left_out: int = field(init=False, default=0)
     _beat_s: float = field(init=False, default=-math.inf)
     _shared: SharedLowerings = field(init=False, default_factory=SharedLowerings)
     _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
@@ -193,7 +194,7 @@ class Propagator:
                 self.heard(need, kept)
         self._done += len(answers)
         self._run(NeedQueue(left), answers, note)
-        self._done += len(needs) - len(answers)
+        self._left_out += len(needs) - len(answers)
         if needs:
             self._show(note)
         self.known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
@@ -303,11 +304,12 @@ class Propagator:
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 
     def _show(self, note: str, *, took_s: float = 0.0) -> None:
+        left_out = f"{self._left_out} left out" if self._left_out else ""
         self.progress.phase(
             "estimate",
-            total=self._total,
+            total=self._total - self._left_out,
             done=self._done,
-            note=note,
+            note=", ".join(filter(None, (note, left_out))),
             took_s=took_s,
             lanes=self.workers,
         )
