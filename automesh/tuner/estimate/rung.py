@@ -245,8 +245,10 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
-        others = self._probed(usual, others)
-        self._propagate([need for other in others for need in _most_axes_first(other, promise)])
+        self._propagate(
+            [need for other in others for need in _most_axes_first(other, promise)],
+            is_deferred=self._is_deferred(usual, others),
+        )
         for group in others:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
@@ -266,21 +268,21 @@ class EstimateRung:
             layouts=layouts,
         )
 
-    def _probed(self, usual: Group, others: Sequence[Group]) -> Sequence[Group]:
-        """Propagates one need of each other group, and returns the groups in the order of the best
-        that their meshes may be; of many groups, or if nothing bounds them, as they are."""
+    def _is_deferred(self, usual: Group, others: Sequence[Group]) -> Callable[[Call], bool] | None:
+        """Returns a function that says whether no mesh with a call can come among the first plans;
+        None if all calls are done in their order: nothing bounds them, or they are so many that
+        workers would lower them again."""
         standings = self.standings
         if standings is None or not standings.has_least(usual.call):
-            return others
-        if not 1 < len(others) < MOST_CALLS or standings.is_settled:
-            return others
-        self._propagate([need for other in others for need in other.needs[:1]])
-        return sorted(others, key=lambda other: standings.promise(other.call))
+            return None
+        return standings.is_behind if 1 < len(others) < MOST_CALLS else None
 
-    def _propagate(self, needs: Sequence[Need]) -> None:
+    def _propagate(
+        self, needs: Sequence[Need], *, is_deferred: Callable[[Call], bool] | None = None
+    ) -> None:
         known = self._terms.keys() | self._reasons.keys()
         left = [need for need in needs if (need.call, need.active) not in known]
-        for need, answer in self.propagator.answer(left).items():
+        for need, answer in self.propagator.answer(left, is_deferred=is_deferred).items():
             if isinstance(answer, Propagation):
                 self._terms[need.call, need.active] = answer
                 self._notes |= dict.fromkeys(answer.notes)

@@ -136,11 +136,9 @@ class Standings:
         """Whether something is known that no estimate with a call is below."""
         return self._least.get(call) is not None
 
-    def promise(self, call: Call) -> tuple[bool, float]:
-        """Returns a key that orders calls by the best that their meshes without an estimate may
-        be."""
-        least = self._least.get(call)
-        return (False, 0.0) if least is None else (self._is_too_large(least), least.step_s)
+    def is_behind(self, call: Call) -> bool:
+        """Whether no mesh with a call that has no estimate yet can come among the first ten."""
+        return self._is_behind([call])
 
     @property
     def is_settled(self) -> bool:
@@ -155,8 +153,11 @@ class Standings:
 
     def _finds_settled(self) -> bool:
         calls = [call for call, states in self._states.items() if (states == _OPEN).any()]
+        return bool(calls) and self._is_behind(calls)
+
+    def _is_behind(self, calls: Sequence[Call]) -> bool:
         bounds = [self._least.get(call) for call in calls]
-        if not calls or None in bounds or self._is_doubtful or len(self._best) < ROWS:
+        if None in bounds or self._is_doubtful or len(self._best) < ROWS:
             return False
         if any(open_ended(one.uncounted) for one in self._best.values()):
             return False  # Which plans leave out more than all others is known at the end only.

@@ -269,17 +269,26 @@ def test_it_is_said_as_soon_as_one_propagation_of_each_call_is_done() -> None:
     assert found.settled_detail in found.details
 
 
-def test_calls_that_may_come_among_the_first_ten_are_estimated_first() -> None:
+@pytest.mark.parametrize(
+    ("behind", "order"),
+    [
+        ((1, 2), [1, 2, *[1] * 6, *[2] * 6]),
+        ((1,), [1, *[2] * 7, *[1] * 6]),
+        ((), [1] * 7 + [2] * 7),
+    ],
+)
+def test_calls_that_may_come_among_the_first_ten_are_estimated_first(
+    behind: tuple[int, ...], order: list[int]
+) -> None:
     made, _ = bounded()
     assert made.standings is not None
     made.standings.least = lambda terms: Least(
-        step_s=9.0 - terms.window_threshold_bytes, memory_bytes=0.0
+        step_s=9.0 if terms.window_threshold_bytes in behind else 0.5, memory_bytes=0.0
     )
     pool = made.propagator.pool
     assert isinstance(pool, FakePool)
     made.run()
-    order = [dict(job.knobs)["k"] for job in pool.propagated]
-    assert order == [0] * 7 + [1, 2] + [2] * 6 + [1] * 6
+    assert [dict(job.knobs)["k"] for job in pool.propagated] == [0] * 7 + order
 
 
 def test_with_many_calls_none_is_begun_twice() -> None:
