@@ -148,6 +148,19 @@ class DistinctKernels:
             peak_s=total(each.bound_s * counts),
         )
 
+    def least_s(self, values: Floats, speeds: Speeds, *, devices: int, streamed: float) -> float:
+        """Returns the least seconds of a step whose kernels are split over all devices.
+
+        Args:
+          values: from `Formulas.values`, where no axis is larger than 1; one column.
+          streamed: part of the memory traffic that is counted.
+        """
+        multiplying, _ = self._matmuls.seconds(values, speeds)
+        far = self._bytes.at(values) - self._near.at(values, speeds, parts=devices)
+        each = np.maximum(multiplying, streamed * far / speeds.memory_bytes_per_s)
+        counts = self._counts.at(values)
+        return float((each * counts).sum()) / devices
+
     def pieces(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelPieces:
         """Computes the pieces of each of `works`.
 
@@ -213,11 +226,15 @@ class _NearTraffic:
         self._buffers = Sums(formulas, [(size,) for size in distinct])
         self._bytes = Sums(formulas, [one.bytes for _, one in flat])
 
-    def at(self, values: Floats, speeds: Speeds) -> Floats:
-        """Returns the bytes per execution that stay on the chip, [kernels, sizes]."""
+    def at(self, values: Floats, speeds: Speeds, *, parts: int = 1) -> Floats:
+        """Returns the bytes per execution that stay on the chip, [kernels, sizes].
+
+        Args:
+          parts: number of devices over which each buffer is split in addition.
+        """
         found = np.zeros((self._kernels, values.shape[1]))
         if speeds.near_bytes > 0.0 and len(self._kernel):
-            kept = stays(self._buffers.at(values), speeds)[self._buffer]
+            kept = stays(self._buffers.at(values) / parts, speeds)[self._buffer]
             np.add.at(found, self._kernel, np.where(kept, self._bytes.at(values), 0.0))
         return found
 

@@ -7,6 +7,7 @@ sizes that divide its payload. Only the overlap of the two is computed plan by p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from automesh.cost.formulas import Formulas, with_copies
 from automesh.cost.kernels import DistinctKernels, KernelSeconds, product_of
 from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
-from automesh.cost.terms import Footprint, Terms, Uncounted
+from automesh.cost.terms import Footprint, Kernel, Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
@@ -421,3 +422,59 @@ def price(
       hardware: with the layouts of every ICI shape in the batch.
     """
     return price_on(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)
+
+
+# The least of a step on any mesh, by the terms of one mesh. Another set of active axes has the same
+# products and the same arrays, each on one device at least in a part of `1 / devices`; only what
+# its compiler fuses, and the copies that it gathers, may be fewer.
+
+_FUSED_SHARE = 0.85
+"""Part of the memory traffic that is counted: with fewer collectives more is fused."""
+_COPIES_SHARE = 0.75
+"""Part of the temporaries that is counted: with other axes nothing may be gathered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """The limits that no estimate of a step is below, on any mesh of the same devices.
+
+    Attributes:
+      step_s: seconds.
+      memory_bytes: least bytes that the compiler may need on one device; 0 if nothing is known.
+    """
+
+    step_s: float
+    memory_bytes: float
+
+
+def least_of(terms: Terms, *, speeds: Speeds, devices: int) -> Least | None:
+    """Returns the least of a step on any mesh of so many devices, by its terms on one of them; None
+    if they hold on one mesh alone, or a part of them has no price."""
+    if terms.fixed or open_ended(tuple(_said(one) for one in terms.uncounted)):
+        return None
+    if any(map(_shrinks, terms.kernels)):
+        return Least(step_s=0.0, memory_bytes=0.0)
+    formulas = Formulas(())
+    kernels, peak = DistinctKernels(terms, formulas), Peak(terms, formulas)
+    values = formulas.values(np.ones((1, 0), np.int64))
+    step_s = kernels.least_s(values, speeds, devices=devices, streamed=_FUSED_SHARE)
+    spread, most = terms.memory_spread
+    lasting = float(peak.lasting_bytes(values)[0])
+    temporaries = max(float(peak.bytes(values)[0]) - lasting, 0.0)
+    whole = max(lasting, spread * (lasting + _COPIES_SHARE * temporaries))
+    return Least(step_s=step_s, memory_bytes=max(whole, 0.0) / devices if most else 0.0)
+
+
+def _shrinks(kernel: Kernel) -> bool:
+    """Whether a kernel does less on all devices together if an axis is larger, as attention does
+    inside the blocks of a split sequence."""
+    work = [(one.batch, one.m, one.n, one.k) for one in kernel.matmuls]
+    work += [(one,) for one in kernel.bytes]
+    for count in kernel.count:
+        for factors in work:
+            powers = Counter[str]()
+            for one in (count, *factors):
+                powers.update(dict(one.powers))
+            if any(power < -1 for power in powers.values()):
+                return True
+    return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, format_setting
 from automesh.outcomes import Estimated, RuledOut
-from automesh.report.so_far import common_parts
+from automesh.report.so_far import SETTLED, SETTLED_ROWS, common_parts
 from automesh.report.words import count
 
 ESTIMATES = "estimates.csv"  # in the folder of a study
@@ -17,7 +17,8 @@ ESTIMATES = "estimates.csv"  # in the folder of a study
 STEP_REFUSES = "the step refuses it"
 NO_TIME = "the time for estimates was used up"
 INTERRUPTED = "the estimates were interrupted before"
-NOT_YET = (NO_TIME, INTERRUPTED)  # what the same command makes up for
+COMPILED_FIRST = f"the first {SETTLED_ROWS}, which are settled, are compiled before"
+NOT_YET = (NO_TIME, INTERRUPTED, COMPILED_FIRST)  # what the same command makes up for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Estimates:
       fabric: how the devices are wired; None if that is unknown.
       layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
       is_interrupted: True if somebody has stopped them: they are those that were made until then.
+      settled_at: how many plans had an estimate when it was certain that no other one comes among
+        the first ten; 0: it was not before the end.
     """
 
     found: Mapping[Plan, Estimated] = field(default_factory=dict[Plan, Estimated])
@@ -48,6 +51,7 @@ class Estimates:
     fabric: Fabric | None = None
     layouts: Layouts | None = None
     is_interrupted: bool = False
+    settled_at: int = 0
 
     @property
     def refusals(self) -> int:
@@ -73,6 +77,14 @@ class Estimates:
         return frozenset(plan for plan, reason in self.missing.items() if reason in NOT_YET)
 
     @property
+    def settled_detail(self) -> str:
+        """Says how soon the first plans were settled; empty if they were not before the end."""
+        if not self.settled_at:
+            return ""
+        known = f"{self.settled_at} of {count(len(self.found) + len(self.missing), 'plan')}"
+        return f"the first {SETTLED_ROWS} plans were settled with {known} estimated"
+
+    @property
     def missing_notice(self) -> str:
         """Says how many plans have no estimate, and why most of them; empty if all have one."""
         if not self.missing:
@@ -90,6 +102,8 @@ class Estimates:
         known = frozenset(part for plan in self.found for part in _parts(plan))
         plans = count(len(waiting), "plan")
         why = f"{next(iter(self.missing[plan] for plan in waiting))}; the same command goes on"
+        if self.settled_at:
+            why = f"{why}, but {SETTLED}: none of these can come among them"
         named, others = common_parts(known, Counter(map(_parts, waiting)))
         if not named:
             return f"{plans} not estimated yet, such as {min(map(str, waiting))}: {why}"

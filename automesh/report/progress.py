@@ -291,6 +291,7 @@ class PlainProgress(_Display):
         self._stream = stream
         self._printed_s = -math.inf
         self._leader = ""
+        self._is_settled = False
 
     def _show(self, before: Phase | None, phase: Phase) -> None:
         now_s = self._clock()
@@ -304,7 +305,9 @@ class PlainProgress(_Display):
         # A line for each plan that takes the lead, not for each step that leaves it there.
         if so_far.first != self._leader:
             self._print(f"{'now first' if self._leader else 'first ranked'}: {so_far}")
-            self._leader = so_far.first
+        elif so_far.is_settled and not self._is_settled:
+            self._print(f"still first: {so_far}")
+        self._leader, self._is_settled = so_far.first, so_far.is_settled
 
     def notice(self, text: str) -> None:
         self._print(f"note: {clean(text)}")

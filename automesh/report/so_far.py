@@ -18,6 +18,8 @@ from automesh.texts.terminal import clean
 from automesh.units import format_seconds
 
 MOST_NAMED = 4  # axes and settings
+SETTLED_ROWS = 10  # of which it is said when they are those of the end
+SETTLED = f"the first {SETTLED_ROWS} are settled"
 # What a plan uses: axes larger than 1, and settings.
 Parts = tuple[str, ...]
 
@@ -33,6 +35,8 @@ class SoFar:
       missing: what those without one have in common, in words: `meshes with tp`, and how many
         others there are; empty if all have one.
       stop_reason: why nothing more was estimated; empty while estimates are made.
+      is_settled: True if the first ten plans are those of the complete ranking: no plan without an
+        estimate can come among them.
     """
 
     rows: tuple[Candidate, ...]
@@ -40,6 +44,7 @@ class SoFar:
     plans: int
     missing: str = ""
     stop_reason: str = ""
+    is_settled: bool = False
 
     @property
     def first(self) -> str:
@@ -50,7 +55,12 @@ class SoFar:
     def extent(self) -> str:
         """`10 of 24 plans estimated; meshes with tp: not estimated yet`."""
         known = f"{self.estimated} of {count(self.plans, 'plan')} estimated"
-        return f"{known}; {self.missing}: not estimated yet" if self.missing else known
+        if not self.missing:
+            return known
+        known = f"{known}; {self.missing}: not estimated yet"
+        return (
+            f"{known}; {SETTLED}: none of these can come among them" if self.is_settled else known
+        )
 
     def __str__(self) -> str:
         """Returns a line such as `dp:8, 20.3 ms estimated (10 of 24 plans estimated)`."""

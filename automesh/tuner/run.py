@@ -15,10 +15,11 @@ from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.launch.cluster import lent_workers, workers_of
 from automesh.program.nouns import Attachment
-from automesh.report.estimates import ESTIMATES, Estimates
+from automesh.report.estimates import COMPILED_FIRST, ESTIMATES, Estimates
 from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
+from automesh.report.so_far import SETTLED_ROWS
 from automesh.report.words import is_ranked
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.affordable import short_budget_notice
@@ -34,7 +35,7 @@ from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import LegalPlans, Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.carried import check_winner, with_starts
-from automesh.tuner.session import BUILD_SHARE, open_session
+from automesh.tuner.session import BUILD_SHARE, Session, open_session
 from automesh.tuner.strategies.absent import AbsentStrategy, ready_for
 from automesh.tuner.strategies.attached import AttachedStrategy
 from automesh.tuner.strategies.search_run import SearchRun, Strategy
@@ -42,11 +43,12 @@ from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import header_of, notebook_of, read_header, reading
 from automesh.tuner.study.scope import Scope
-from automesh.tuner.study.study import open_study, parse_storage
+from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.workers import NEEDED_BYTES, count_workers, memory_share_bytes, surroundings_of
 from automesh.worker.executables import executables_folder
 
 ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; the next rung gets the rest
+REST_SHARE = 0.5  # of what is left of it behind the first compiles, if plans were left for then
 
 
 def run_search(
@@ -112,66 +114,97 @@ def run_search(
             keep = RankingKeeper(
                 request=request, target=target, preparation=preparation, legal=legal, study=study
             )
+            # The rest is estimated behind the first compiles, where the first plans are settled.
             estimates = session.estimate(
-                share=ESTIMATE_SHARE, pulse=study.heartbeat, may_stop=True, keep=keep
+                share=ESTIMATE_SHARE,
+                pulse=study.heartbeat,
+                may_stop=True,
+                keep=keep,
+                until_settled=target.absent is not None and request.top <= SETTLED_ROWS,
             )
-            try:
-                if not estimates.is_interrupted:
-                    legal, estimates = session.rule_out(
-                        estimates, share=BUILD_SHARE, pulse=study.heartbeat
-                    )
-            except KeyboardInterrupt:
-                notices = (*estimates.notices, NOT_BUILT)
-                estimates = replace(estimates, is_interrupted=True, notices=notices)
+            estimated = estimates
+            if not estimates.is_interrupted:
+                legal, estimates = _built(session, estimates, study)
             if estimates.is_interrupted:
                 return _stopped(keep, estimates)
-            workers.close()  # Frees the workers' memory for those that compile.
+            has_rest = COMPILED_FIRST in estimates.missing.values()
+            if not has_rest:
+                workers.close()  # Frees the workers' memory for those that compile.
             cache_dir = None
             if target.absent is None:
                 cache_dir = stack.enter_context(
                     executables_folder(preparation.folder, os.environ, progress.notice)
                 )
-            header = header_of(
-                request,
-                preparation,
-                legal,
-                study,
-                estimates=estimates,
-                is_ahead=target.absent is not None,
+
+            def climbed(estimates: Estimates, *, is_first: bool) -> SearchResult:
+                header = header_of(
+                    request,
+                    preparation,
+                    legal,
+                    study,
+                    estimates=estimates,
+                    is_ahead=target.absent is not None,
+                )
+                context = SearchContext(
+                    request=request,
+                    preparation=preparation,
+                    legal=legal,
+                    estimates=estimates,
+                    study=study,
+                    notebook=notebook_of(study, header),
+                    progress=progress,
+                    workers=min(
+                        lender.room() if lender else count_workers(target, request.workers),
+                        len(legal.plans),
+                    ),
+                    started_s=started_s,
+                    clock=clock,
+                    start_worker=start_worker,
+                    lender=lender,
+                    cache_dir=cache_dir,
+                )
+                strategy = strategy_for(context, target, is_first_only=is_first)
+                write_estimates(estimates, preparation.folder / ESTIMATES)
+                keep_ranking(header, estimates, study)
+                result = SearchRun(
+                    study=study,
+                    header=header,
+                    notebook=context.notebook,
+                    rungs=(study.screen, study.compile) if target.absent else (study.compile,),
+                    rules="" if is_first else request.rules,
+                    rules_before=rules_before,
+                    folder=preparation.folder,
+                    check_winner=lambda plan: check_winner(request, target, plan, progress),
+                    with_starts=lambda header: with_starts(header, request.entry),
+                ).run(strategy)
+                return with_estimates(result, study, header)
+
+            result = climbed(estimates, is_first=has_rest)
+            if not has_rest or result.footer.interrupted:
+                return result
+            session = session.counting(preparation, legal)
+            rest = session.estimate(
+                share=max(started_s + request.budget_s - clock(), 0.0)
+                * REST_SHARE
+                / request.budget_s,
+                pulse=study.heartbeat,
+                may_stop=True,
             )
-            context = SearchContext(
-                request=request,
-                preparation=preparation,
-                legal=legal,
-                estimates=estimates,
-                study=study,
-                notebook=notebook_of(study, header),
-                progress=progress,
-                workers=min(
-                    lender.room() if lender else count_workers(target, request.workers),
-                    len(legal.plans),
-                ),
-                started_s=started_s,
-                clock=clock,
-                start_worker=start_worker,
-                lender=lender,
-                cache_dir=cache_dir,
-            )
-            strategy = strategy_for(context, target)
-            write_estimates(estimates, preparation.folder / ESTIMATES)
-            keep_ranking(header, estimates, study)
-            result = SearchRun(
-                study=study,
-                header=header,
-                notebook=context.notebook,
-                rungs=(study.screen, study.compile) if target.absent else (study.compile,),
-                rules=request.rules,
-                rules_before=rules_before,
-                folder=preparation.folder,
-                check_winner=lambda plan: check_winner(request, target, plan, progress),
-                with_starts=lambda header: with_starts(header, request.entry),
-            ).run(strategy)
-            return with_estimates(result, study, header)
+            refusals = estimates.notices[len(estimated.notices) :]
+            rest = replace(rest, refused=estimates.refused, notices=(*rest.notices, *refusals))
+            if rest.is_interrupted:
+                return _stopped(keep, rest)
+            workers.close()
+            return climbed(rest, is_first=False)
+
+
+def _built(session: Session, estimates: Estimates, study: Study) -> tuple[LegalPlans, Estimates]:
+    """Returns the plans and the estimates without those that cannot be built; after Ctrl-C all."""
+    try:
+        return session.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
+    except KeyboardInterrupt:
+        notices = (*estimates.notices, NOT_BUILT)
+        return session.legal, replace(estimates, is_interrupted=True, notices=notices)
 
 
 def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
@@ -186,14 +219,19 @@ def _stopped(keep: RankingKeeper, estimates: Estimates) -> SearchResult:
     return replace(held, footer=replace(held.footer, stop_reason=reason, interrupted=True))
 
 
-def strategy_for(context: SearchContext, target: Target) -> Strategy:
+def strategy_for(
+    context: SearchContext, target: Target, *, is_first_only: bool = False
+) -> Strategy:
     """Returns the strategy by which the search for a target spends its budget.
+
+    Args:
+      is_first_only: see `AbsentStrategy`.
 
     Raises:
       NoFeasibleMesh: jax can lay out none of the meshes.
     """
     if target.absent is not None:
-        return AbsentStrategy(search=context, absent=target.absent)
+        return AbsentStrategy(search=context, absent=target.absent, is_first_only=is_first_only)
     return AttachedStrategy(search=context, surroundings=surroundings_of(target))
 
 

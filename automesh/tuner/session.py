@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.pricing import PlanPrices, price
+from automesh.cost.pricing import PlanPrices, least_of, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.foreign.ownership import why_others_may_write
@@ -26,7 +26,7 @@ from automesh.hardware.model import HardwareModel
 from automesh.ir.findings.state import REPLICATED_STATE
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.nouns import StepRef
+from automesh.program.nouns import Propagation, StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.findings import FindingsOfPlans
 from automesh.report.progress import Progress
@@ -36,7 +36,7 @@ from automesh.space.space import SearchSpace
 from automesh.tuner.choose.partly_counted import partly_counted
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
-from automesh.tuner.estimate.propagations import Active
+from automesh.tuner.estimate.propagations import Active, Need
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.standings import Standings
@@ -69,6 +69,7 @@ class Session:
     Attributes:
       pool: workers with virtual CPU devices instead of the target's.
       start_worker: starts the workers that have the target's own devices.
+      known: propagations until now, for estimates that go on.
     """
 
     request: SearchRequest
@@ -81,6 +82,7 @@ class Session:
     workers: int
     clock: Callable[[], float]
     start_worker: StartWorker = Process
+    known: dict[Need, Propagation] = field(default_factory=dict[Need, Propagation])
 
     @property
     def step(self) -> PropagatedStep:
@@ -101,6 +103,7 @@ class Session:
         terms_folder: Path | None = None,
         may_stop: bool = False,
         keep: Callable[[SoFar], object] = lambda _: None,
+        until_settled: bool = False,
     ) -> Estimates:
         """Estimates the legal plans.
 
@@ -111,6 +114,7 @@ class Session:
           terms_folder: folder for the terms; by default in the study's folder, if there is one.
           may_stop: whether to return the estimates so far after Ctrl-C.
           keep: called with each table of the estimates so far.
+          until_settled: whether to stop once the first ten plans cannot change any more.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed, and `may_stop` is False.
@@ -126,8 +130,11 @@ class Session:
             timeout_s=self.request.timeout_s,
             clock=self.clock,
             pulse=pulse,
+            known=self.known,
         )
-        found = _estimate(preparation, self.legal, self.target, propagator, choose, keep)
+        found = _estimate(
+            preparation, self.legal, self.target, propagator, choose, keep, until_settled
+        )
         if found.is_interrupted and not may_stop:
             raise KeyboardInterrupt
         return found
@@ -352,6 +359,7 @@ def _estimate(
     propagator: Propagator,
     choose: Choose | None,
     keep: Callable[[SoFar], object],
+    until_settled: bool,
 ) -> Estimates:
     try:
         fabric = fabric_of(target, preparation.inspection.devices)
@@ -392,11 +400,13 @@ def _estimate(
         origin=speeds.origin,
         first=plans.baseline,
         findings=FindingsOfPlans(left_out=_chosen_anyway(preparation)),
+        until_settled=until_settled,
         standings=Standings(
             progress=propagator.progress,
             baseline=plans.baseline,
             device_memory_bytes=aim.memory_bytes,
             keep=keep,
+            least=lambda terms: least_of(terms, speeds=speeds, devices=aim.num_devices),
         ),
     )
     found = rung.run()

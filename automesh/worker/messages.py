@@ -202,6 +202,8 @@ class VisitJob:
 # The event with which a propagating worker sends the parent its lowerings and asks for those of
 # others; see `automesh.sharding.lowerings`.
 LOWERINGS = "lowerings"
+# Number of calls of `build` whose lowered programs a propagating worker keeps.
+MOST_CALLS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

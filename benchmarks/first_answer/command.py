@@ -1,5 +1,5 @@
 """How long a dry run keeps its user waiting: until the first ranked row, until the first ten rows
-are those of the end, until all is estimated.
+are those of the end, until it says so, until all is estimated.
 
 Each step is searched for two targets, with `--repeat` several times, and with `--against` in turn
 with another checkout of automesh: a machine that does other work slows both down alike. With
@@ -179,9 +179,12 @@ def read(said: Sequence[Mapping[str, Any]], began_s: float) -> dict[str, Any]:
             break
         settled_s = table["at"]
     first_s = tables[0]["at"] if tables else end["at"]
+    told = next((table for table in tables if table.get("is_settled")), end)
     return {
         "first_row_s": round(first_s - began_s, 2),
         "first_ten_settled_s": round(settled_s - began_s, 2),
+        "told_settled_s": round(told["at"] - began_s, 2),
+        "told_rightly": told["rows"][:SETTLED_ROWS] == last,
         "complete_s": round(end["at"] - began_s, 2),
         "cpu_s": round(end["cpu_s"], 1),
         "peak_mib": end["peak_mib"],
@@ -193,7 +196,15 @@ def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Medians of each version, the ratios of before to now, and whether all estimates are equal;
     nothing of a version whose runs have failed."""
     runs = {version: mine for version, mine in runs.items() if mine}
-    names = ("first_row_s", "first_ten_settled_s", "complete_s", "cpu_s", "peak_mib", "load")
+    names = (
+        "first_row_s",
+        "first_ten_settled_s",
+        "told_settled_s",
+        "complete_s",
+        "cpu_s",
+        "peak_mib",
+        "load",
+    )
     medians = {
         version: {name: statistics.median(run[name] for run in mine) for name in names}
         for version, mine in runs.items()
@@ -204,7 +215,7 @@ def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     if len(medians) == 2:
         found["before_over_now"] = {
             name: round(medians["before"][name] / max(medians["now"][name], 1e-9), 2)
-            for name in names[:4]
+            for name in names[:5]
         }
         every = [run["estimates"] for mine in runs.values() for run in mine]
         found["estimates_equal"] = all(one == every[0] for one in every)
@@ -215,6 +226,7 @@ def said_of(run: Mapping[str, Any]) -> str:
     """One run in words."""
     return (
         f"first row after {run['first_row_s']:.1f} s, first ten settled after "
-        f"{run['first_ten_settled_s']:.1f} s, complete after {run['complete_s']:.1f} s "
+        f"{run['first_ten_settled_s']:.1f} s{'' if run['told_rightly'] else ' (told wrongly)'}, "
+        f"told after {run['told_settled_s']:.1f} s, complete after {run['complete_s']:.1f} s "
         f"({run['cpu_s']:.0f} s of CPU, load {run['load']:.1f} before)"
     )

@@ -31,7 +31,13 @@ class Watched(Silent):
 
     def ranking(self, so_far: Any) -> None:
         plans = [str(row.plan) for row in so_far.rows if not row.is_baseline]
-        say(rows=plans, is_table=True, estimated=so_far.estimated, plans=so_far.plans)
+        say(
+            rows=plans,
+            is_table=True,
+            estimated=so_far.estimated,
+            plans=so_far.plans,
+            is_settled=getattr(so_far, "is_settled", False),
+        )
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.first_answer import command as first_answer
+from benchmarks.first_answer import interrupts
 
 TEN = [f"dp:{n}" for n in range(10)]
 
@@ -38,7 +39,8 @@ def test_a_version_without_tables_settles_at_its_end() -> None:
 
 def test_versions_are_compared_by_their_medians_and_by_every_estimate() -> None:
     def run(seconds: float, **estimates: float) -> dict[str, object]:
-        names = ("first_row_s", "first_ten_settled_s", "complete_s", "cpu_s", "peak_mib", "load")
+        names = ["first_row_s", "first_ten_settled_s", "told_settled_s", "complete_s"]
+        names += ["cpu_s", "peak_mib", "load"]
         return {**dict.fromkeys(names, seconds), "estimates": estimates}
 
     runs = {"now": [run(1.0, a=1.0), run(3.0, a=1.0)], "before": [run(4.0, a=1.0)]}
@@ -59,3 +61,30 @@ def test_a_second_search_is_compared_by_its_cpu_and_every_estimate() -> None:
     assert abs(found["largest_difference"] - 0.001) < 1e-9
     del second["estimates"]["tp:8"]
     assert first_answer.second_search(alone, second)["largest_difference"] == float("inf")
+
+
+def test_what_a_run_calls_settled_is_held_against_its_end() -> None:
+    settled = {**table(105.0, TEN), "is_settled": True}
+    found = first_answer.read([table(103.0, TEN[:3]), settled, end(110.0, TEN)], 100.0)
+    assert (found["told_settled_s"], found["told_rightly"]) == (5, True)
+    found = first_answer.read([settled, end(110.0, TEN[::-1])], 100.0)
+    assert (found["told_settled_s"], found["told_rightly"]) == (5, False)
+    assert first_answer.read([table(103.0, TEN), end(110.0, TEN)], 100.0)["told_settled_s"] == 10
+
+
+def test_ends_of_stopped_runs_are_counted() -> None:
+    good = {
+        "exit_code": 130,
+        "took_s": 1.0,
+        "is_ranked": True,
+        "has_table": True,
+        "is_sentence": True,
+        "left": 0,
+    }
+    early = {**good, "exit_code": 143, "is_ranked": False, "has_table": False}
+    bad = {**good, "has_table": False, "is_sentence": False, "left": 2, "took_s": 3.0}
+    found = interrupts.counted([good, early, bad])
+    assert found["exit_codes"] == {"130": 2, "143": 1}
+    assert (found["with_a_table"], found["nothing_estimated_yet"]) == (1, 1)
+    assert (found["estimated_but_no_table"], found["tracebacks"]) == (1, 1)
+    assert (found["processes_left"], found["longest_end_s"]) == (2, 3.0)

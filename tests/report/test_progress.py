@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -338,6 +339,19 @@ def ranked(*plans: str, estimated: int = 4) -> SoFar:
         plans=24,
         missing="meshes with tp",
     )
+
+
+def test_it_is_told_once_that_the_first_ten_are_settled() -> None:
+    stream = StringIO()
+    progress = PlainProgress(stream)
+    for is_settled in (False, True, True):
+        progress.ranking(replace(ranked("dp:4"), is_settled=is_settled))
+    _, still = stream.getvalue().splitlines()
+    assert still == (
+        "still first: dp:4, 12.0 ms estimated (4 of 24 plans estimated; meshes with tp: not "
+        "estimated yet; the first 10 are settled: none of these can come among them)"
+    )
+    assert "settled" not in replace(ranked("dp:4"), is_settled=True, missing="").extent
 
 
 def test_a_plan_that_stays_first_is_told_once() -> None:

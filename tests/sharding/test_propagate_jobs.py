@@ -167,3 +167,23 @@ def test_complex_numbers_are_propagated():
     rows = 8 * 8 // 2
     assert found["flops"] >= 2 * 2 * rows * 16 * 8
     assert {one.axes for one in terms.collectives} >= {("dp",)}
+
+
+def test_a_worker_keeps_what_it_has_lowered_for_a_few_calls_of_build(
+    own_process, monkeypatch
+) -> None:
+    def wanted(copies: int):
+        return job("dense_lm", {"dp": 2}, knobs=(("microbatches", copies),))
+
+    monkeypatch.setattr(jobs, "MOST_CALLS", 2)
+    jobs._MEMORY.programs.clear()
+    answer(wanted(1))
+    (first,) = jobs._MEMORY.programs.values()
+    answer(wanted(2))
+    answer(wanted(1))
+    assert [*jobs._MEMORY.programs.values()][-1] is first
+    answer(wanted(4))
+    assert first in jobs._MEMORY.programs.values() and len(jobs._MEMORY.programs) == 2
+    monkeypatch.setattr(jobs, "_MOST_KEPT_BYTES", 0)
+    answer(wanted(2))
+    assert first not in jobs._MEMORY.programs.values() and len(jobs._MEMORY.programs) == 1

@@ -88,24 +88,35 @@ class NeedQueue:
 
     Args:
       needs: most promising first.
+      is_deferred: whether the needs of a call come after those of others.
     """
 
-    def __init__(self, needs: Sequence[Need]) -> None:
+    def __init__(
+        self, needs: Sequence[Need], is_deferred: Callable[[Call], bool] | None = None
+    ) -> None:
+        self._is_deferred = is_deferred or (lambda _: False)
+        self._undecided = {need.call for need in needs} if is_deferred else set[Call]()
         self._waiting: dict[Call, deque[Need]] = {}
         for need in needs:
             self._waiting.setdefault(need.call, deque()).append(need)
 
     def after(self, done: Need) -> Need | None:
-        """Returns the next need with the same call as a finished one; None if there is none."""
-        return self._take(done.call)
+        """Returns the next need with the same call as a finished one; None if there is none, or if
+        others come first."""
+        return None if self._is_deferred(done.call) else self._take(done.call)
+
+    def is_decided(self, done: Need) -> bool:
+        """Whether the next need can be chosen before the answer to a finished one is read; not for
+        the first one of a call, which shows whether the call is deferred."""
+        is_first = done.call in self._undecided
+        self._undecided.discard(done.call)
+        return not is_first
 
     def next(self, busy: Sequence[Call]) -> Need | None:
         """Returns the next need of a call that no worker is busy with, else of any; None if none
         waits."""
-        others = [call for call in self._waiting if call not in busy]
-        for call in (*others, *self._waiting):
-            return self._take(call)
-        return None
+        calls = sorted(self._waiting, key=lambda call: (self._is_deferred(call), call in busy))
+        return self._take(calls[0]) if calls else None
 
     def _take(self, call: Call) -> Need | None:
         waiting = self._waiting.get(call)
@@ -130,6 +141,7 @@ class Propagator:
         none.
       replied: is called when a job of `ask` is done.
       is_interrupted: True after Ctrl-C, when no propagation starts any more.
+      known: propagations of this search until now; new ones are added.
     """
 
     step: PropagatedStep
@@ -144,9 +156,11 @@ class Propagator:
     heard: Callable[[Need, Propagation | str], object] = lambda *_: None
     replied: Callable[[], object] = lambda: None
     is_interrupted: bool = False
-    _known: dict[Need, Propagation] = field(init=False, default_factory=dict[Need, Propagation])
+    known: dict[Need, Propagation] = field(default_factory=dict[Need, Propagation])
+    _why_not: str = field(init=False, default=NO_TIME)
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
+    _left_out: int = field(init=False, default=0)
     _beat_s: float = field(init=False, default=-math.inf)
     _shared: SharedLowerings = field(init=False, default_factory=SharedLowerings)
     _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
@@ -170,11 +184,19 @@ class Propagator:
     def _put_aside(self, finished: Sequence[Finished]) -> None:
         self._asides |= {one.ticket: one.result for one in finished}
 
-    def answer(self, needs: Sequence[Need], note: str = "") -> Mapping[Need, Propagation | str]:
+    def answer(
+        self,
+        needs: Sequence[Need],
+        note: str = "",
+        *,
+        is_deferred: Callable[[Call], bool] | None = None,
+    ) -> Mapping[Need, Propagation | str]:
         """Does the propagations in their order until the deadline.
 
         Args:
           note: the purpose of the propagations, for the display.
+          is_deferred: whether the propagations with a call come after those with others; asked
+            again after each of them.
 
         Returns:
           For each need its propagation, or the reason why there is none.
@@ -183,24 +205,33 @@ class Propagator:
         answers: dict[Need, Propagation | str] = {}
         left: list[Need] = []
         for need in needs:
-            kept = self._known.get(need) or self.cache.find(self.step.job(need, need.sizes))
+            kept = self.known.get(need) or self.cache.find(self.step.job(need, need.sizes))
             if kept is None:
                 left.append(need)
             else:
                 answers[need] = kept
                 self.heard(need, kept)
         self._done += len(answers)
-        self._run(NeedQueue(left), answers, note)
-        self._done += len(needs) - len(answers)
+        self._run(NeedQueue(left, is_deferred), answers, note)
+        self._left_out += len(needs) - len(answers)
         if needs:
             self._show(note)
-        self._known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
-        why = INTERRUPTED if self.is_interrupted else NO_TIME
+        self.known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
+        why = self._why_not
         return answers | {need: why for need in needs if need not in answers}
 
     def interrupt(self) -> None:
         """Stops: no propagation starts any more, so only finished ones count."""
         self.is_interrupted = True
+        self.stop(INTERRUPTED)
+
+    def stop(self, why: str) -> None:
+        """Starts no propagation any more, and drops those that are running.
+
+        Args:
+          why: reason of needs without an answer.
+        """
+        self._why_not = why
         self.deadline_s = -math.inf
 
     def keep(self, need: Need, found: Propagation) -> None:
@@ -238,6 +269,10 @@ class Propagator:
             )
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 
+        def follow(need: Need) -> None:
+            if self.clock() < self.deadline_s and (following := queue.after(need)):
+                submit(following, following.sizes)
+
         while True:
             while len(running) < self.workers and self.clock() < self.deadline_s:
                 need = queue.next([one.need.call for one in running.values()])
@@ -262,14 +297,13 @@ class Propagator:
                     submit(done.need, again, fresh=finished.doubtful)
                     continue
                 # Submitted at once, so that the worker need not wait until the answer is stored.
-                if self.clock() < self.deadline_s and (following := queue.after(done.need)):
-                    submit(following, following.sizes)
-                answer = answers[done.need] = self._taken(done.need, finished)
-                self._done += 1
-                if isinstance(answer, Propagation):
-                    self._known[done.need] = answer
-                self.heard(done.need, answer)
+                is_decided = queue.is_decided(done.need)
+                if is_decided:
+                    follow(done.need)
+                answers[done.need] = self._noted(done.need, finished)
                 self._show(note, took_s=self.clock() - done.began_s)
+                if not is_decided:
+                    follow(done.need)
             self._beat()
             self.progress.tick()
 
@@ -279,6 +313,14 @@ class Propagator:
         if now_s - self._beat_s >= POLL_S:
             self._beat_s = now_s
             self.pulse()
+
+    def _noted(self, need: Need, finished: Finished) -> Propagation | str:
+        answer = self._taken(need, finished)
+        self._done += 1
+        if isinstance(answer, Propagation):
+            self.known[need] = answer
+        self.heard(need, answer)
+        return answer
 
     def _taken(self, need: Need, finished: Finished) -> Propagation | str:
         result = finished.result
@@ -292,11 +334,12 @@ class Propagator:
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 
     def _show(self, note: str, *, took_s: float = 0.0) -> None:
+        left_out = f"{self._left_out} left out" if self._left_out else ""
         self.progress.phase(
             "estimate",
-            total=self._total,
+            total=self._total - self._left_out,
             done=self._done,
-            note=note,
+            note=", ".join(filter(None, (note, left_out))),
             took_s=took_s,
             lanes=self.workers,
         )

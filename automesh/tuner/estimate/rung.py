@@ -17,7 +17,7 @@ from automesh.mesh.axes import Call, Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
-from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
+from automesh.report.estimates import COMPILED_FIRST, NO_TIME, STEP_REFUSES, Estimates
 from automesh.report.findings import FindingsOfPlans
 from automesh.report.words import count
 from automesh.tuner.estimate.prices import (
@@ -43,7 +43,7 @@ from automesh.tuner.estimate.propagations import (
 from automesh.tuner.estimate.propagator import Propagator
 from automesh.tuner.estimate.refusals import Refusals
 from automesh.tuner.estimate.standings import Standings
-from automesh.worker.messages import LayoutJob
+from automesh.worker.messages import MOST_CALLS, LayoutJob
 
 
 def _most_axes_first(group: Group, promise: Callable[[Need], float]) -> list[Need]:
@@ -71,6 +71,7 @@ class EstimateRung:
       standings: ranks the estimates so far.
       first: the script's own plan, or nothing; its propagation is done before all others.
       findings: what is found in the plans.
+      until_settled: whether to stop once the first ten plans cannot change any more.
     """
 
     plans: Sequence[Plan]
@@ -82,6 +83,7 @@ class EstimateRung:
     standings: Standings | None = None
     first: tuple[Plan, ...] = ()
     findings: FindingsOfPlans = field(default_factory=FindingsOfPlans)
+    until_settled: bool = False
     _heard: list[tuple[Need, Propagation]] = field(init=False, default_factory=list)
     _told: Layouts | None = field(init=False, default=None)
     _ticket: int | None = field(init=False, default=None)
@@ -110,7 +112,10 @@ class EstimateRung:
                 one.clear()
             self._pipelines = 0
             found = self._estimated()
-        return replace(found, is_interrupted=self.propagator.is_interrupted)
+        settled_at = self.standings.settled_at if self.standings is not None else 0
+        found = replace(found, is_interrupted=self.propagator.is_interrupted, settled_at=settled_at)
+        settled = found.settled_detail
+        return replace(found, details=(*found.details, settled)) if settled else found
 
     def _estimated(self) -> Estimates:
         groups = groups_of(self.plans)
@@ -181,6 +186,9 @@ class EstimateRung:
             else:
                 self._heard.append((need, answer))
                 self._rank_received(standings, by_call)
+                if self.until_settled and standings.is_settled:
+                    self.until_settled = False
+                    self.propagator.stop(COMPILED_FIRST)
 
         self.propagator.heard = rank
         self.propagator.replied = lambda: self._rank_received(standings, by_call)
@@ -200,6 +208,7 @@ class EstimateRung:
         for need, made in heard:
             group = groups[need.call]
             prices = self._price_of(group, need, made, list(need.members), layouts)
+            standings.learn(need, made)
             standings.note(
                 need,
                 prices,
@@ -236,7 +245,10 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
-        self._propagate([need for other in others for need in _most_axes_first(other, promise)])
+        self._propagate(
+            [need for other in others for need in _most_axes_first(other, promise)],
+            is_deferred=self._is_deferred(usual, others),
+        )
         for group in others:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
@@ -256,10 +268,21 @@ class EstimateRung:
             layouts=layouts,
         )
 
-    def _propagate(self, needs: Sequence[Need]) -> None:
+    def _is_deferred(self, usual: Group, others: Sequence[Group]) -> Callable[[Call], bool] | None:
+        """Returns a function that says whether no mesh with a call can come among the first plans;
+        None if all calls are done in their order: nothing bounds them, or they are so many that
+        workers would lower them again."""
+        standings = self.standings
+        if standings is None or not standings.has_least(usual.call):
+            return None
+        return standings.is_behind if 1 < len(others) < MOST_CALLS else None
+
+    def _propagate(
+        self, needs: Sequence[Need], *, is_deferred: Callable[[Call], bool] | None = None
+    ) -> None:
         known = self._terms.keys() | self._reasons.keys()
         left = [need for need in needs if (need.call, need.active) not in known]
-        for need, answer in self.propagator.answer(left).items():
+        for need, answer in self.propagator.answer(left, is_deferred=is_deferred).items():
             if isinstance(answer, Propagation):
                 self._terms[need.call, need.active] = answer
                 self._notes |= dict.fromkeys(answer.notes)

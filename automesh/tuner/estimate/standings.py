@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.pricing import Least
+from automesh.cost.terms import Terms
 from automesh.mesh.axes import PIPELINE, Call, Plan, format_setting
-from automesh.outcomes import Estimated
+from automesh.outcomes import Estimated, open_ended
+from automesh.program.nouns import Propagation
 from automesh.report.progress import Progress
-from automesh.report.so_far import Parts, SoFar, what_is_missing
+from automesh.report.result import Candidate
+from automesh.report.so_far import SETTLED_ROWS, Parts, SoFar, what_is_missing
 from automesh.report.words import count
 from automesh.tuner.choose.ranking import estimated_candidates, hardly_fits
 from automesh.tuner.estimate.prices import Prices
 from automesh.tuner.estimate.propagations import Active, Group, Need, is_of
 
-ROWS = 10  # rows of the table on the display
+ROWS = SETTLED_ROWS  # of the table on the display
 _MOST_PRICED = 4096  # plans of one propagation that are tried until one fits a device
 _EVERY_S = 0.3  # least time between two tables
 _OPEN, _KNOWN, _LOST = (
@@ -43,12 +47,15 @@ class Standings:
       baseline: the script's own plan, or nothing.
       device_memory_bytes: memory of one device; 0 if unknown.
       keep: is called with each new table.
+      least: gives what no estimate of a propagated step is below, on any mesh; None: not known.
+      settled_at: how many plans had an estimate when the first ten were settled; 0: they are not.
     """
 
     progress: Progress
     baseline: tuple[Plan, ...] = ()
     device_memory_bytes: int = 0
     keep: Callable[[SoFar], object] = lambda _: None
+    least: Callable[[Terms], Least | None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     _best: dict[Plan, Estimated] = field(init=False, default_factory=dict[Plan, Estimated])
     _states: dict[Call, NDArray[np.int8]] = field(
@@ -59,8 +66,11 @@ class Standings:
     )
     _parts: set[str] = field(init=False, default_factory=set[str])
     _example: Callable[[Group, Need], str] = field(init=False, default=lambda *_: "")
+    _least: dict[Call, Least | None] = field(init=False, default_factory=dict[Call, "Least | None"])
     _shown_s: float = field(init=False, default=-math.inf)
     _is_shown: bool = field(init=False, default=False)
+    _is_doubtful: bool = field(init=False, default=False)
+    settled_at: int = field(init=False, default=0)
 
     def begin(self, groups: Sequence[Group], example: Callable[[Group, Need], str]) -> None:
         """Starts anew with the plans that will be estimated.
@@ -68,7 +78,8 @@ class Standings:
         Args:
           example: gives a plan of a need, as text.
         """
-        self._best, self._parts = {}, set()
+        self._best, self._parts, self._least = {}, set(), {}
+        self._is_doubtful, self.settled_at = False, 0
         self._states = {group.call: np.full(len(group.rows), _OPEN, np.int8) for group in groups}
         self._example = example
         self._waiting = {
@@ -105,6 +116,62 @@ class Standings:
         self._is_shown = False
         self.show()
 
+    def learn(self, need: Need, made: Propagation) -> None:
+        """Lowers what no estimate with a call is below, by one more propagation with this call.
+
+        A propagation for a single mesh says nothing about others. A program that differs from mesh
+        to mesh may do less on another one: then nothing is certain before the end.
+        """
+        self._is_doubtful |= bool(made.failed_probes or (made.terms.fixed and need.probes))
+        found = None if made.pipeline else self.least(made.terms)
+        before = self._least.get(need.call)
+        if found is not None and before is not None:
+            found = Least(
+                step_s=min(found.step_s, before.step_s),
+                memory_bytes=min(found.memory_bytes, before.memory_bytes),
+            )
+        self._least[need.call] = found or before
+
+    def has_least(self, call: Call) -> bool:
+        """Whether something is known that no estimate with a call is below."""
+        return self._least.get(call) is not None
+
+    def is_behind(self, call: Call) -> bool:
+        """Whether no mesh with a call that has no estimate yet can come among the first ten."""
+        return self._is_behind([call])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the first ten plans are those of the complete ranking, in the same order.
+
+        Each plan without an estimate comes behind them: it takes longer at least, or surely needs
+        more memory than a device has. Stays true; before, it is computed again at each call.
+        """
+        if not self.settled_at and self._finds_settled():
+            self.settled_at = self._count(_KNOWN)
+        return self.settled_at > 0
+
+    def _finds_settled(self) -> bool:
+        calls = [call for call, states in self._states.items() if (states == _OPEN).any()]
+        return bool(calls) and self._is_behind(calls)
+
+    def _is_behind(self, calls: Sequence[Call]) -> bool:
+        bounds = [self._least.get(call) for call in calls]
+        if None in bounds or self._is_doubtful or len(self._best) < ROWS:
+            return False
+        if any(open_ended(one.uncounted) for one in self._best.values()):
+            return False  # Which plans leave out more than all others is known at the end only.
+        last = self._best[self._ranked()[ROWS - 1].plan]
+        is_large = hardly_fits(last, self.device_memory_bytes)
+        return all(
+            (is_large, last.step_s) < (self._is_too_large(one), one.step_s)
+            for one in bounds
+            if one is not None
+        )
+
+    def _is_too_large(self, least: Least) -> bool:
+        return 0 < self.device_memory_bytes < least.memory_bytes
+
     def note_failure(self, need: Need) -> None:
         """Notes that the members of a need get no estimate."""
         self._waiting.pop(_key(need), None)
@@ -129,9 +196,7 @@ class Standings:
         self.keep(so_far)
 
     def _so_far(self) -> SoFar:
-        ranked = estimated_candidates(
-            self._best, baseline=self.baseline, device_memory_bytes=self.device_memory_bytes
-        )
+        ranked = self._ranked()
         behind = (one for one in ranked[ROWS:] if one.is_baseline)
         waiting, first = Counter[Parts](), dict[Parts, tuple[Group, Need]]()
         for group, need in self._waiting.values():
@@ -148,6 +213,12 @@ class Standings:
             estimated=self._count(_KNOWN),
             plans=sum(map(len, self._states.values())),
             missing=missing,
+            is_settled=self.is_settled,
+        )
+
+    def _ranked(self) -> tuple[Candidate, ...]:
+        return estimated_candidates(
+            self._best, baseline=self.baseline, device_memory_bytes=self.device_memory_bytes
         )
 
     def _count(self, state: int) -> int:

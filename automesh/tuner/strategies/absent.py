@@ -78,6 +78,8 @@ class AbsentStrategy(Strategy):
 
     Attributes:
       absent: the devices.
+      is_first_only: whether to stop behind the plans that promise most, since other plans are
+        estimated after them.
 
     Raises:
       NoFeasibleMesh: jax can lay out none of the meshes.
@@ -85,6 +87,7 @@ class AbsentStrategy(Strategy):
 
     search: SearchContext
     absent: Absent
+    is_first_only: bool = False
     _start: SearchState = field(init=False)
     _player: Player = field(init=False)
     _screened: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
@@ -131,7 +134,7 @@ class AbsentStrategy(Strategy):
             if platform_named(search.preparation.aim.platform).low_effort_options:
                 self._screen(order, wanted, screen_until_s)
             self._compile(order, wanted)
-            if self._was_late:
+            if self._was_late or self.is_first_only:
                 return self._extent()
             order = self._large_last(challengers(self._state(), self._may_fit()))
             wanted = min(len(order), top)

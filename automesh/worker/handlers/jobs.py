@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import jax
+import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
@@ -84,6 +85,7 @@ from automesh.worker.handlers.scripts import (
 )
 from automesh.worker.handlers.stages import Emit, StageReporter
 from automesh.worker.messages import (
+    MOST_CALLS,
     ArraysJob,
     BuildJob,
     CalibrateJob,
@@ -109,6 +111,8 @@ _Step = tuple[Entry, Plan, tuple[str, ...]]
 # compiler has several hundred memory maps, and Linux allows a process 65,530 (`vm.max_map_count`):
 # beyond these XLA ends the process.
 MOST_READY = 32
+# Resident memory above which a worker drops the programs of other calls of `build`.
+_MOST_KEPT_BYTES = 2**30
 
 
 @dataclass(slots=True)
@@ -117,7 +121,8 @@ class _Memory:
 
     Attributes:
       domains: for each script, axes, axis types and mapping, the possible values of each leaf.
-      programs: for each script, axes, knobs and devices, the shared parts of its lowerings.
+      programs: for each script, axes, knobs and devices, the shared parts of its lowerings; those
+        used last are the last ones, see `MOST_CALLS`.
       kept: the states of plans that are visited in turn; all other arrays are freed after each job.
       first_build_s: seconds of the first `build` of a visit, with all its imports.
     """
@@ -388,16 +393,20 @@ def _propagate(job: PropagateJob, stages: StageReporter, emit: Emit) -> Propagat
             job.platform,
             job.step.absent,
         )
-        if key not in _MEMORY.programs:
-            # Only the programs of one call of `build` are kept, since jobs arrive sorted by calls.
-            _MEMORY.programs.clear()
-            _MEMORY.programs[key] = Propagations.of(
+        propagations = _MEMORY.programs.pop(key, None)
+        if propagations is None:
+            # Jobs arrive nearly sorted by calls of `build`, and large programs take much memory.
+            while len(_MEMORY.programs) >= MOST_CALLS or (
+                _MEMORY.programs and psutil.Process().memory_info().rss > _MOST_KEPT_BYTES
+            ):
+                _MEMORY.programs.pop(next(iter(_MEMORY.programs)))
+            propagations = Propagations.of(
                 job,
                 lambda axes: build_plan(
                     job, Plan(axes=tuple(axes), mapping=job.mapping, knobs=job.knobs), script
                 ),
             )
-        propagations = _MEMORY.programs[key]
+        _MEMORY.programs[key] = propagations
         found = propagations.answer(job, stages.enter, emit)
     if answers is not None:
         propagations.asked.update(dict.fromkeys((*script.asked, *answers.asked)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from automesh.report.estimates import INTERRUPTED, NO_TIME, Estimates
+from automesh.report.progress import Silent
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.pool import Finished
 from tests.support.fakes.estimate_pool import FakePool, plan, rung
@@ -84,3 +85,31 @@ def test_what_is_missing_is_named() -> None:
 
 
 FOUND = rung([plan("dp:8")], FakePool()).run().found[plan("dp:8")]
+
+
+@dataclass
+class Phases(Silent):
+    """Keeps the last report of how far the estimates are."""
+
+    total: int = 0
+    done: int = 0
+    note: str = ""
+
+    def phase(self, name: str, *, total: int, done: int = 0, note: str = "", **_: object) -> None:  # pyright: ignore
+        self.total, self.done, self.note = total, done, note
+
+
+def test_what_was_left_out_is_not_shown_as_done() -> None:
+    made, seen = rung(all_plans(8), Stopped(at=3), workers=1), Phases()
+    made.propagator.progress = seen
+    made.run()
+    assert (seen.total, seen.done, seen.note) == (2, 2, "5 left out")
+    made, seen = rung(all_plans(8), FakePool(), deadline_s=2.5, workers=1), Phases()
+    made.propagator.progress = seen
+    found = made.run()
+    assert found.missing and seen.done == seen.total < 7 and "left out" in seen.note
+    whole = Phases()
+    made = rung(all_plans(8), FakePool())
+    made.propagator.progress = whole
+    made.run()
+    assert (whole.total, whole.done, whole.note) == (7, 7, "")

@@ -350,3 +350,65 @@ def test_plans_at_low_effort_alone_stand_with_their_estimates(place: Place) -> N
     assert isinstance(outcomes["dp:8"], OutOfMemory)
     assert found.funnel.screened == 3 and found.funnel.compiled == 0
     assert "3 compiled at low effort only" in api.show(place.study).table(width=100)
+
+
+MANY = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+
+def build(mesh, copies=1):
+    def loss(w, x):
+        for _ in range(copies):
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return w - 0.1 * grads, value
+
+    w = jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=NamedSharding(mesh, P(None, "tp")))
+    x = jax.ShapeDtypeStruct(
+        (512, 256), jnp.float32, sharding=NamedSharding(mesh, P(("dp", "sp"), None))
+    )
+    return jax.jit(step, donate_argnums=0), (w, x)
+"""
+MANY_SPACE = "[axes]\ndp = {}\ntp = {}\nsp = {}\n[knobs]\ncopies = [1, 60]\n"
+
+
+class Order(Silent):
+    """Records the phases in the order of their reports; may press Ctrl-C where one begins again."""
+
+    def __init__(self, stops_at: str = "") -> None:
+        self.phases: list[str] = []
+        self.stops_at = stops_at
+
+    def phase(self, name: str, **_: object) -> None:  # pyright: ignore
+        if not self.phases or self.phases[-1] != name:
+            is_again = name in self.phases
+            self.phases.append(name)
+            if is_again and name == self.stops_at:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_the_first_ten_are_compiled_before_the_rest_is_estimated(place: Place) -> None:
+    (place.folder / "train.py").write_text(MANY)
+    (place.folder / "space.toml").write_text(MANY_SPACE)
+    stopped = place.search(progress=Order(stops_at="estimate"), top=3)
+    assert stopped.interrupted and "interrupted" in stopped.table()
+    assert {type(one.outcome) for one in stopped.found.candidates[:3]} == {Compiled}
+    assert not (place.folder / "mesh_rules.toml").exists()
+    seen = Order()
+    result = place.search(progress=seen, top=3, new=True)
+    estimated = [number for number, name in enumerate(seen.phases) if name == "estimate"]
+    assert len(estimated) == 2 and "compile" in seen.phases[estimated[0] : estimated[1]]
+    found = result.found
+    assert found.funnel.not_reached == 0 and "not estimated" not in result.table()
+    assert any("were settled with" in one for one in found.facts.details)
+    assert (place.folder / "mesh_rules.toml").is_file()
+    again = place.search(top=3)
+    assert [str(one.plan) for one in again.found.candidates] == [
+        str(one.plan) for one in found.candidates
+    ]
