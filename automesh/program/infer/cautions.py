@@ -172,7 +172,9 @@ def _of_optimizer(every: Dimensions, events: Events, facts: Facts) -> Iterator[C
     """Matrices that an optimizer multiplies or factorizes to precondition gradients."""
     products = sum(one.loop.turns for one in events.products if is_of_optimizer(every, facts, one))
     said: list[str] = []
-    factorized = [own for own, _ in events.factorized if roots(every, own) <= facts.weights]
+    # Without a gradient there is no optimizer: a step that solves for its state is one itself.
+    those = events.factorized if events.backward else []
+    factorized = [own for own, _ in those if roots(every, own) <= facts.weights]
     if factorized:
         sizes = [every.size(root) for dims in factorized for root in roots(every, dims)]
         said.append(

@@ -238,6 +238,7 @@ def _is_scores(one: _Product, products: Sequence[_Product], weights: set[int]) -
         and other.summed
         and other.summed <= one.sides
         and side <= other.sides <= weights
+        and other.left != other.right  # Else a matrix of an array with itself.
         for side in (one.left, one.right)
         for other in products
     )

@@ -218,9 +218,11 @@ class Events:
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.
     copies: list[Dims] = field(default_factory=list[Dims])
-    # For each factorization of a matrix that is made of gradients, after the backward pass: the
+    # For each factorization that no gradient is taken through, such as those of an optimizer: the
     # dimensions of the matrix, and those of the results.
     factorized: list[tuple[Dims, Dims]] = field(default_factory=list[tuple[Dims, Dims]])
+    # Dimensions along which such factors are used to solve.
+    solved: list[Dims] = field(default_factory=list[Dims])
     equations: int = 0
 
 
@@ -234,6 +236,7 @@ class TracedOperation:
       made: origin of each operand.
       held: operands that are unchanged arguments or constants of the step.
       sources: source of each operand.
+      is_differentiated: whether a gradient is taken through it: an optimizer's work is not.
       is_float: whether the first result is made of floats.
     """
 
@@ -244,6 +247,7 @@ class TracedOperation:
     shapes: tuple[Shape, ...]
     made: tuple[ArrayOrigin, ...]
     is_backward: bool
+    is_differentiated: bool
     loop: Loop
     place: Callable[[], EquationPlace]
     held: tuple[bool, ...]

@@ -1,7 +1,7 @@
 """Finds the role of each array in the training from the data flow of one iteration (jax).
 
-A parameter is carried and changed by its own gradient. A moment is carried and computed from that
-gradient, and the parameter is computed from it. A copy is carried and computed from the parameter
+A parameter is carried and changed by its own gradient. A moment is carried, and the parameter is
+computed from it other than through a loss. A copy is carried and computed from the parameter
 itself, but the parameter is not computed from it. A statistic is carried without a gradient.
 """
 
@@ -266,10 +266,12 @@ def _role(
         return Role.PARAMETER if place in parameters else Role.COUNTER
     if place in parameters:
         return Role.PARAMETER
-    if not array.is_float or not flows[place].through:
+    if not array.is_float:
         return Role.STATISTIC
-    if into_parameters >> place & 1:
+    if into_parameters >> place & 1:  # Also statistics that gradients are multiplied with.
         return Role.MOMENT
+    if not flows[place].through:
+        return Role.STATISTIC
     return Role.COPY
 
 

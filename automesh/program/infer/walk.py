@@ -15,7 +15,15 @@ import numpy as np
 from jax.extend import core
 
 from automesh.program.capture.flow.expanded import expansion_of
-from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
+from automesh.program.capture.flow.program import (
+    is_backward,
+    is_differentiated,
+    is_literal,
+    loop_body,
+    opened_jaxpr,
+    solver_of,
+    solver_operands,
+)
 from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
@@ -83,6 +91,7 @@ class _Frame:
     path: tuple[int, ...] = ()
     bodies: tuple[int, ...] = ()
     is_backward: bool = False
+    is_differentiated: bool = False
     loop: Loop = field(default_factory=Loop)
     known: dict[Any, WalkedArray] = field(default_factory=dict[Any, WalkedArray])
     # Arrays of equal numbers, by the equation that makes them.
@@ -188,6 +197,9 @@ class _Walker:
         if name in ("get", "swap", "addupdate", "ref_new", "new_ref", "freeze", "ref_freeze",
                     "mutable_array"):  # fmt: skip
             return self._reference(name, equation, given, frame)
+        if (solver := solver_of(equation)) is not None and (places := solver_operands(equation)):
+            # Nothing inside has a place where a constraint could be put.
+            return self._expanded(solver, [given[at] for at in places], equation, frame, backward)
         bodies = list(core.jaxprs_in_params(equation.params))
         if name != "shard_map" and len(bodies) == 1:
             body = opened_jaxpr(bodies[0])
@@ -198,11 +210,16 @@ class _Walker:
                 inner = self._inside(number, equation, body, frame, backward)
                 return self.program(body, given, inner)
         if (expansion := expansion_of(equation)) is not None:
-            return self._expanded(expansion, given, frame, backward)
+            return self._expanded(expansion, given, equation, frame, backward)
         return self._unknown(equation, given)
 
     def _expanded(
-        self, expansion: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        expansion: Any,
+        given: Sequence[WalkedArray],
+        equation: Any,
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         """Walks what one operation stands for. Nothing inside has a place in the program, where a
         constraint could be put."""
@@ -210,7 +227,11 @@ class _Walker:
             self.events.draws, self.events.divisions, self.events.lookups, self.events.meetings,
         )  # fmt: skip
         known = [len(those) for those in placed]
-        inner = _Frame(is_backward=backward, loop=frame.loop)
+        inner = _Frame(
+            is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
+            loop=frame.loop,
+        )
         made = self.program(opened_jaxpr(expansion), given, inner)
         for those, count in zip(placed, known, strict=True):
             del those[count:]
@@ -231,6 +252,7 @@ class _Walker:
             path=(*frame.path, number),
             bodies=(*frame.bodies, which),
             is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
             loop=loop or frame.loop,
         )
 
@@ -252,6 +274,7 @@ class _Walker:
             shapes=tuple(shape_of(var) for var in equation.outvars),
             made=tuple(value.made for value in given),
             is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
             loop=frame.loop,
             place=lambda: EquationPlace(path=(*frame.path, number), bodies=frame.bodies),
             held=tuple(value.is_held for value in given),

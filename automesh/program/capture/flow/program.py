@@ -126,13 +126,45 @@ def is_literal(variable: Any) -> bool:
 
 
 def _bodies(equation: Any) -> Iterator[Any]:
+    if (solver := solver_of(equation)) is not None:
+        yield solver
+        return
     for body in core.jaxprs_in_params(equation.params):
         yield opened_jaxpr(body)
+
+
+def solver_of(equation: Any) -> Any | None:
+    """Returns the program that a linear solver runs; None for another operation. Its other programs
+    say what is solved, and how gradients are, and are not run; jax makes some of them by
+    transposing, but they are no backward pass.
+    """
+    if equation.primitive.name != "custom_linear_solve":
+        return None
+    solve = getattr(equation.params.get("jaxprs"), "solve", None)
+    return None if solve is None else opened_jaxpr(solve)
+
+
+def solver_operands(equation: Any) -> list[int] | None:
+    """Returns the positions of the operands that the program of `solver_of` gets; None if this
+    version of jax has them in another form."""
+    lengths = equation.params.get("const_lengths")
+    counts = [getattr(lengths, name, None) for name in ("matvec", "vecmat", "solve")]
+    rest = getattr(lengths, "transpose_solve", None)
+    known = [count for count in counts if isinstance(count, int)]
+    if len(known) < len(counts) or not isinstance(rest, int):
+        return None
+    first = sum(known[:2])
+    return [*range(first, first + known[2]), *range(sum(known) + rest, len(equation.invars))]
 
 
 def is_backward(equation: Any) -> bool:
     """Whether an operation is one of a backward pass."""
     return "transpose(" in str(equation.source_info.name_stack)
+
+
+def is_differentiated(equation: Any) -> bool:
+    """Whether a gradient is taken through an operation, as through a loss, in either pass."""
+    return "jvp(" in str(equation.source_info.name_stack)
 
 
 def has_gradient(jaxpr: Any) -> bool:
