@@ -43,6 +43,8 @@ class _Signs:
     with_batch: set[int] = field(default_factory=set[int])
     microbatches: set[int] = field(default_factory=set[int])
     lengths: set[int] = field(default_factory=set[int])
+    positions: set[int] = field(default_factory=set[int])
+    layers: set[int] = field(default_factory=set[int])
     forms: set[frozenset[int]] = field(default_factory=set[frozenset[int]])
 
 
@@ -89,7 +91,8 @@ def join_labels(
       arrays: dimensions and roles of the inputs.
     """
     signs = _signs(every, events, facts, arrays)
-    tables, scores = signs.vocab, signs.chosen & signs.made - signs.vocab
+    others = signs.vocab | signs.experts | signs.branches
+    tables, scores = signs.vocab, signs.chosen & signs.made - others
     if len(tables) != 1 or len(scores) != 1:
         return
     both = tables | scores
@@ -116,6 +119,7 @@ def _signs(
     _read_arrays(every, facts, arrays, signs)
     _read_lookups(every, events, facts, signs)
     _read_products(every, events, facts, signs)
+    _read_cut_tables(every, facts, signs)
     for dims in events.carried:
         own = roots(every, dims)
         if own & set(facts.batches):  # State of the batch, no parameters.
@@ -144,19 +148,37 @@ def _signs(
 
 
 def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
+    weights = facts.weights
+    of_data = {*facts.batches, *facts.edges, *facts.nodes, *facts.graphs, *facts.data_sets}
     for one in events.lookups:
         if not one.is_forward:
             continue
-        looked = roots(every, one.looked_up)
-        is_table = bool(one.made & ArrayOrigin.STATE) or bool(looked & facts.weights)
-        window = {outer(every, dim) for dim in one.window} - {None}
-        is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
-        if is_table and window & facts.weights and looked <= facts.weights:
-            signs.vocab |= looked
-            signs.embed.update(root for root in window if root in facts.weights)
+        looked, by = roots(every, one.looked_up), roots(every, one.by)
+        is_state = bool(one.made & ArrayOrigin.STATE) or bool(looked & weights)
+        window = {outer(every, dim) for dim in one.window} & weights
+        if looked <= weights and not by and one.made == ArrayOrigin.STATE:
+            # One layer out of a stack of matrices, or one row out of a table of positions.
+            (signs.layers if len(window) > 1 else signs.positions).update(looked)
+        elif looked <= signs.with_batch and window:
+            continue  # Rows of data with learned positions, such as some of the patches.
+        elif is_state and by and window and looked <= weights:
+            is_by_data = one.chosen_by and not (one.is_by_held and not by & of_data)
+            (signs.vocab if is_by_data else signs.positions).update(looked)
+            signs.embed.update(window)
         else:
             # Tokens that are sent to experts are chosen out of rows that have a sequence in them.
-            signs.chosen |= looked if looked <= facts.weights else set[int]()
+            signs.chosen |= looked if looked <= weights else set[int]()
+    signs.layers -= signs.vocab
+    signs.positions -= signs.vocab | signs.layers
+
+
+def _read_cut_tables(every: Dimensions, facts: Facts, signs: _Signs) -> None:
+    """Reads tables of learned positions that are longer than the sequence, which takes a slice."""
+    rows = signs.with_batch | signs.lengths
+    rows |= roots(every, [dim for root in rows for dim in every.pieces(root).values()])
+    for root in facts.weights - signs.vocab - signs.with_batch:
+        if every.is_cut(root) and roots(every, every.pieces(root).values()) & rows:
+            signs.positions.add(root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +344,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     marks, main = every.marks(root), _residual(signs)
     if marks & DimensionMark.KERNEL:
         return "kernel"
-    if marks & DimensionMark.WALKED:
+    if marks & DimensionMark.WALKED or root in signs.layers:
         return "layers"
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
@@ -337,6 +359,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     return _first(
         (
             ("vocab", signs.vocab),
+            ("positions", signs.positions),
             ("embed", main),
             ("expert", signs.experts),
             ("branch", signs.branches),

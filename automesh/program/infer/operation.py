@@ -92,6 +92,8 @@ class Lookup:
       by: dimensions of the indices.
       window: the other dimensions of the chosen elements.
       result: dimensions of the result.
+      chosen_by: origin of the indices; none if they are positions.
+      is_by_held: whether the indices are an unchanged argument or a constant of the step.
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
     """
 
@@ -101,8 +103,10 @@ class Lookup:
     result: Dims
     shape: Shape
     made: ArrayOrigin
+    chosen_by: ArrayOrigin
     place: EquationPlace
     is_forward: bool
+    is_by_held: bool
     is_held_whole: bool
     is_float: bool
 

@@ -118,4 +118,4 @@ def test_factors_that_are_solved_for_in_turns_are_split_like_what_they_explain()
 def test_a_simulation_without_a_gradient_is_split_in_space() -> None:
     layout = lay_out(stencil().classes(), num_devices=8, script="train.py")
     assert layout.axes == ("tp",)
-    assert layout.arguments[0].split == (("space",), ("space2",))
+    assert layout.arguments[0].split == (("space2",), ("space",))

@@ -56,6 +56,7 @@ _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
 _SEQUENCE = ("time", "sequence", "length")
+_POSITIONS = "positions"  # Rows of a table of which each sequence takes the first ones.
 CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 STATE = (*WEIGHTS, *CHANGED)
@@ -303,6 +304,7 @@ class ChosenClasses:
             and one is not expert
             and one.name not in packed
             and one.name not in rows
+            and not _is(one, _POSITIONS)
             and not (has_heads and any(_is(one, name) for name in _IN_HEADS))
             and weights[one.name] > LEAST_SHARE * total
         ]
