@@ -214,7 +214,8 @@ def _scatter(op: TracedOperation) -> list[Dims]:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
     _note_chosen(op, [operand[place] for place in into])
     if op.name == "scatter-add":
-        for dim in () if op.is_backward else own:  # Messages of edges are summed nowhere else.
+        # Messages of edges are summed nowhere else; what is counted is no message.
+        for dim in own if op.is_float and not op.is_backward else ():
             op.all.mark(dim, DimensionMark.SUMMED)
         op.events.segments.append(
             Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
