@@ -268,6 +268,7 @@ def _of_gradients(
         )
         return
     multiplied = _multiplied(every, events)
+    summed_up = _summed_up(every, events, batches)
     for product in events.products:
         if product.is_forward or not product.batch:
             continue
@@ -277,7 +278,7 @@ def _of_gradients(
         left, right = product.left, product.right
         for rest in ((*left, *right), (*right, *left)):
             key = tuple(outer(every, dim) for dim in rest if dim)
-            array = shapes.get(key) if frozenset(key) in multiplied else None
+            array = shapes.get(key) if frozenset(key) in multiplied - summed_up else None
             if first and array is not None and not product.batch[1:]:
                 size = every.size(next(iter(first)))
                 yield Caution(
@@ -328,6 +329,18 @@ def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]
                 if made == ArrayOrigin.STATE:
                     found.add(frozenset(outer(every, dim) for dim in (*one.summed, *side) if dim))
     return found
+
+
+def _summed_up(
+    every: Dimensions, events: Events, batches: set[int]
+) -> set[frozenset[int | None]]:
+    """Returns the classes of each gradient that a backward pass sums over a batch at once. What has
+    them for each example, too, is a gradient of something else, such as of the slots of experts."""
+    return {
+        frozenset(outer(every, dim) for dim in (*one.left, *one.right) if dim)
+        for one in events.products
+        if not one.is_forward and one.is_product and roots(every, one.summed) & batches
+    }
 
 
 def _of_uses(

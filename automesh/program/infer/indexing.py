@@ -85,13 +85,17 @@ def _pad(op: TracedOperation) -> list[Dims]:
 def _dynamic_slice(op: TracedOperation) -> list[Dims]:
     found: list[Dim] = []
     looked: list[Dim] = []
-    for dim, size, kept in zip(op.ins[0], op.given[0], op.shapes[0], strict=True):
+    cuts = zip(op.ins[0], op.given[0], op.shapes[0], strict=True)
+    for place, (dim, size, kept) in enumerate(cuts):
         if kept == size:
             found.append(dim)
             continue
         op.all.mark(dim, DimensionMark.SLICED)
         looked.append(dim)
         found.append(op.all.new(kept))
+        source = op.sources[1 + place] if 1 + place < len(op.sources) else ()
+        if kept == 1 and len(source) == 1:
+            op.events.chosen.setdefault(source[0], []).append(dim)
     if looked:
         _note_lookup(op, tuple(looked), (), tuple(found), tuple(found))
     return [tuple(found)]

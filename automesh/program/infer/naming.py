@@ -161,7 +161,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
             (signs.layers if len(window) > 1 else signs.positions).update(looked)
         elif looked <= signs.with_batch and window:
             continue  # Rows of data with learned positions, such as some of the patches.
-        elif is_state and by and window and looked <= weights:
+        elif is_state and by and looked <= weights and (window or one.made == ArrayOrigin.STATE):
             is_by_data = one.chosen_by and not (one.is_by_held and not by & of_data)
             (signs.vocab if is_by_data else signs.positions).update(looked)
             signs.embed.update(window)
@@ -222,7 +222,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
                     signs.embed.update(other & weights)
         is_of_weights = any(side <= weights for side in (left, right))
         is_inside = any(side and side <= weights for side in (left, right))
-        is_scores = _is_scores(one, products, weights)
+        # Queries and keys are made of parameters; rows of data have features.
+        is_of_rows = any(not made & ArrayOrigin.STATE for made in one.made)
+        is_scores = not is_of_rows and _is_scores(one, products, weights)
         if batch and summed and batch | summed <= weights and is_inside and not is_scores:
             signs.experts |= batch
         elif summed and batch & weights and (batch - weights or is_scores or _attends(one)):

@@ -375,7 +375,7 @@ class _Walker:
             if widths == [1] * len(widths):
                 return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
         different = {source for source in given if source}
-        if name == "concatenate" and len(different) > 1:
+        if name in ("concatenate", "add") and len(different) > 1:
             return [self._joined(given)]
         if len(different) != 1:
             return none
@@ -394,7 +394,7 @@ class _Walker:
 
     def _joined(self, given: Sequence[Source]) -> Source:
         """Integers of several arrays end to end, which mean the same: tokens of answers that one
-        network reads together."""
+        network reads together. Or sums of them: numbers of a field, and where its rows begin."""
         if any(len(source) != 1 for source in given):
             return ()
         numbers = tuple(source[0] for source in given)
@@ -436,8 +436,10 @@ class _Walker:
         is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         # A backward pass carries gradients, which each of a batch may have for itself.
-        carry = self._carry(first, together, is_noted=not is_through_layers and not backward)
-        self._begin(equation.invars[constants : constants + carried], carry, frame)
+        begins = equation.invars[constants : constants + carried]
+        is_noted = not is_through_layers and not backward
+        carry = self._carry(begins, first, together, is_noted=is_noted)
+        self._begin(begins, carry, frame)
         made = self.program(body, [*given[:constants], *carry, *slices], inner)
         for before, after in zip(carry, made[:carried], strict=True):
             self.all.join_all(before.dims, after.dims)
@@ -463,8 +465,9 @@ class _Walker:
         before, inside = params["cond_nconsts"], params["body_nconsts"]
         body, test = opened_jaxpr(params["body_jaxpr"]), opened_jaxpr(params["cond_jaxpr"])
         inner = self._turn(number, equation, body, frame, backward, 1)
-        carry = self._carry(given[before + inside :], _together(given))
-        self._begin(equation.invars[before + inside :], carry, frame)
+        begins = equation.invars[before + inside :]
+        carry = self._carry(begins, given[before + inside :], _together(given))
+        self._begin(begins, carry, frame)
         made = self.program(body, [*given[before : before + inside], *carry], inner)
         for first, after in zip(carry, made, strict=True):
             self.all.join_all(first.dims, after.dims)
@@ -480,14 +483,30 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[WalkedArray], together: ArrayOrigin, *, is_noted: bool = True
+        self,
+        variables: Sequence[Any],
+        given: Sequence[WalkedArray],
+        together: ArrayOrigin,
+        *,
+        is_noted: bool = True,
     ) -> list[WalkedArray]:
         # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
             for value in given:
                 noted = self.events.copies if _is_copied(value) else self.events.carried
                 noted.append(value.dims)
-        return [WalkedArray(value.dims, together) for value in given]
+        return [
+            WalkedArray(value.dims, together, source=self._counted(var, value))
+            for var, value in zip(variables, given, strict=True)
+        ]
+
+    def _counted(self, variable: Any, value: WalkedArray) -> Source:
+        """Makes a source for a whole number that a loop carries: the number of its turn, by which
+        it takes one of several layers."""
+        if value.dims or not _is_integer(variable):
+            return ()
+        self._sources_known += 1
+        return (self._sources_known,)
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
         """Records carried values that begin as equal numbers, since nothing determines their

@@ -259,15 +259,29 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
 def training_steps(jaxpr: Any) -> int:
     """Counts the training steps in a call: the turns of the loop that holds many steps, times those
     of training loops inside it, as for batches inside epochs. 0 if only a run shows their number, 1
-    without a loop."""
+    without a loop, or if the loop is a part of one step: where another gradient is taken beside it,
+    as of the samples or the critic that the loop has made better."""
     opened = opened_jaxpr(jaxpr)
     loop = _training_loop(opened, ())
     if loop is None:
         return 1
     *calls, last = loop.path
     for place in calls:
+        if _takes_gradients_beside(opened, place):
+            return 1
         opened = next(_bodies(opened.eqns[place]))
+    if _takes_gradients_beside(opened, last):
+        return 1
     return loop.turns * training_steps(loop_body(opened.eqns[last])[0])
+
+
+def _takes_gradients_beside(jaxpr: Any, place: int) -> bool:
+    """Whether a program takes a gradient in another equation than one."""
+    return any(
+        is_backward(equation) or any(map(has_gradient, _bodies(equation)))
+        for number, equation in enumerate(jaxpr.eqns)
+        if number != place
+    )
 
 
 def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:

@@ -55,8 +55,9 @@ _SEVERAL = (_EXPERT, "branch")  # Each has weights of its own.
 _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
-_SEQUENCE = ("time", "sequence", "length")
-_POSITIONS = "positions"  # Rows of a table of which each sequence takes the first ones.
+_SEQUENCE = ("time", "sequence", "length", "examples")
+# Rows of a table of which each sequence takes the first ones, and what a loop takes one by one.
+_IN_ORDER = ("positions", "layers")
 CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 STATE = (*WEIGHTS, *CHANGED)
@@ -304,7 +305,7 @@ class ChosenClasses:
             and one is not expert
             and one.name not in packed
             and one.name not in rows
-            and not _is(one, _POSITIONS)
+            and not any(_is(one, name) for name in _IN_ORDER)
             and not (has_heads and any(_is(one, name) for name in _IN_HEADS))
             and weights[one.name] > LEAST_SHARE * total
         ]
