@@ -260,7 +260,7 @@ def _of_gradients(
         numbers = sum(math.prod(array.shape) for array in adapted) * every.size(one)
         yield Caution(
             kind=CautionKind.INNER_STEPS,
-            text=f"each of the {every.size(one):,} tasks of {names[one]} trains weights of its own "
+            text=f"each of the {every.size(one):,} tasks of the batch trains weights of its own "
             f"in inner steps ({numbers:,} numbers in all, and what a gradient through these steps "
             "keeps): a split of it makes that less on each device, and gradients of the parameters "
             "are summed over the devices once, after all inner steps",
@@ -331,9 +331,7 @@ def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]
     return found
 
 
-def _summed_up(
-    every: Dimensions, events: Events, batches: set[int]
-) -> set[frozenset[int | None]]:
+def _summed_up(every: Dimensions, events: Events, batches: set[int]) -> set[frozenset[int | None]]:
     """Returns the classes of each gradient that a backward pass sums over a batch at once. What has
     them for each example, too, is a gradient of something else, such as of the slots of experts."""
     return {

@@ -472,7 +472,10 @@ def _with_drawn(
         for root in own:
             # Without a gradient, what is drawn for each of a population is summed up.
             is_of_step = root in found.backward or not found.backward
-            is_batch = is_of_step and every.marks(root) & DimensionMark.SUMMED
+            summed = any(
+                every.marks(one) & DimensionMark.SUMMED for one in (root, *_stacks(every, (root,)))
+            )
+            is_batch = is_of_step and summed
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)

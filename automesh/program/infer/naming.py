@@ -44,6 +44,7 @@ class _Signs:
     microbatches: set[int] = field(default_factory=set[int])
     lengths: set[int] = field(default_factory=set[int])
     positions: set[int] = field(default_factory=set[int])
+    tasks: set[int] = field(default_factory=set[int])
     layers: set[int] = field(default_factory=set[int])
     forms: set[frozenset[int]] = field(default_factory=set[frozenset[int]])
 
@@ -241,15 +242,38 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             sides = [side for side in (left, right) if side <= weights]
             signs.made |= {root for side in sides for root in side}
             signs.scored |= {root for side in sides if len(side) == 1 for root in side}
-        elif batch == frozenset(facts.batches[:1]) and summed <= weights:
-            # Each of the batch has weights of its own, as a task after its inner steps.
-            for side in (left, right):
-                if side <= weights and side | summed in signs.forms:
-                    signs.features |= summed
-                    signs.made |= side
+    _read_own_weights(every, events, facts, products, signs)
     for one in products:  # A learned query of each head.
         if one.batch & signs.heads - signs.experts and one.batch | one.summed <= weights:
             signs.of_keys |= one.summed - lengths
+
+
+def _read_own_weights(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    products: Sequence[_Product],
+    signs: _Signs,
+) -> None:
+    """Reads products with weights that each of the batch has for itself, as a task after its inner
+    steps, or each of a population."""
+    batches = set(facts.batches)  # Also several end to end.
+    batches |= {
+        root
+        for root in every.roots()
+        if every.packed(root) and roots(every, [dim for _, dim in every.packed(root)]) <= batches
+    }
+    copies = {frozenset(roots(every, dims)) for dims in events.copies}
+    for one in products:
+        if not one.batch <= batches or not one.summed <= facts.weights:
+            continue
+        for made, side in zip(one.made, (one.left, one.right), strict=False):
+            own = side - batches
+            if own < one.batch | side and own <= facts.weights and own | one.summed in signs.forms:
+                signs.features |= one.summed
+                signs.made |= own
+                if made & ArrayOrigin.GRADIENT or one.batch | own | one.summed in copies:
+                    signs.tasks |= one.batch & set(facts.batches[:1])
 
 
 def _is_scores(one: _Product, products: Sequence[_Product], weights: set[int]) -> bool:
@@ -320,6 +344,7 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
         # The only sequence; rows of rows are tokens.
         ("sequence", set(batches) & signs.lengths),
         ("sequence", set(batches[1:]) & signs.with_batch),
+        ("tasks", signs.tasks),
         ("batch", set(batches)),
         ("edges", facts.edges),
         ("nodes", facts.nodes),

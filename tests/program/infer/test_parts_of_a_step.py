@@ -35,19 +35,25 @@ def test_a_loop_before_another_gradient_is_a_part_of_one_step(how: str) -> None:
         return (jax.nn.silu(x @ p["up"]) @ p["down"])[:, 0]
 
     def step(p: Any, critic: Any, x: Any) -> Any:
+        def turn(critic: Any, _: Any) -> Any:
+            made = jnp.tanh(x @ p["up"] @ critic["up"].T)
+            return trained(lambda critic: jnp.mean(energy(critic, made)), critic)
+
+        def better(made: Any, _: Any) -> Any:
+            return made - 0.1 * jax.grad(lambda s: energy(p, x + s).sum())(made), None
+
         if how == "critic":
-            turn = lambda c, _: trained(lambda c: jnp.mean(energy(c, x @ p["up"] @ c["up"].T)), c)
             critic, _ = jax.lax.scan(turn, critic, None, 5)
-            return *trained(lambda p: -jnp.mean(energy(critic, energy(p, x)[:, None] * x)), p), 0
+            p, value = trained(lambda p: -jnp.mean(energy(critic, energy(p, x)[:, None] * x)), p)
+            return p, critic, value
         start = jnp.zeros_like(x) if how == "attack" else x
-        slope = jax.grad(lambda s: energy(p, x + s).sum())
-        made, _ = jax.lax.scan(lambda s, _: (s - 0.1 * slope(s), None), start, None, 7)
-        loss = lambda p: jnp.mean(energy(p, x) - energy(p, jax.lax.stop_gradient(made)))
-        return *trained(loss, p), critic
+        made = jax.lax.stop_gradient(jax.lax.scan(better, start, None, 7)[0])
+        p, value = trained(lambda p: jnp.mean(energy(p, x) - energy(p, made)), p)
+        return p, critic, value
 
     p = {"down": f32(64, 1), "up": f32(WIDTH, 64)}
     args = (p, p, f32(B, WIDTH))
-    found = Model(step=step, args=args, names=("p", "critic", "x"), num_state=0).classes()
+    found = Model(step=step, args=args, names=("p", "critic", "x"), num_state=2).classes()
     assert CautionKind.MANY_STEPS not in {one.kind for one in found.cautions}
 
 

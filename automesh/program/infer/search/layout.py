@@ -416,7 +416,9 @@ class ChosenClasses:
         if not self.is_state(array):
             rows = {one.name for one in self.batches}
             rows |= {self.sequence.name} if self.sequence is not None else set()
-            if _is_solved(self.classes):  # Data lie where the state does that is computed with them.
+            if _is_solved(
+                self.classes
+            ):  # Data lie where the state does that is computed with them.
                 rows |= {one.name for one in self.over_tp}
             dims = self.classes.split_names(array.dims)
             return _of_classes(dims, len(array.shape), names & rows)
