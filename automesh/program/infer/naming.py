@@ -156,7 +156,7 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
             continue
         looked, by = roots(every, one.looked_up), roots(every, one.by)
         is_state = bool(one.made & ArrayOrigin.STATE) or bool(looked & weights)
-        window = {outer(every, dim) for dim in one.window} & weights
+        window = {root for dim in one.window if (root := outer(every, dim)) in weights}
         if looked <= weights and not by and one.made == ArrayOrigin.STATE:
             # One layer out of a stack of matrices, or one row out of a table of positions.
             (signs.layers if len(window) > 1 else signs.positions).update(looked)
