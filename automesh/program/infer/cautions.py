@@ -172,7 +172,9 @@ def _of_optimizer(every: Dimensions, events: Events, facts: Facts) -> Iterator[C
     """Matrices that an optimizer multiplies or factorizes to precondition gradients."""
     products = sum(one.loop.turns for one in events.products if is_of_optimizer(every, facts, one))
     said: list[str] = []
-    factorized = [own for own, _ in events.factorized if roots(every, own) <= facts.weights]
+    # Without a gradient there is no optimizer: a step that solves for its state is one itself.
+    those = events.factorized if events.backward else []
+    factorized = [own for own, _ in those if roots(every, own) <= facts.weights]
     if factorized:
         sizes = [every.size(root) for dims in factorized for root in roots(every, dims)]
         said.append(
@@ -258,7 +260,7 @@ def _of_gradients(
         numbers = sum(math.prod(array.shape) for array in adapted) * every.size(one)
         yield Caution(
             kind=CautionKind.INNER_STEPS,
-            text=f"each of the {every.size(one):,} tasks of {names[one]} trains weights of its own "
+            text=f"each of the {every.size(one):,} tasks of the batch trains weights of its own "
             f"in inner steps ({numbers:,} numbers in all, and what a gradient through these steps "
             "keeps): a split of it makes that less on each device, and gradients of the parameters "
             "are summed over the devices once, after all inner steps",
@@ -266,6 +268,7 @@ def _of_gradients(
         )
         return
     multiplied = _multiplied(every, events)
+    summed_up = _summed_up(every, events, batches)
     for product in events.products:
         if product.is_forward or not product.batch:
             continue
@@ -275,7 +278,7 @@ def _of_gradients(
         left, right = product.left, product.right
         for rest in ((*left, *right), (*right, *left)):
             key = tuple(outer(every, dim) for dim in rest if dim)
-            array = shapes.get(key) if frozenset(key) in multiplied else None
+            array = shapes.get(key) if frozenset(key) in multiplied - summed_up else None
             if first and array is not None and not product.batch[1:]:
                 size = every.size(next(iter(first)))
                 yield Caution(
@@ -326,6 +329,16 @@ def _multiplied(every: Dimensions, events: Events) -> set[frozenset[int | None]]
                 if made == ArrayOrigin.STATE:
                     found.add(frozenset(outer(every, dim) for dim in (*one.summed, *side) if dim))
     return found
+
+
+def _summed_up(every: Dimensions, events: Events, batches: set[int]) -> set[frozenset[int | None]]:
+    """Returns the classes of each gradient that a backward pass sums over a batch at once. What has
+    them for each example, too, is a gradient of something else, such as of the slots of experts."""
+    return {
+        frozenset(outer(every, dim) for dim in (*one.left, *one.right) if dim)
+        for one in events.products
+        if not one.is_forward and one.is_product and roots(every, one.summed) & batches
+    }
 
 
 def _of_uses(

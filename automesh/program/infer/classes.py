@@ -87,14 +87,9 @@ def classes_of(
     )
     roles = roles_of(opened, {place + num_held: result for place, result in carried.items()})
     walked = walk(opened, roles.made(), num_held=num_held)
-    if graded := _graded(walked, roles):
-        roles = replace(
-            roles,
-            inputs=tuple(
-                Role.PARAMETER if place in graded else role
-                for place, role in enumerate(roles.inputs)
-            ),
-        )
+    if known := _graded(walked, roles) or _evolved(walked, roles):
+        inputs = tuple(known.get(place, role) for place, role in enumerate(roles.inputs))
+        roles = replace(roles, inputs=inputs)
         walked = walk(opened, roles.made(), num_held=num_held)
     every, events = walked.all, walked.events
     for place, result in roles.state_of.items():
@@ -142,11 +137,11 @@ def classes_of(
     return one_of_a_kind(step)
 
 
-def _graded(walked: Walked, roles: Roles) -> set[int]:
-    """Returns the inputs whose gradients are results, if the step itself trains nothing: a jitted
-    loss with its gradients, whose parameters change outside of it."""
+def _graded(walked: Walked, roles: Roles) -> dict[int, Role]:
+    """Returns the parameters of a step that itself trains nothing: the inputs whose gradients are
+    results, as of a jitted loss with its gradients, whose parameters change outside of it."""
     if any(role in _TRAINED for role in roles.inputs):
-        return set()
+        return {}
     every = walked.all
     backward = {every.factors(dim) for dim in walked.events.backward}
 
@@ -156,7 +151,35 @@ def _graded(walked: Walked, roles: Roles) -> set[int]:
     results = {form(dims) for dims in walked.outputs if dims}
     made = {one for one in results if all(not part or part in backward for part in one)}
     return {
-        place for place in roles.floats if any(own := form(walked.inputs[place])) and own in made
+        place: Role.PARAMETER
+        for place in roles.floats
+        if any(own := form(walked.inputs[place])) and own in made
+    }
+
+
+def _evolved(walked: Walked, roles: Roles) -> dict[int, Role]:
+    """Returns the roles of what an evolution strategy trains, without any gradient: parameters, for
+    which the step draws noise for each of a population, and moments, of which it makes them."""
+    every = walked.all
+
+    def form(dims: Dims) -> tuple[tuple[int, ...], ...]:
+        return tuple(every.factors(dim) for dim in dims)
+
+    if roles.has_trained:
+        return {}
+    noise = {
+        form(one.dims[1:]) for one in walked.events.draws if one.is_random and all(one.dims[:1])
+    }
+    carried = {
+        place: form(walked.inputs[place])
+        for place, role in enumerate(roles.inputs)
+        if role == Role.STATISTIC and place in roles.made_of and walked.inputs[place]
+    }
+    # The fitness is computed from parameters, and not from their moments.
+    return {
+        place: Role.MOMENT if roles.observed and not roles.observed >> place & 1 else Role.PARAMETER
+        for place, own in carried.items()
+        if own in noise
     }
 
 

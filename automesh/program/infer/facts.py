@@ -79,12 +79,7 @@ def facts_of(
     for dims, role in zip(inputs, roles, strict=True):
         if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
             found.weights |= roots(every, dims)
-    for matrix, results in events.factorized:
-        if roots(every, matrix) <= found.weights:  # Bases that an optimizer turns gradients into.
-            found.weights |= roots(every, results)
-        else:
-            for dim in (*matrix, *results):
-                every.mark(dim, DimensionMark.SOLVED)
+    _find_solved(every, events, found)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
     _find_graphs(every, events, found)
@@ -103,6 +98,21 @@ def facts_of(
         if role in _WEIGHTS:
             found.weights |= roots(every, dims)
     return found, after
+
+
+def _find_solved(every: Dimensions, events: Events, found: Facts) -> None:
+    """Finds the matrices that an optimizer factorizes: those of parameters' dimensions alone. Along
+    the dimensions of all others nothing is split."""
+    for matrix, results in events.factorized:
+        if events.backward and roots(every, matrix) <= found.weights:
+            found.weights |= roots(every, results)  # Bases that gradients are turned into.
+        else:
+            for dim in (*matrix, *results):
+                every.mark(dim, DimensionMark.SOLVED)
+    for along in events.solved:
+        if not events.backward or not roots(every, along) <= found.weights:
+            for dim in along:
+                every.mark(dim, DimensionMark.SOLVED)
 
 
 def roots(every: Dimensions, dims: Iterable[Dim]) -> set[int]:
@@ -462,7 +472,10 @@ def _with_drawn(
         for root in own:
             # Without a gradient, what is drawn for each of a population is summed up.
             is_of_step = root in found.backward or not found.backward
-            is_batch = is_of_step and every.marks(root) & DimensionMark.SUMMED
+            summed = any(
+                every.marks(one) & DimensionMark.SUMMED for one in (root, *_stacks(every, (root,)))
+            )
+            is_batch = is_of_step and summed
             if root in known or not is_batch or not is_apart(every, found, root):
                 continue
             like = next((one for one in after if every.size(one) == every.size(root)), None)
@@ -502,7 +515,10 @@ def _frozen(
     integers: frozenset[int],
     found: Facts,
 ) -> tuple[Role, ...]:
-    """Finds frozen weights: arrays without any dimension of the data."""
+    """Finds frozen weights: arrays without any dimension of the data. Only what is trained has
+    such weights: without a gradient, all that does not change is data."""
+    if not found.is_trained:
+        return tuple(roles)
     of_data = {*found.batches, *found.edges, *found.nodes, *found.graphs, *found.data_sets}
     after = list(roles)
     left: dict[int, frozenset[int]] = {}

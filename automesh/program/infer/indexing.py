@@ -6,10 +6,12 @@ A part of a dimension is never split like the whole: it is a piece of it. Lookup
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import Lookup, Rule, Segments, TracedOperation
+from automesh.program.infer.operation import ArrayOrigin, Lookup, Rule, Segments, TracedOperation
 
 
 def _slice(op: TracedOperation) -> list[Dims]:
@@ -46,11 +48,15 @@ def _split(op: TracedOperation) -> list[Dims]:
 def _concatenate(op: TracedOperation) -> list[Dims]:
     axis = op.params["dimension"]
     whole = op.all.new(op.shapes[0][axis])
+    # Constants, such as the sines and cosines of positions, can be computed in parts of any form.
+    is_constant = not op.together()
     begin = 0
     for dims, given in zip(op.ins, op.given, strict=True):
         for place, dim in enumerate(dims):
             if place != axis:
                 op.all.join(op.ins[0][place], dim)
+        if is_constant:
+            continue
         op.all.join(op.all.piece(whole, begin, given[axis]), dims[axis])
         begin += given[axis]
     return [tuple(whole if i == axis else dim for i, dim in enumerate(op.ins[0]))]
@@ -79,13 +85,17 @@ def _pad(op: TracedOperation) -> list[Dims]:
 def _dynamic_slice(op: TracedOperation) -> list[Dims]:
     found: list[Dim] = []
     looked: list[Dim] = []
-    for dim, size, kept in zip(op.ins[0], op.given[0], op.shapes[0], strict=True):
+    cuts = zip(op.ins[0], op.given[0], op.shapes[0], strict=True)
+    for place, (dim, size, kept) in enumerate(cuts):
         if kept == size:
             found.append(dim)
             continue
         op.all.mark(dim, DimensionMark.SLICED)
         looked.append(dim)
         found.append(op.all.new(kept))
+        source = op.sources[1 + place] if 1 + place < len(op.sources) else ()
+        if kept == 1 and len(source) == 1:
+            op.events.chosen.setdefault(source[0], []).append(dim)
     if looked:
         _note_lookup(op, tuple(looked), (), tuple(found), tuple(found))
     return [tuple(found)]
@@ -110,8 +120,10 @@ def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, resu
             result=result,
             shape=op.shapes[0],
             made=op.made[0],
+            chosen_by=functools.reduce(operator.or_, op.made[1:], ArrayOrigin(0)),
             place=op.place(),
             is_forward=not op.is_backward,
+            is_by_held=all(op.held[1:2]),
             is_held_whole=op.held[0],
             is_float=op.is_float,
         )
@@ -206,6 +218,9 @@ def _scatter(op: TracedOperation) -> list[Dims]:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
     _note_chosen(op, [operand[place] for place in into])
     if op.name == "scatter-add":
+        # Messages of edges are summed nowhere else; what is counted is no message.
+        for dim in own if op.is_float and not op.is_backward else ():
+            op.all.mark(dim, DimensionMark.SUMMED)
         op.events.segments.append(
             Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
         )

@@ -43,6 +43,9 @@ class _Signs:
     with_batch: set[int] = field(default_factory=set[int])
     microbatches: set[int] = field(default_factory=set[int])
     lengths: set[int] = field(default_factory=set[int])
+    positions: set[int] = field(default_factory=set[int])
+    tasks: set[int] = field(default_factory=set[int])
+    layers: set[int] = field(default_factory=set[int])
     forms: set[frozenset[int]] = field(default_factory=set[frozenset[int]])
 
 
@@ -89,7 +92,8 @@ def join_labels(
       arrays: dimensions and roles of the inputs.
     """
     signs = _signs(every, events, facts, arrays)
-    tables, scores = signs.vocab, signs.chosen & signs.made - signs.vocab
+    others = signs.vocab | signs.experts | signs.branches
+    tables, scores = signs.vocab, signs.chosen & signs.made - others
     if len(tables) != 1 or len(scores) != 1:
         return
     both = tables | scores
@@ -116,6 +120,7 @@ def _signs(
     _read_arrays(every, facts, arrays, signs)
     _read_lookups(every, events, facts, signs)
     _read_products(every, events, facts, signs)
+    _read_cut_tables(every, facts, signs)
     for dims in events.carried:
         own = roots(every, dims)
         if own & set(facts.batches):  # State of the batch, no parameters.
@@ -144,19 +149,37 @@ def _signs(
 
 
 def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs) -> None:
+    weights = facts.weights
+    of_data = {*facts.batches, *facts.edges, *facts.nodes, *facts.graphs, *facts.data_sets}
     for one in events.lookups:
         if not one.is_forward:
             continue
-        looked = roots(every, one.looked_up)
-        is_table = bool(one.made & ArrayOrigin.STATE) or bool(looked & facts.weights)
-        window = {outer(every, dim) for dim in one.window} - {None}
-        is_table = is_table and bool(one.by)  # Else a layer is taken out of a stack.
-        if is_table and window & facts.weights and looked <= facts.weights:
-            signs.vocab |= looked
-            signs.embed.update(root for root in window if root in facts.weights)
+        looked, by = roots(every, one.looked_up), roots(every, one.by)
+        is_state = bool(one.made & ArrayOrigin.STATE) or bool(looked & weights)
+        window = {root for dim in one.window if (root := outer(every, dim)) in weights}
+        if looked <= weights and not by and one.made == ArrayOrigin.STATE:
+            # One layer out of a stack of matrices, or one row out of a table of positions.
+            (signs.layers if len(window) > 1 else signs.positions).update(looked)
+        elif looked <= signs.with_batch and window:
+            continue  # Rows of data with learned positions, such as some of the patches.
+        elif is_state and by and looked <= weights and (window or one.made == ArrayOrigin.STATE):
+            is_by_data = one.chosen_by and not (one.is_by_held and not by & of_data)
+            (signs.vocab if is_by_data else signs.positions).update(looked)
+            signs.embed.update(window)
         else:
             # Tokens that are sent to experts are chosen out of rows that have a sequence in them.
-            signs.chosen |= looked if looked <= facts.weights else set[int]()
+            signs.chosen |= looked if looked <= weights else set[int]()
+    signs.layers -= signs.vocab
+    signs.positions -= signs.vocab | signs.layers
+
+
+def _read_cut_tables(every: Dimensions, facts: Facts, signs: _Signs) -> None:
+    """Reads tables of learned positions that are longer than the sequence, which takes a slice."""
+    rows = signs.with_batch | signs.lengths
+    rows |= roots(every, [dim for root in rows for dim in every.pieces(root).values()])
+    for root in facts.weights - signs.vocab - signs.with_batch:
+        if every.is_cut(root) and roots(every, every.pieces(root).values()) & rows:
+            signs.positions.add(root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +223,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
                     signs.embed.update(other & weights)
         is_of_weights = any(side <= weights for side in (left, right))
         is_inside = any(side and side <= weights for side in (left, right))
-        is_scores = _is_scores(one, products, weights)
+        # Queries and keys are made of parameters; rows of data have features.
+        is_of_rows = any(not made & ArrayOrigin.STATE for made in one.made)
+        is_scores = not is_of_rows and _is_scores(one, products, weights)
         if batch and summed and batch | summed <= weights and is_inside and not is_scores:
             signs.experts |= batch
         elif summed and batch & weights and (batch - weights or is_scores or _attends(one)):
@@ -217,15 +242,38 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             sides = [side for side in (left, right) if side <= weights]
             signs.made |= {root for side in sides for root in side}
             signs.scored |= {root for side in sides if len(side) == 1 for root in side}
-        elif batch == frozenset(facts.batches[:1]) and summed <= weights:
-            # Each of the batch has weights of its own, as a task after its inner steps.
-            for side in (left, right):
-                if side <= weights and side | summed in signs.forms:
-                    signs.features |= summed
-                    signs.made |= side
+    _read_own_weights(every, events, facts, products, signs)
     for one in products:  # A learned query of each head.
         if one.batch & signs.heads - signs.experts and one.batch | one.summed <= weights:
             signs.of_keys |= one.summed - lengths
+
+
+def _read_own_weights(
+    every: Dimensions,
+    events: Events,
+    facts: Facts,
+    products: Sequence[_Product],
+    signs: _Signs,
+) -> None:
+    """Reads products with weights that each of the batch has for itself, as a task after its inner
+    steps, or each of a population."""
+    batches = set(facts.batches)  # Also several end to end.
+    batches |= {
+        root
+        for root in every.roots()
+        if every.packed(root) and roots(every, [dim for _, dim in every.packed(root)]) <= batches
+    }
+    copies = {frozenset(roots(every, dims)) for dims in events.copies}
+    for one in products:
+        if not one.batch <= batches or not one.summed <= facts.weights:
+            continue
+        for made, side in zip(one.made, (one.left, one.right), strict=False):
+            own = side - batches
+            if own < one.batch | side and own <= facts.weights and own | one.summed in signs.forms:
+                signs.features |= one.summed
+                signs.made |= own
+                if made & ArrayOrigin.GRADIENT or one.batch | own | one.summed in copies:
+                    signs.tasks |= one.batch & set(facts.batches[:1])
 
 
 def _is_scores(one: _Product, products: Sequence[_Product], weights: set[int]) -> bool:
@@ -238,6 +286,7 @@ def _is_scores(one: _Product, products: Sequence[_Product], weights: set[int]) -
         and other.summed
         and other.summed <= one.sides
         and side <= other.sides <= weights
+        and other.left != other.right  # Else a matrix of an array with itself.
         for side in (one.left, one.right)
         for other in products
     )
@@ -295,6 +344,7 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
         # The only sequence; rows of rows are tokens.
         ("sequence", set(batches) & signs.lengths),
         ("sequence", set(batches[1:]) & signs.with_batch),
+        ("tasks", signs.tasks),
         ("batch", set(batches)),
         ("edges", facts.edges),
         ("nodes", facts.nodes),
@@ -321,7 +371,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     marks, main = every.marks(root), _residual(signs)
     if marks & DimensionMark.KERNEL:
         return "kernel"
-    if marks & DimensionMark.WALKED:
+    if marks & DimensionMark.WALKED or root in signs.layers:
         return "layers"
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
@@ -336,6 +386,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     return _first(
         (
             ("vocab", signs.vocab),
+            ("positions", signs.positions),
             ("embed", main),
             ("expert", signs.experts),
             ("branch", signs.branches),

@@ -16,7 +16,8 @@ class Role(StrEnum):
     PARAMETER = "parameter"
     """Is carried and changed by its own gradient; or has a gradient but is frozen."""
     MOMENT = "moment"
-    """State of an optimizer: computed from the gradient of a parameter and with its shape."""
+    """State of an optimizer: computed from the gradient of a parameter, mostly with its shape; or
+    a statistic that the optimizer multiplies gradients with."""
     COPY = "copy"
     """Is carried as a mean of itself and a parameter: EMA, target, slow weights."""
     STATISTIC = "statistic"

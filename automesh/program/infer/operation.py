@@ -92,6 +92,8 @@ class Lookup:
       by: dimensions of the indices.
       window: the other dimensions of the chosen elements.
       result: dimensions of the result.
+      chosen_by: origin of the indices; none if they are positions.
+      is_by_held: whether the indices are an unchanged argument or a constant of the step.
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
     """
 
@@ -101,8 +103,10 @@ class Lookup:
     result: Dims
     shape: Shape
     made: ArrayOrigin
+    chosen_by: ArrayOrigin
     place: EquationPlace
     is_forward: bool
+    is_by_held: bool
     is_held_whole: bool
     is_float: bool
 
@@ -218,9 +222,11 @@ class Events:
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.
     copies: list[Dims] = field(default_factory=list[Dims])
-    # For each factorization of a matrix that is made of gradients, after the backward pass: the
+    # For each factorization that no gradient is taken through, such as those of an optimizer: the
     # dimensions of the matrix, and those of the results.
     factorized: list[tuple[Dims, Dims]] = field(default_factory=list[tuple[Dims, Dims]])
+    # Dimensions along which such factors are used to solve.
+    solved: list[Dims] = field(default_factory=list[Dims])
     equations: int = 0
 
 
@@ -234,6 +240,7 @@ class TracedOperation:
       made: origin of each operand.
       held: operands that are unchanged arguments or constants of the step.
       sources: source of each operand.
+      is_differentiated: whether a gradient is taken through it: an optimizer's work is not.
       is_float: whether the first result is made of floats.
     """
 
@@ -244,6 +251,7 @@ class TracedOperation:
     shapes: tuple[Shape, ...]
     made: tuple[ArrayOrigin, ...]
     is_backward: bool
+    is_differentiated: bool
     loop: Loop
     place: Callable[[], EquationPlace]
     held: tuple[bool, ...]

@@ -1,7 +1,7 @@
 """Finds the role of each array in the training from the data flow of one iteration (jax).
 
-A parameter is carried and changed by its own gradient. A moment is carried and computed from that
-gradient, and the parameter is computed from it. A copy is carried and computed from the parameter
+A parameter is carried and changed by its own gradient. A moment is carried, and the parameter is
+computed from it other than through a loss. A copy is carried and computed from the parameter
 itself, but the parameter is not computed from it. A statistic is carried without a gradient.
 """
 
@@ -32,6 +32,9 @@ class Roles:
       state_of: for inputs, the result that replaces each.
       floats: inputs of floats that are not carried.
       integers: matrices of integers that are not carried, or come back unchanged.
+      made_of: for inputs that are replaced, the inputs that what replaces each is computed from
+        other than through a gradient, as a bit mask.
+      observed: inputs that the other results are computed from, as a bit mask.
     """
 
     inputs: tuple[Role, ...]
@@ -40,6 +43,8 @@ class Roles:
     state_of: Mapping[int, int]
     floats: frozenset[int]
     integers: frozenset[int]
+    made_of: Mapping[int, int]
+    observed: int
 
     @property
     def has_trained(self) -> bool:
@@ -128,6 +133,8 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         state_of=dict(carried),
         floats=floats,
         integers=integers,
+        made_of={place: flow.direct for place, flow in flows.items()},
+        observed=_observed(outputs, set(carried.values())),
     )
 
 
@@ -168,10 +175,7 @@ def _untrained(
         if kept == own:
             break
         own = kept
-    used = 0
-    replaced = set(carried.values())
-    for number, flow in enumerate(outputs):
-        used |= 0 if number in replaced else flow.made_of
+    used = _observed(outputs, set(carried.values()))
     for place, flow in flows.items():
         used |= 0 if place in own else flow.made_of
     rest = used & _bits(own)
@@ -266,11 +270,9 @@ def _role(
         return Role.PARAMETER if place in parameters else Role.COUNTER
     if place in parameters:
         return Role.PARAMETER
-    if not array.is_float or not flows[place].through:
-        return Role.STATISTIC
-    if into_parameters >> place & 1:
-        return Role.MOMENT
-    return Role.COPY
+    if array.is_float and into_parameters >> place & 1:
+        return Role.MOMENT  # Also a statistic that gradients are multiplied with.
+    return Role.COPY if array.is_float and flows[place].through else Role.STATISTIC
 
 
 def _without_copies(
@@ -312,6 +314,14 @@ def _owners(
             if arrays[place].shape == arrays[parameter].shape:
                 found[place] = parameter
                 break
+    return found
+
+
+def _observed(outputs: Sequence[Flow], replacing: set[int]) -> int:
+    """Returns the inputs that results which replace nothing, such as a loss, are computed from."""
+    found = 0
+    for number, flow in enumerate(outputs):
+        found |= 0 if number in replacing else flow.made_of
     return found
 
 

@@ -15,7 +15,15 @@ import numpy as np
 from jax.extend import core
 
 from automesh.program.capture.flow.expanded import expansion_of
-from automesh.program.capture.flow.program import is_backward, is_literal, loop_body, opened_jaxpr
+from automesh.program.capture.flow.program import (
+    is_backward,
+    is_differentiated,
+    is_literal,
+    loop_body,
+    opened_jaxpr,
+    solver_of,
+    solver_operands,
+)
 from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
@@ -83,6 +91,7 @@ class _Frame:
     path: tuple[int, ...] = ()
     bodies: tuple[int, ...] = ()
     is_backward: bool = False
+    is_differentiated: bool = False
     loop: Loop = field(default_factory=Loop)
     known: dict[Any, WalkedArray] = field(default_factory=dict[Any, WalkedArray])
     # Arrays of equal numbers, by the equation that makes them.
@@ -188,6 +197,9 @@ class _Walker:
         if name in ("get", "swap", "addupdate", "ref_new", "new_ref", "freeze", "ref_freeze",
                     "mutable_array"):  # fmt: skip
             return self._reference(name, equation, given, frame)
+        if (solver := solver_of(equation)) is not None and (places := solver_operands(equation)):
+            # Nothing inside has a place where a constraint could be put.
+            return self._expanded(solver, [given[at] for at in places], equation, frame, backward)
         bodies = list(core.jaxprs_in_params(equation.params))
         if name != "shard_map" and len(bodies) == 1:
             body = opened_jaxpr(bodies[0])
@@ -198,11 +210,16 @@ class _Walker:
                 inner = self._inside(number, equation, body, frame, backward)
                 return self.program(body, given, inner)
         if (expansion := expansion_of(equation)) is not None:
-            return self._expanded(expansion, given, frame, backward)
+            return self._expanded(expansion, given, equation, frame, backward)
         return self._unknown(equation, given)
 
     def _expanded(
-        self, expansion: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+        self,
+        expansion: Any,
+        given: Sequence[WalkedArray],
+        equation: Any,
+        frame: _Frame,
+        backward: bool,
     ) -> list[WalkedArray]:
         """Walks what one operation stands for. Nothing inside has a place in the program, where a
         constraint could be put."""
@@ -210,7 +227,11 @@ class _Walker:
             self.events.draws, self.events.divisions, self.events.lookups, self.events.meetings,
         )  # fmt: skip
         known = [len(those) for those in placed]
-        inner = _Frame(is_backward=backward, loop=frame.loop)
+        inner = _Frame(
+            is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
+            loop=frame.loop,
+        )
         made = self.program(opened_jaxpr(expansion), given, inner)
         for those, count in zip(placed, known, strict=True):
             del those[count:]
@@ -231,6 +252,7 @@ class _Walker:
             path=(*frame.path, number),
             bodies=(*frame.bodies, which),
             is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
             loop=loop or frame.loop,
         )
 
@@ -252,6 +274,7 @@ class _Walker:
             shapes=tuple(shape_of(var) for var in equation.outvars),
             made=tuple(value.made for value in given),
             is_backward=backward,
+            is_differentiated=frame.is_differentiated or is_differentiated(equation),
             loop=frame.loop,
             place=lambda: EquationPlace(path=(*frame.path, number), bodies=frame.bodies),
             held=tuple(value.is_held for value in given),
@@ -352,7 +375,7 @@ class _Walker:
             if widths == [1] * len(widths):
                 return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
         different = {source for source in given if source}
-        if name == "concatenate" and len(different) > 1:
+        if name in ("concatenate", "add") and len(different) > 1:
             return [self._joined(given)]
         if len(different) != 1:
             return none
@@ -371,7 +394,7 @@ class _Walker:
 
     def _joined(self, given: Sequence[Source]) -> Source:
         """Integers of several arrays end to end, which mean the same: tokens of answers that one
-        network reads together."""
+        network reads together. Or sums of them: numbers of a field, and where its rows begin."""
         if any(len(source) != 1 for source in given):
             return ()
         numbers = tuple(source[0] for source in given)
@@ -413,8 +436,10 @@ class _Walker:
         is_through_layers = any(value.made == ArrayOrigin.STATE and value.dims for value in rest)
         first = given[constants : constants + carried]
         # A backward pass carries gradients, which each of a batch may have for itself.
-        carry = self._carry(first, together, is_noted=not is_through_layers and not backward)
-        self._begin(equation.invars[constants : constants + carried], carry, frame)
+        begins = equation.invars[constants : constants + carried]
+        is_noted = not is_through_layers and not backward
+        carry = self._carry(begins, first, together, is_noted=is_noted)
+        self._begin(begins, carry, frame)
         made = self.program(body, [*given[:constants], *carry, *slices], inner)
         for before, after in zip(carry, made[:carried], strict=True):
             self.all.join_all(before.dims, after.dims)
@@ -440,8 +465,9 @@ class _Walker:
         before, inside = params["cond_nconsts"], params["body_nconsts"]
         body, test = opened_jaxpr(params["body_jaxpr"]), opened_jaxpr(params["cond_jaxpr"])
         inner = self._turn(number, equation, body, frame, backward, 1)
-        carry = self._carry(given[before + inside :], _together(given))
-        self._begin(equation.invars[before + inside :], carry, frame)
+        begins = equation.invars[before + inside :]
+        carry = self._carry(begins, given[before + inside :], _together(given))
+        self._begin(begins, carry, frame)
         made = self.program(body, [*given[before : before + inside], *carry], inner)
         for first, after in zip(carry, made, strict=True):
             self.all.join_all(first.dims, after.dims)
@@ -457,14 +483,30 @@ class _Walker:
         return self._inside(number, equation, body, frame, backward, loop)
 
     def _carry(
-        self, given: Sequence[WalkedArray], together: ArrayOrigin, *, is_noted: bool = True
+        self,
+        variables: Sequence[Any],
+        given: Sequence[WalkedArray],
+        together: ArrayOrigin,
+        *,
+        is_noted: bool = True,
     ) -> list[WalkedArray]:
         # In later turns a carried value may be made of all inputs of the loop.
         if is_noted:
             for value in given:
                 noted = self.events.copies if _is_copied(value) else self.events.carried
                 noted.append(value.dims)
-        return [WalkedArray(value.dims, together) for value in given]
+        return [
+            WalkedArray(value.dims, together, source=self._counted(var, value))
+            for var, value in zip(variables, given, strict=True)
+        ]
+
+    def _counted(self, variable: Any, value: WalkedArray) -> Source:
+        """Makes a source for a whole number that a loop carries: the number of its turn, by which
+        it takes one of several layers."""
+        if value.dims or not _is_integer(variable):
+            return ()
+        self._sources_known += 1
+        return (self._sources_known,)
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
         """Records carried values that begin as equal numbers, since nothing determines their

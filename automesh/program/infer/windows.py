@@ -140,12 +140,11 @@ def _fft(op: TracedOperation) -> list[Dims]:
 
 def _matrices(op: TracedOperation) -> list[Dims]:
     """Handles factorizations and solvers: the last two dimensions stay whole, those before are
-    independent tasks. What an optimizer factorizes is made of gradients, and leaves the parameters
-    free."""
+    independent tasks. What an optimizer factorizes leaves the parameters free."""
     first = max(range(len(op.ins)), key=lambda place: len(op.ins[place]))
     many = op.ins[first][:-2]
-    is_of_gradients = bool(op.together() & ArrayOrigin.GRADIENT) and not op.is_backward
-    marks = DimensionMark(0) if is_of_gradients else DimensionMark.SOLVED
+    may_be_optimizer = _is_after_gradients(op)
+    marks = DimensionMark(0) if may_be_optimizer else DimensionMark.SOLVED
     for dims, given in zip(op.ins, op.given, strict=True):
         if given[: len(many)] == op.given[first][: len(many)]:
             op.all.join_all(many, dims[: len(many)])
@@ -157,17 +156,27 @@ def _matrices(op: TracedOperation) -> list[Dims]:
         rest = shape[len(many) :] if fits else shape
         new = op.all.news(rest, marks)
         found.append((*many, *new) if fits else new)
-    if is_of_gradients:
+    if may_be_optimizer:
         rest = tuple(dim for dims in op.ins for dim in dims[len(many) :])
         op.events.factorized.append((rest, tuple(dim for dims in found for dim in dims)))
     return found
 
 
+def _is_after_gradients(op: TracedOperation) -> bool:
+    """Whether an operation may be one of an optimizer: it works on gradients, or on statistics that
+    the step keeps, and no gradient is taken through it."""
+    is_of_gradients = bool(op.together() & ArrayOrigin.GRADIENT)
+    return not op.is_backward and (is_of_gradients or not op.is_differentiated)
+
+
 def _triangular_solve(op: TracedOperation) -> list[Dims]:
     """Handles `a x = b`: x has the dimensions of b; columns of b are independent tasks."""
     matrix, right = op.ins[:2]
-    for dims in (matrix[-2:], right[-2:-1] if op.params.get("left_side") else right[-1:]):
-        for dim in dims:
+    along = (*matrix[-2:], *(right[-2:-1] if op.params.get("left_side") else right[-1:]))
+    if _is_after_gradients(op):
+        op.events.solved.append(along)
+    else:
+        for dim in along:
             op.all.mark(dim, DimensionMark.SOLVED)
     if math.prod(op.given[0][:-2]) == math.prod(op.given[1][:-2]):
         for mine, yours in zip(matrix[:-2], right[:-2]):

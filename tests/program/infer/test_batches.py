@@ -201,12 +201,12 @@ def test_each_task_has_weights_of_its_own_after_its_inner_steps(is_loop: bool) -
     rows = (f32(B, 10, 12), f32(B, 10, 5), f32(B, 14, 12), f32(B, 14, 5))
     found = Model(step=step, args=(p, *rows), names=("p", *"abcd"), num_state=1).classes()
     # Rows of a task, which its own gradient sums up, are no batch.
-    assert [(one.name, one.size) for one in found.batches] == [("batch", B)]
+    assert [(one.name, one.size) for one in found.batches] == [("tasks", B)]
     assert argument(found, "a").dims[2] == argument(found, "p['up']").dims[0] == "features"
     assert argument(found, "p['up']").dims[1].startswith("d")  # No state of a recurrent network.
     numbers = B * (64 * 5 + 12 * 64)
     assert (
-        f"each of the 8 tasks of batch trains weights of its own in inner steps ({numbers:,} "
+        f"each of the 8 tasks of the batch trains weights of its own in inner steps ({numbers:,} "
         in (said(found, CautionKind.INNER_STEPS))
     )
     kinds = {one.kind for one in found.cautions}

@@ -167,3 +167,24 @@ def test_a_population_whose_noise_is_drawn_is_a_batch() -> None:
     (drawn,) = [one for one in found.inner if one.shape[0] == 64]
     layout = lay_out(found, num_devices=8, script="train.py")
     assert {drawn.dims[0]} <= {one.name for one in layout.logical}
+
+
+def test_what_is_trained_by_a_population_is_parameters_with_their_moments() -> None:
+    """Mirrored noise: each draw is used twice, end to end."""
+
+    def step(p: Any, m: Any, x: Any, y: Any, key: Any) -> Any:
+        drawn = jax.random.normal(key, (32, *p.shape))
+        noise = jnp.concatenate([drawn, -drawn])
+        score = jax.vmap(lambda e: -jnp.mean((jnp.tanh(x @ (p + 0.1 * e)) - y) ** 2))(noise)
+        m = 0.9 * m + jnp.tensordot(score, noise, 1)
+        return p + 0.1 * m, m, score.mean()
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    args = (f32(12, 32), f32(12, 32), f32(16, 12), f32(16, 32), key)
+    names = ("p", "m", "x", "y", "key")
+    found = Model(step=step, args=args, names=names, num_state=2).classes()
+    roles = [one.role for one in found.arguments]
+    assert roles == [Role.PARAMETER, Role.MOMENT, Role.DATA, Role.DATA, Role.KEY]
+    assert argument(found, "p").dims[0] == argument(found, "x").dims[1] == "features"
+    assert [one.size for one in found.batches] == [16, 32]
+    assert any(one.shape[0] == 32 and one.dims[0] == "batch2" for one in found.inner)

@@ -126,13 +126,45 @@ def is_literal(variable: Any) -> bool:
 
 
 def _bodies(equation: Any) -> Iterator[Any]:
+    if (solver := solver_of(equation)) is not None:
+        yield solver
+        return
     for body in core.jaxprs_in_params(equation.params):
         yield opened_jaxpr(body)
+
+
+def solver_of(equation: Any) -> Any | None:
+    """Returns the program that a linear solver runs; None for another operation. Its other programs
+    say what is solved, and how gradients are, and are not run; jax makes some of them by
+    transposing, but they are no backward pass.
+    """
+    if equation.primitive.name != "custom_linear_solve":
+        return None
+    solve = getattr(equation.params.get("jaxprs"), "solve", None)
+    return None if solve is None else opened_jaxpr(solve)
+
+
+def solver_operands(equation: Any) -> list[int] | None:
+    """Returns the positions of the operands that the program of `solver_of` gets; None if this
+    version of jax has them in another form."""
+    lengths = equation.params.get("const_lengths")
+    counts = [getattr(lengths, name, None) for name in ("matvec", "vecmat", "solve")]
+    rest = getattr(lengths, "transpose_solve", None)
+    known = [count for count in counts if isinstance(count, int)]
+    if len(known) < len(counts) or not isinstance(rest, int):
+        return None
+    first = sum(known[:2])
+    return [*range(first, first + known[2]), *range(sum(known) + rest, len(equation.invars))]
 
 
 def is_backward(equation: Any) -> bool:
     """Whether an operation is one of a backward pass."""
     return "transpose(" in str(equation.source_info.name_stack)
+
+
+def is_differentiated(equation: Any) -> bool:
+    """Whether a gradient is taken through an operation, as through a loss, in either pass."""
+    return "jvp(" in str(equation.source_info.name_stack)
 
 
 def has_gradient(jaxpr: Any) -> bool:
@@ -227,15 +259,29 @@ def loop_body(equation: Any) -> tuple[Any, int, int]:
 def training_steps(jaxpr: Any) -> int:
     """Counts the training steps in a call: the turns of the loop that holds many steps, times those
     of training loops inside it, as for batches inside epochs. 0 if only a run shows their number, 1
-    without a loop."""
+    without a loop, or if the loop is a part of one step: where another gradient is taken beside it,
+    as of the samples or the critic that the loop has made better."""
     opened = opened_jaxpr(jaxpr)
     loop = _training_loop(opened, ())
     if loop is None:
         return 1
     *calls, last = loop.path
     for place in calls:
+        if _takes_gradients_beside(opened, place):
+            return 1
         opened = next(_bodies(opened.eqns[place]))
+    if _takes_gradients_beside(opened, last):
+        return 1
     return loop.turns * training_steps(loop_body(opened.eqns[last])[0])
+
+
+def _takes_gradients_beside(jaxpr: Any, place: int) -> bool:
+    """Whether a program takes a gradient in another equation than one."""
+    return any(
+        is_backward(equation) or any(map(has_gradient, _bodies(equation)))
+        for number, equation in enumerate(jaxpr.eqns)
+        if number != place
+    )
 
 
 def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:

@@ -55,7 +55,9 @@ _SEVERAL = (_EXPERT, "branch")  # Each has weights of its own.
 _NAMELESS = re.compile(r"d\d+")
 _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
-_SEQUENCE = ("time", "sequence", "length")
+_SEQUENCE = ("time", "sequence", "length", "examples")
+# Rows of a table of which each sequence takes the first ones, and what a loop takes one by one.
+_IN_ORDER = ("positions", "layers")
 CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 STATE = (*WEIGHTS, *CHANGED)
@@ -291,7 +293,7 @@ class ChosenClasses:
             if one.name in of_data and any(_is(one, name) for name in _SEQUENCE)
         }
         weights = _weights(classes)
-        total = sum(math.prod(one.shape) for one in classes.arguments if one.role in WEIGHTS)
+        total = sum(math.prod(one.shape) for one in classes.arguments if _is_split(classes, one))
         several = [c for c in classes.classes if divides(c) and any(_is(c, s) for s in _SEVERAL)]
         expert = min(several, key=lambda c: not _is(c, _EXPERT), default=None)
         has_heads = any(_is(one, _HEADS) and divides(one) for one in classes.classes)
@@ -303,6 +305,7 @@ class ChosenClasses:
             and one is not expert
             and one.name not in packed
             and one.name not in rows
+            and not any(_is(one, name) for name in _IN_ORDER)
             and not (has_heads and any(_is(one, name) for name in _IN_HEADS))
             and weights[one.name] > LEAST_SHARE * total
         ]
@@ -413,6 +416,10 @@ class ChosenClasses:
         if not self.is_state(array):
             rows = {one.name for one in self.batches}
             rows |= {self.sequence.name} if self.sequence is not None else set()
+            if _is_solved(
+                self.classes
+            ):  # Data lie where the state does that is computed with them.
+                rows |= {one.name for one in self.over_tp}
             dims = self.classes.split_names(array.dims)
             return _of_classes(dims, len(array.shape), names & rows)
         split = _of_classes(
@@ -500,11 +507,29 @@ class ChosenClasses:
         return name
 
 
+def _is_solved(classes: StepClasses) -> bool:
+    """Whether a step has no gradient, but carries arrays of floats: a simulation, or factors that
+    are solved for in turns. What it carries is split like parameters."""
+    return not any(
+        one.role in (*WEIGHTS, Role.MOMENT, Role.COPY) for one in classes.arguments
+    ) and any(_is_carried(one) for one in classes.arguments)
+
+
+def _is_carried(one: ArrayClasses) -> bool:
+    return one.role is Role.STATISTIC and "float" in one.dtype and bool(one.shape)
+
+
+def _is_split(classes: StepClasses, one: ArrayClasses) -> bool:
+    """Whether the classes of an array may be split over tp: those of parameters, or, in a step
+    without a gradient, those of what it carries."""
+    return one.role in WEIGHTS or (_is_solved(classes) and _is_carried(one))
+
+
 def _weights(classes: StepClasses) -> Counter[str]:
     """Counts the elements of parameters that have each class."""
     found: Counter[str] = Counter()
     for one in classes.arguments:
-        if one.role in WEIGHTS:
+        if _is_split(classes, one):
             for name in {*one.dims} - {""}:
                 found[name] += math.prod(one.shape)
     return found
