@@ -33,6 +33,7 @@ class CpuBufferModel(BufferModel):
     same axes become one, however large (jaxlib 0.10.1 and 0.12), and never write over their
     operands, which are widened to 32 bits. An all-gather puts the parts one behind the other, and
     the call that a top-k becomes wants rows: along other dimensions than the first it has a copy.
+    Of an array that was gathered for windows each device stores what its own windows see.
     """
 
     orders: tuple[Order, ...] = ("early",)
@@ -57,6 +58,8 @@ class CpuBufferModel(BufferModel):
                 step = self._widened_reduction(step, steps)
             elif operation.name == "select_and_scatter":
                 step = self._expanded_scatter(step, steps)
+            elif operation.name == "reduce_window" and _reads_gathered_rows(operation):
+                step = self._cut_for_windows(step, steps)
             elif operation.name == "top_k" and _is_gathered_behind(operation.operands[0]):
                 step.operands = [self._add_copy(operation.operands[0], operation, steps)]
             steps.append(step)
@@ -126,6 +129,17 @@ class CpuBufferModel(BufferModel):
         for operands, results in made:
             steps.append(Step(name=COPY, operands=operands, results=results, operation=operation))
         return replace(step, name="scatter", operands=[zeros, places, source])
+
+    def _cut_for_windows(self, step: Step, steps: list[Step]) -> Step:
+        """Adds the rows of a gathered array that the windows of one device see, with padding.
+
+        They are as many as the array has, and those of one device's results.
+        """
+        operation = step.operation
+        whole, result = operation.operands[0], operation.results[0]
+        rows = [self._like(whole, whole.dtype), self._like(result, whole.dtype)]
+        steps.append(Step(name=COPY, operands=[whole], results=rows, operation=operation))
+        return replace(step, operands=[*rows, *step.operands[1:]])
 
     def _like(self, value: Value, dtype: str, repeated: int = 1) -> Value:
         """Makes a stored value that is split as another one; `repeated` along a new dimension."""
@@ -220,6 +234,15 @@ def _cut_from_gathers(block: Block) -> Iterator[Value]:
             maker = whole.producer
             if maker is not None and maker.name == "all_gather" and len(set(whole.users)) == 1:
                 yield operation.results[0]
+
+
+def _reads_gathered_rows(windows: Operation) -> bool:
+    """Whether an array was gathered for windows whose results stay split."""
+    maker = windows.operands[0].producer
+    if maker is None or maker.name != "all_gather":
+        return False
+    split = zip(maker.attributes["per_dimension"], windows.results[0].axes, strict=True)
+    return any(gathered and set(gathered) <= set(kept) for gathered, kept in split)
 
 
 def _is_gathered_behind(value: Value) -> bool:
