@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Graph, Operation, Value
 from automesh.ir.passes.edits import blocks, like, set_operands
@@ -69,7 +71,7 @@ def _ring(
     own: Value,
     result: Value,
     axes: tuple[str, ...],
-    moves: dict[str, object],
+    moves: Mapping[str, object],
     source: str,
 ) -> Operation:
     """Makes the loop in which each device adds up what the others hand on."""
