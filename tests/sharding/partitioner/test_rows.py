@@ -127,8 +127,8 @@ def _sent(work: Callable[[Any], Any], shape: Any, spec: Any, platform: str = "cp
         x = jax.ShapeDtypeStruct(shape, jnp.complex64, sharding=split)
         return jax.jit(work, out_shardings=split), (x,)
 
-    axes: tuple[str, ...] = tuple(dict.fromkeys(axis for axis in spec if axis))
-    sizes = (("dp", 2), ("tp", 4)) if len(axes) > 1 else ((axes[0], 8),)
+    sizes = (("dp", 2), ("tp", 4)) if "dp" in spec and "tp" in spec else (("tp", 8),)
+    axes = tuple(axis for axis, _ in sizes)
     programs = Programs(
         build=lambda mesh: build_on(build, mesh), axis_names=axes, platform=platform
     )
