@@ -15,3 +15,5 @@ DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cos
 CARRY = "automesh.carry"
 # At operations on one device, which need all operands gathered: the mesh.
 GATHERS = "automesh.gathers"
+# At Fourier transforms that the compiler makes products before the partitioner sees them.
+AS_PRODUCT = "automesh.as_product"

@@ -29,6 +29,7 @@ from automesh.sharding.partitioner.insert import (
     reshard_as_partitioner,
 )
 from automesh.sharding.partitioner.one_device import gather_for_one_device, hand_on_to_all
+from automesh.sharding.partitioner.own_rules import mark_transforms
 from automesh.sharding.scans import scans_as_windows
 
 STAGE = "propagate"
@@ -174,6 +175,7 @@ def prepared(program: Any, *, is_plain: bool = False, platform: str = "") -> Pre
             _flatten(found, copy.operation)
         if platform == "tpu":
             fold_transposes(copy.operation, found.ir)
+            mark_transforms(copy.operation, found.ir)
         bring_to_hlo_form(copy.operation, found.ir)
         return PreparedModule(module=copy)
 

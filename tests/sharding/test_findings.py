@@ -474,3 +474,136 @@ def test_a_narrow_step_with_narrow_products_is_silent() -> None:
         return descend(narrow, mesh, w, x)
 
     assert not {"wide-product", "wide-reduction"} & set(found_in(build, dp=8))
+
+
+@pytest.mark.parametrize("spec", [(), ("fsdp",)])
+def test_a_moment_that_is_split_along_another_dimension(spec: tuple[str, ...]) -> None:
+    def build(mesh: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            p, m = state["p"], state["m"]
+            m = {"w": 0.9 * m["w"] + jax.grad(lambda w: layer(w, x))(p["w"])}
+            return {"p": {"w": p["w"] - 0.1 * m["w"]}, "m": m}, jnp.sum(x)
+
+        other = spec or (None, "fsdp")
+        state = {
+            "m": {"w": array(mesh, (768, 1024), "fsdp")},
+            "p": {"w": array(mesh, (768, 1024), *other)},
+        }
+        kept = jax.tree.map(lambda one: one.sharding, state)
+        step = jax.jit(step, donate_argnums=0, out_shardings=(kept, None))
+        return step, (state, array(mesh, (32, 768), "fsdp"))
+
+    found = found_in(build, "cpu", fsdp=2)
+    assert ("state-split-otherwise" in found) is (spec == ())
+    if spec == ():
+        one = found["state-split-otherwise"]
+        assert (one.array, one.detail) == ("args[0]['p']['w']", "args[0]['m']['w']")
+        assert one.cure is not None and one.cure.splits == ((("fsdp",), ()),)
+        assert mib(one, fsdp=2) >= 1.5
+
+
+def test_equal_parameters_may_be_split_along_different_dimensions() -> None:
+    def build(mesh: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)
+
+        p = {
+            "up": array(mesh, (768, 768), None, "tp"),
+            "down": array(mesh, (768, 768), "tp"),
+        }
+        return descend(loss, mesh, p, array(mesh, (32, 768)))
+
+    assert "state-split-otherwise" not in found_in(build, tp=2)
+
+
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_a_count_that_was_made_on_one_device_is_compiled_for_again(is_placed: bool) -> None:
+    def build(mesh: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            w = state["w"] - 0.1 * jax.grad(layer)(state["w"], x)
+            return {"w": w, "count": state["count"] + 1}, jnp.sum(x)
+
+        count = array(mesh, (), dtype=jnp.int32) if is_placed else jnp.zeros((), jnp.int32)
+        state = {"w": array(mesh, (512, 512), "fsdp"), "count": count}
+        kept = {"w": state["w"].sharding, "count": NamedSharding(mesh, P())}
+        step = jax.jit(step, donate_argnums=0, out_shardings=(kept, None))
+        return step, (state, array(mesh, (32, 512), "fsdp"))
+
+    found = found_in(build, fsdp=2)
+    assert ("second-compile" in found) is not is_placed
+    if not is_placed:
+        assert found["second-compile"].array == "args[0]['count']"
+
+
+@pytest.mark.parametrize("donated", [(), (1,)])
+def test_a_cache_that_is_returned_behind_the_logits(donated: tuple[int, ...]) -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, cache: Any, x: Any, place: Any) -> Any:
+            key = (x @ w)[:, None]
+            cache = [jax.lax.dynamic_update_slice(cache[0], key, (0, place, 0)), cache[1] * 2]
+            return x @ w, cache
+
+        cache = [array(mesh, (16, 256, 256), "dp"), array(mesh, (8, 8))]
+        arguments = (array(mesh, (256, 256)), cache, array(mesh, (16, 256), "dp"))
+        place = array(mesh, (), dtype=jnp.int32)
+        return jax.jit(step, donate_argnums=donated), (*arguments, place)
+
+    found = found_in(build, dp=2)
+    assert ("undonated-state" in found) is (donated == ())
+    if not donated:
+        assert found["undonated-state"].array == "args[1][0]"
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_rows_that_are_replaced_in_a_split_array(is_static: bool) -> None:
+    def build(mesh: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            h = jnp.tanh(x @ w)
+            if is_static:
+                h = h.at[:64].set(1.0)  # of a split array
+            else:
+                h = jnp.where(jnp.arange(len(h))[:, None] < 64, 1.0, h)
+            return jnp.mean(jnp.tanh(h @ w) ** 2)
+
+        return descend(loss, mesh, array(mesh, (512, 512)), array(mesh, (1024, 512), "dp"))
+
+    found = found_in(build, "cpu", dp=4)
+    assert ("undivided-operation" in found) is is_static
+    if is_static:
+        assert found["undivided-operation"].source == line_of("# of a split array")
+
+
+@pytest.mark.parametrize("axis", ["tp", "dp"])
+def test_an_array_that_the_script_asks_for_whole(axis: str) -> None:
+    """Before, the keys of fewer heads than devices were named, which are meant to be whole."""
+
+    def build(mesh: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            h = jnp.tanh(x @ w["a"])
+            h = jax.lax.with_sharding_constraint(h, NamedSharding(mesh, P()))
+            return jnp.mean(jnp.tanh(h @ w["b"]) ** 2)
+
+        w = {"a": array(mesh, (512, 512), None, "tp"), "b": array(mesh, (512, 512))}
+        return descend(loss, mesh, w, array(mesh, (1024, 512), "dp"))
+
+    found = found_in(build, "cpu", dp=1 if axis == "tp" else 4, tp=4 if axis == "tp" else 1)
+    assert ("undivided-operation" in found) is (axis == "dp")
+
+
+def test_what_the_compiler_narrows_is_no_type_of_the_script() -> None:
+    """Before, float32 reductions were said to become bfloat16, which a TPU does by itself."""
+
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            h = jax.lax.with_sharding_constraint(x @ w["a"], NamedSharding(mesh, P(None, "tp")))
+            h = jax.lax.with_sharding_constraint(h @ w["b"], NamedSharding(mesh, P("tp")))
+            return jnp.mean((h @ w["c"]) ** 2)
+
+        w = {
+            "a": array(mesh, (512, 1024), None, "tp"),
+            "b": array(mesh, (1024, 512), "tp"),
+            "c": array(mesh, (512, 512), None, "tp"),
+        }
+        return jax.jit(step), (w, array(mesh, (1024, 512)))
+
+    assert "wide-reduction" not in found_in(build, "tpu", tp=4)

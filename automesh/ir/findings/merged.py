@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from automesh.cost.terms import Cure, Finding, value_of
+from automesh.ir.findings.devices import UNEVEN_WORK
 from automesh.ir.findings.gradients import GRADIENT_PER_MICROBATCH, REPLICATED_GRADIENT
 from automesh.ir.findings.nouns import several
 from automesh.ir.findings.packed import SLICE_ACROSS_PARTS
@@ -27,6 +28,7 @@ _OF_A_LINE = frozenset(
         REPLICATED_GRADIENT,
         SLICE_ACROSS_PARTS,
         UNDIVIDED_OPERATION,
+        UNEVEN_WORK,
         WIDE_REDUCTION,
     )
 )

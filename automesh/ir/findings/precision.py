@@ -24,7 +24,7 @@ from automesh.ir.findings.rule import (
 )
 from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
-from automesh.ir.passes.narrowed import IS_STATED_WIDE
+from automesh.ir.passes.narrowed import IS_OF_COMPILER, IS_STATED_WIDE
 from automesh.ir.terms.collectives import nearby_source
 from automesh.texts.terminal import clean
 
@@ -173,6 +173,8 @@ def _narrowed_to(value: Value) -> str:
         if not one.users:
             return ""
         for user in set(one.users):
+            if user.name == "convert" and user.attributes.get(IS_OF_COMPILER):
+                return ""
             if user.name == "convert":
                 found.add(user.results[0].dtype)
             elif user.name in VIEWS or user.name in ("transpose", "all_slice") or _scales(user):

@@ -41,6 +41,10 @@ _MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
 _ALONG = frozenset(
     ("sort", "fft", "reduce_window", "top_k", "cholesky", "triangular_solve", "custom_call")
 )
+# Of these, those whose parts each read all rows where the rest of the result stays split.
+_OF_ALL_ROWS = frozenset(("fft", "reduce_window"))
+# These take or replace rows: the array is gathered unless they are single ones.
+_OF_ROWS = frozenset(("gather", "scatter"))
 _PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
 _LEAST_WASTE = 0.1
 _FARTHEST = 256
@@ -194,6 +198,8 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
     Every device then does all of the operation, or the array is sent before and after it.
     """
     operation = seen.operation
+    if operation.name in _OF_ROWS:
+        yield from _rows_of_gathered(program, seen)
     if operation.name not in _ALONG and operation.name not in _PRODUCTS:
         return
     if calls_python(operation):
@@ -201,15 +207,19 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
     remaining = {axis for one in operation.results for axes in one.axes for axis in axes}
     moved: list[Value] = []
     axes: set[str] = set()
-    gathers = False
+    how = "moved"
     for operand in operation.operands:
         maker = program.maker(operand)
         if maker is None or maker.name not in _MOVES or maker.attributes.get("manual"):
             continue
         over = set(maker.attributes["axes"])
         if maker.name == "all_gather" and not over & remaining:
-            gathers = True
+            how = "gathered"
+        elif maker.name == "all_gather" and operation.name in _OF_ALL_ROWS:
+            how = "whole"
         elif maker.name == "all_gather" or operation.name not in _ALONG:
+            continue
+        if operation.name in _PRODUCTS and _is_asked_whole(program, maker):
             continue
         moved.append(maker.results[0])
         axes |= over
@@ -224,7 +234,7 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
             axes=tuple(axis for axis, _ in program.graph.mesh if axis in axes),
             count=seen.count,
             source=operation.source or nearby_source(operation),
-            detail=f"{_said(operation)}, {'gathered' if gathers else 'moved'}",
+            detail=f"{_said(operation)}, {how}",
         )
     elif operation.name in _ALONG and (cut := _cut_behind(operation)):
         whole = max(operation.operands, key=lambda value: value.global_bytes)
@@ -241,6 +251,39 @@ def undivided_operation(program: PartitionedProgram, seen: OperationSite) -> Ite
         )
 
 
+def _is_asked_whole(program: PartitionedProgram, gather: Operation) -> bool:
+    """Whether the script asks for an array inside the step to be whole along axes that split no
+    rows of the batch, as for the keys and values of fewer heads than there are devices."""
+    over, whole = set(gather.attributes["axes"]), gather.results[0]
+    if over & set(program.batch_axes()) or program.is_state(gather.operands[0]):
+        return False
+    return any(
+        one.shape == whole.shape and not over & {axis for axes in one.axes for axis in axes}
+        for one in program.state.constraints
+    )
+
+
+def _rows_of_gathered(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
+    """Finds arrays inside the step that are gathered because some of their rows are replaced, or
+    taken, at places that the program looks up."""
+    operation = seen.operation
+    whole = operation.operands[0]
+    maker = whole.producer
+    if maker is None or not gathers(maker) or program.is_state(maker.operands[0]):
+        return
+    if program.argument_of(maker.operands[0]) is not None:
+        return
+    yield Finding(
+        rule=UNDIVIDED_OPERATION,
+        array=words(whole),
+        bytes=(whole.bytes,),
+        axes=maker.attributes["axes"],
+        count=seen.count,
+        source=operation.source or nearby_source(operation),
+        detail=f"{operation.name}, whole",
+    )
+
+
 def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
     operation, _, how = finding.detail.partition(", ")
     if how == "moved":
@@ -248,6 +291,13 @@ def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
             f"{clean(operation)} works along a dimension of {array_of(finding)} that "
             f"{axes_of(finding)} split: {bytes_of(finding, sizes)} on a device are sent around for "
             f"it{times_of(finding, sizes)}"
+        )
+    if how == "whole":
+        split = "split" if len(finding.axes) > 1 else "splits"
+        return (
+            f"{clean(operation)} reads all rows of {array_of(finding)}, which {axes_of(finding)} "
+            f"{split}: gathered, {bytes_of(finding, sizes)} on every device"
+            f"{times_of(finding, sizes)}"
         )
     is_gathered = "" if how == "repeated" else "gathered, "
     return (

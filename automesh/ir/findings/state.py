@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from automesh.cost.terms import Cure, Finding, value_of
@@ -17,6 +18,7 @@ from automesh.ir.findings.rule import (
     parts,
 )
 from automesh.ir.graph import Value, total_bytes
+from automesh.ir.op_kinds import VIEWS
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes
 
@@ -26,11 +28,17 @@ LOST_DONATION = "lost-donation"
 UNDONATED_STATE = "undonated-state"
 REPLICATED_STATE = "replicated-state"
 STATE_ON_ONE_DEVICE = "state-on-one-device"
+STATE_SPLIT_OTHERWISE = "state-split-otherwise"
+_UPDATES = frozenset(("dynamic_update_slice", "scatter"))
+_FARTHEST = 64
+_STEP = re.compile(r"\[[^\]]*\]|\.?\w+")
 # A whole array is reported if it takes at least this part of a device's bytes of the state.
 _SHARE = 0.1
 # Several are, or those that other axes split, if they take this part together, and each at least
 # the second one.
 _SHARE_TOGETHER, _SHARE_OF_ONE = 0.5, 0.02
+# `Finding.detail` of state that is small and was made on one device.
+_ONE_DEVICE = "one device"
 # An axis of this name is meant to split the state.
 _NAMED = "fsdp"
 
@@ -39,6 +47,7 @@ def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds state that comes back with another sharding."""
     if not _is_state(program):
         return
+    yield from _counters_on_one_device(program)
     places = [argument for argument, _ in program.state.moved]
     donated = set(program.graph.donated)
     if places and not set(places) <= set(program.state.on_one_device):
@@ -57,7 +66,33 @@ def second_compile(program: PartitionedProgram) -> Iterator[Finding]:
         )
 
 
+def _counters_on_one_device(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds small state that was made on one device, such as the count of an optimizer.
+
+    It comes back on all devices, so that jax compiles the step again for it.
+    """
+    carried = {argument for argument, _ in program.state.pairs}
+    places = [one for one in program.state.on_one_device if one in carried]
+    values = [program.graph.top.arguments[place] for place in places]
+    if places and sum(value.global_bytes for value in values) < LEAST_BYTES:
+        yield _finding(program, SECOND_COMPILE, places, counted=[], detail=_ONE_DEVICE)
+
+
+def _second_compile_cure(finding: Finding) -> str:
+    if finding.detail == _ONE_DEVICE:
+        return (
+            "make it on all devices, as by `jax.device_put(it, NamedSharding(mesh, P()))`, or make "
+            "the state under `jax.jit` with `out_shardings`"
+        )
+    return "state `out_shardings` for it, or split the argument like the result"
+
+
 def _second_compile_words(finding: Finding, sizes: Sizes) -> str:
+    if finding.detail == _ONE_DEVICE:
+        return (
+            f"{array_of(finding)} was made on one device and comes back on all of the mesh, so "
+            "that the second call compiles the whole step again"
+        )
     lost = bytes_of(finding, sizes)
     donation = f", and its first call cannot reuse {lost} that are donated" if finding.bytes else ""
     return (
@@ -101,10 +136,11 @@ def _lost_donation_words(finding: Finding, sizes: Sizes) -> str:
 
 def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds state that is kept in addition to its successor, because it is not donated."""
-    if not _is_state(program):
-        return
+    known = dict(program.state.pairs) if _is_state(program) else {}
     donated = {*program.graph.donated, *program.graph.host}
-    pairs = [(a, r) for a, r in program.state.pairs if a not in donated]
+    # A result that is an argument with some rows replaced is its successor, whatever its place.
+    written = {a: r for a, r in _written_into(program) if r not in known.values()}
+    pairs = [(a, r) for a, r in {**written, **known}.items() if a not in donated]
     places = [argument for argument, _ in pairs if _is_there(program, argument)]
     if places and _device_bytes(program, places) >= LEAST_BYTES:
         yield _finding(
@@ -116,6 +152,39 @@ def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
             ),
             cure=Cure(kind="donate", arguments=tuple(argument for argument, _ in pairs)),
         )
+
+
+def _written_into(program: PartitionedProgram) -> Iterator[tuple[int, int]]:
+    """Lists (argument, result) where the result is the argument with some of its rows replaced,
+    as the keys and values of earlier tokens are."""
+    arguments = program.graph.top.arguments
+    for result, value in enumerate(program.graph.top.returned):
+        place = program.argument_of(_before_updates(value))
+        if place is None or value.producer is None:
+            continue
+        given = arguments[place]
+        if (given.shape, given.dtype, given.axes) == (value.shape, value.dtype, value.axes):
+            yield place, result
+
+
+def _before_updates(value: Value) -> Value:
+    """Traces a value through the operations that replace some of its rows, also in loops."""
+    for _ in range(_FARTHEST):
+        made = value.producer
+        if made is None:
+            break
+        if made.name == "while":
+            number = made.results.index(value)
+            body = made.bodies[0]
+            inside = _before_updates(body.returned[number])
+            if inside is not body.arguments[number]:
+                break
+            value = made.operands[number]
+        elif made.name in _UPDATES or made.name in VIEWS:
+            value = made.operands[0]
+        else:
+            break
+    return value
 
 
 def _undonated_state_words(finding: Finding, sizes: Sizes) -> str:
@@ -210,6 +279,93 @@ def _state_on_one_device_words(finding: Finding, sizes: Sizes) -> str:
     return (
         f"{array_of(finding)} was made on one device, which holds all {bytes_of(finding, sizes)} "
         "of it when the first step starts, though the mesh has several"
+    )
+
+
+def state_split_otherwise(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds state that the same axes split along another dimension than the parameter that it
+    belongs to, so that the gradient moves from one to the other in every step."""
+    moved = [
+        seen.operation.results[0]
+        for seen in program.operations()
+        if seen.operation.name == "all_to_all" and not seen.operation.attributes.get("manual")
+    ]
+    shapes = {value.shape for value in moved}
+    changed = {argument for argument, _ in program.state.moved}
+    large = [
+        (argument, value)
+        for argument, value in program.carried()
+        if argument not in changed and value.global_bytes >= LEAST_BYTES and value.shape in shapes
+    ]
+    # A parameter's name is the shorter one.
+    large.sort(key=lambda one: len(_steps_of(program.state.name(one[0]))))
+    found: dict[tuple[str, ...], list[tuple[int, int, Split]]] = {}
+    for number, (argument, value) in enumerate(large):
+        twin = _parameter_of(argument, value, large[:number], program)
+        if twin is None:
+            continue
+        other, like = twin
+        if like.axes != value.axes and _every(like.axes) == _every(value.axes):
+            axes = tuple(axis for axis, _ in program.graph.mesh if axis in _every(value.axes))
+            found.setdefault(axes, []).append((argument, other, like.axes))
+    results = dict(program.state.pairs)
+    for axes, places in found.items():
+        arguments = [argument for argument, _, _ in places]
+        alike = {program.graph.top.arguments[argument].shape for argument in arguments}
+        yield Finding(
+            rule=STATE_SPLIT_OTHERWISE,
+            array=several([program.state.name(argument) for argument in arguments]),
+            bytes=total_bytes(value for value in moved if value.shape in alike),
+            axes=axes,
+            source=program.state.source,
+            detail=program.state.name(places[0][1]),
+            cure=Cure(
+                kind="split-like",
+                arguments=tuple(arguments),
+                results=tuple(results[argument] for argument in arguments),
+                splits=tuple(split for _, _, split in places),
+            ),
+        )
+
+
+def _parameter_of(
+    argument: int,
+    value: Value,
+    before: Sequence[tuple[int, Value]],
+    program: PartitionedProgram,
+) -> tuple[int, Value] | None:
+    """Returns the array of the state with the same shape whose name ends most alike."""
+    name = _steps_of(program.state.name(argument))
+    ends = {
+        other: _common_end(name, _steps_of(program.state.name(other)))
+        for other, like in before
+        if like.shape == value.shape
+    }
+    most = max(ends.values(), default=0)
+    best = [(other, like) for other, like in before if most and ends.get(other) == most]
+    return best[0] if best else None
+
+
+def _steps_of(name: str) -> list[str]:
+    """Returns the steps of a path: `args`, `[0]`, `.mu` and `['w']` of `args[0].mu['w']`."""
+    return _STEP.findall(name)
+
+
+def _common_end(one: Sequence[str], other: Sequence[str]) -> int:
+    count = 0
+    for mine, theirs in zip(reversed(one), reversed(other), strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+def _state_split_otherwise_words(finding: Finding, sizes: Sizes) -> str:
+    split = "split" if len(finding.axes) > 1 else "splits"
+    return (
+        f"{axes_of(finding)} {split} {array_of(finding)} along another dimension than "
+        f"{clean(finding.detail)}, to which it belongs: {bytes_of(finding, sizes)} on a device "
+        "move from one split to the other in every step"
     )
 
 
@@ -378,7 +534,7 @@ RULES: tuple[Rule, ...] = (
         what=_second_compile_words,
         why="jax compiles a step once for each way in which its arguments are split, and what a "
         "step returns is split as the compiler likes unless `out_shardings` says it",
-        cure=advice("state `out_shardings` for it, or split the argument like the result"),
+        cure=_second_compile_cure,
         is_always_shown=True,
     ),
     Rule(
@@ -416,6 +572,15 @@ RULES: tuple[Rule, ...] = (
         what=_replicated_state_words,
         why="an array without a sharding, or with a PartitionSpec that leaves these axes out, is "
         "kept whole on every device along them",
+        cure=_like_equal_array,
+    ),
+    Rule(
+        name=STATE_SPLIT_OTHERWISE,
+        check=StateCheck(state_split_otherwise),
+        title="state split otherwise",
+        what=_state_split_otherwise_words,
+        why="the update of an array is computed with one split of it, so that what is split "
+        "otherwise, the gradient or the state, moves between devices first",
         cure=_like_equal_array,
     ),
     Rule(

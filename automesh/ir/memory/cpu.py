@@ -9,7 +9,7 @@ from dataclasses import replace
 from automesh.ir.graph import Block, Operation, Value
 from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step, read_by_products
-from automesh.ir.op_kinds import VIEWS
+from automesh.ir.op_kinds import ELEMENTWISE, VIEWS
 
 _NARROW = frozenset(("bf16", "f16"))
 # Arithmetic that is not computed again for each of its readers (InstructionFusion::IsExpensive).
@@ -20,6 +20,16 @@ _EXPENSIVE = frozenset(
         "sine", "sqrt", "tan", "tanh",
     )
 )  # fmt: skip
+
+
+# Arithmetic on each element. Copies of smaller arrays are made where they are read.
+_ARITHMETIC = ELEMENTWISE - {
+    "broadcast_in_dim", "concatenate", "constant", "dynamic_broadcast_in_dim", "iota", "pad",
+    "partition_id", "replica_id", "reverse", "transpose",
+}  # fmt: skip
+
+
+_APART = frozenset(("and", "compare", "convert", "is_finite", "not", "or", "select", "xor"))
 
 
 class CpuBufferModel(BufferModel):
@@ -33,6 +43,8 @@ class CpuBufferModel(BufferModel):
     same axes become one, however large (jaxlib 0.10.1 and 0.12), and never write over their
     operands, which are widened to 32 bits. An all-gather puts the parts one behind the other, and
     the call that a top-k becomes wants rows: along other dimensions than the first it has a copy.
+    Of an array that was gathered for windows each device stores what its own windows see. What a
+    reduction reads is stored if other operations read it, too.
     """
 
     orders: tuple[Order, ...] = ("early",)
@@ -42,6 +54,7 @@ class CpuBufferModel(BufferModel):
         steps: list[Step] = []
         copies: dict[object, Value] = {}
         self.stored.update(_read_often(block))
+        self.stored.update(_read_by_reductions(block))
         self.stored.update(read_by_products(block))
         self.stored.update(_cut_from_gathers(block))
         for operation in block.operations:
@@ -57,6 +70,8 @@ class CpuBufferModel(BufferModel):
                 step = self._widened_reduction(step, steps)
             elif operation.name == "select_and_scatter":
                 step = self._expanded_scatter(step, steps)
+            elif operation.name == "reduce_window" and _reads_gathered_rows(operation):
+                step = self._cut_for_windows(step, steps)
             elif operation.name == "top_k" and _is_gathered_behind(operation.operands[0]):
                 step.operands = [self._add_copy(operation.operands[0], operation, steps)]
             steps.append(step)
@@ -126,6 +141,17 @@ class CpuBufferModel(BufferModel):
         for operands, results in made:
             steps.append(Step(name=COPY, operands=operands, results=results, operation=operation))
         return replace(step, name="scatter", operands=[zeros, places, source])
+
+    def _cut_for_windows(self, step: Step, steps: list[Step]) -> Step:
+        """Adds the rows of a gathered array that the windows of one device see, with padding.
+
+        They are as many as the array has, and those of one device's results.
+        """
+        operation = step.operation
+        whole, result = operation.operands[0], operation.results[0]
+        rows = [self._like(whole, whole.dtype), self._like(result, whole.dtype)]
+        steps.append(Step(name=COPY, operands=[whole], results=rows, operation=operation))
+        return replace(step, operands=[*rows, *step.operands[1:]])
 
     def _like(self, value: Value, dtype: str, repeated: int = 1) -> Value:
         """Makes a stored value that is split as another one; `repeated` along a new dimension."""
@@ -212,6 +238,40 @@ def _read_often(block: Block) -> Iterator[Value]:
                 yield result
 
 
+def _read_by_reductions(block: Block) -> Iterator[Value]:
+    """Finds what the library has to read that does the reductions.
+
+    It is YNNPACK in jaxlib 0.12 (`__ynn_fusion` in its programs). Its kernels contain the
+    arithmetic in front of a reduction that nothing else reads, but for choices, comparisons and
+    conversions.
+    """
+    for operation in block.operations:
+        if operation.name != "reduce":
+            continue
+        waiting = list(operation.operands[: len(operation.results)])
+        while waiting:
+            value = waiting.pop()
+            made = value.producer
+            if made is None or made.name not in _ARITHMETIC or value.is_constant:
+                continue
+            if len(set(value.users)) > 1 or _chooses(made):
+                yield value
+            else:
+                waiting += made.operands
+
+
+def _chooses(operation: Operation) -> bool:
+    """Whether an operation is a choice, as a product with a truth value becomes one."""
+    if operation.name == "multiply":
+        return any(map(_was_truth, operation.operands))
+    return operation.name in _APART
+
+
+def _was_truth(value: Value) -> bool:
+    made = value.producer
+    return made is not None and made.name == "convert" and made.operands[0].dtype == "i1"
+
+
 def _cut_from_gathers(block: Block) -> Iterator[Value]:
     """Finds the parts that each device keeps of gathered arrays that are not used otherwise."""
     for operation in block.operations:
@@ -220,6 +280,15 @@ def _cut_from_gathers(block: Block) -> Iterator[Value]:
             maker = whole.producer
             if maker is not None and maker.name == "all_gather" and len(set(whole.users)) == 1:
                 yield operation.results[0]
+
+
+def _reads_gathered_rows(windows: Operation) -> bool:
+    """Whether an array was gathered for windows whose results stay split."""
+    maker = windows.operands[0].producer
+    if maker is None or maker.name != "all_gather":
+        return False
+    split = zip(maker.attributes["per_dimension"], windows.results[0].axes, strict=True)
+    return any(gathered and set(gathered) <= set(kept) for gathered, kept in split)
 
 
 def _is_gathered_behind(value: Value) -> bool:

@@ -29,7 +29,7 @@ from automesh.ir.passes.offload import is_move, is_to_host
 _UPDATES = frozenset(("dynamic_update_slice", "scatter"))
 _NEVER_IN_PLACE = frozenset(
     (
-        "dot_general", "convolution", "ragged_dot", "custom_call", "reduce", "reduce_window",
+        "dot_general", "convolution", "ragged_dot", "custom_call", "fft", "reduce", "reduce_window",
         "gather", "dynamic_slice", "slice", "sort", "top_k", "transpose", "concatenate", "pad",
         "reverse", "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_slice",
         "while", "case", COPY,

@@ -7,7 +7,7 @@ and reversals; `gather_windows` does what the partitioner does where rows cannot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,19 +110,23 @@ def exchange_rows(graph: Graph) -> None:
 
 
 def gather_windows(graph: Graph) -> None:
-    """Rewrites reduce_window(x) to all_slice(reduce_window(all_gather(x))) where a window has all
-    rows before, as in a running sum: rows cannot be exchanged then, and every device does the whole
-    operation."""
+    """Rewrites reduce_window(x) to reduce_window(all_gather(x)) where a window has all rows before,
+    as in a running sum.
+
+    Rows cannot be exchanged then. Every device gathers all rows and makes its part of the result.
+    """
     sizes = dict(graph.mesh)
     for block in blocks(graph):
         for operation in [one for one in block.operations if one.name == "reduce_window"]:
             source = operation.operands[0]
-            if len(operation.results) == 1 and any(
-                _is_split(source, dimension)
-                and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
+            along = {
+                dimension
                 for dimension, window in enumerate(_of_reduction(operation))
-            ):
-                _do_whole(block, operation, sizes)
+                if _is_split(source, dimension)
+                and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
+            }
+            if len(operation.results) == 1 and along:
+                _gather_rows(block, operation, along, sizes)
 
 
 def gather_top_k(graph: Graph) -> None:
@@ -196,6 +200,27 @@ def _keep_first(
     set_operands(operation, [values])
 
 
+def _gather_rows(
+    block: Block, operation: Operation, along: set[int], sizes: dict[str, int]
+) -> None:
+    """Makes every device gather what the operation reads along some dimensions."""
+    source = operation.operands[0]
+    over = _gathered(source, sizes, along)
+    whole = _kept_by_manual(source, along)
+    place = block.operations.index(operation)
+    block.operations.insert(
+        place,
+        Operation(
+            name="all_gather",
+            operands=[source],
+            results=[whole],
+            attributes=over,
+            source=operation.source,
+        ),
+    )
+    set_operands(operation, [whole, *operation.operands[1:]])
+
+
 def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
     """Makes every device gather what the operation reads, do all of it, and keep its part."""
     place = block.operations.index(operation)
@@ -234,18 +259,32 @@ def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None
     block.operations[place : place + 1] = [*before, operation, *behind]
 
 
-def _gathered(value: Value, sizes: dict[str, int]) -> dict[str, Any]:
-    """Returns the attributes of a gather of all that the partitioner has split."""
+def _gathered(
+    value: Value, sizes: dict[str, int], along: Collection[int] | None = None
+) -> dict[str, Any]:
+    """Returns the attributes of a gather of what the partitioner has split.
+
+    Args:
+      along: the dimensions; None: all.
+    """
     manual = set(value.manual)
-    left = tuple(tuple(axis for axis in axes if axis not in manual) for axes in value.axes)
+    left = tuple(
+        tuple(axis for axis in axes if axis not in manual and (along is None or d in along))
+        for d, axes in enumerate(value.axes)
+    )
     axes = tuple(dict.fromkeys(axis for split in left for axis in split))
     return {"axes": axes, "group": _count(axes, sizes), "per_dimension": left}
 
 
-def _kept_by_manual(value: Value) -> Value:
+def _kept_by_manual(value: Value, along: Collection[int] | None = None) -> Value:
+    """Copies a value, gathered along some dimensions, or along all."""
     manual = set(value.manual)
     return like(
-        value, axes=tuple(tuple(axis for axis in axes if axis in manual) for axes in value.axes)
+        value,
+        axes=tuple(
+            tuple(axis for axis in axes if axis in manual or (along is not None and d not in along))
+            for d, axes in enumerate(value.axes)
+        ),
     )
 
 

@@ -8,6 +8,8 @@ from automesh.ir.passes.edits import blocks, like, returned_values, set_operands
 
 # Key in `Operation.attributes` of a product whose float32 operand is moved in bfloat16.
 IS_STATED_WIDE = "is_stated_wide"
+# The same of a conversion that the script does not have.
+IS_OF_COMPILER = "is_of_compiler"
 _MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
 _ON_THE_WAY = VIEWS - {"optimization_barrier"} | {
     "all_slice",
@@ -37,6 +39,7 @@ def move_narrow_for_products(graph: Graph) -> None:
                 name="convert",
                 operands=list(operation.operands),
                 results=[narrow],
+                attributes={IS_OF_COMPILER: True},
                 source=operation.source,
             )
             set_operands(operation, [narrow])

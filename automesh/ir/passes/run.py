@@ -28,6 +28,7 @@ from automesh.ir.passes.narrowed import move_narrow_for_products
 from automesh.ir.passes.offload import drop_moves, mark_host_values
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
+from automesh.ir.passes.transforms import transform_in_parts
 from automesh.ir.passes.windowed import mark_windowed
 
 ALL = frozenset(("none", "cpu", "gpu", "tpu"))
@@ -81,6 +82,11 @@ RULES: tuple[Rewrite, ...] = (
         apply=exchange_halos,
         platforms=ALL,
         source="PartitionConvolution in spmd/convolution_handler.cc",
+    ),
+    Rewrite(
+        apply=transform_in_parts,
+        platforms=ALL,
+        source="HandleFft in spmd/fft_handler.cc",
     ),
     Rewrite(
         apply=gather_windows,

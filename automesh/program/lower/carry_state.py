@@ -104,7 +104,9 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
     the first argument, or as a donated one, replaces it as a whole. Leading outputs replace leading
     arguments whose leaves have the same names, shapes and types; this skips arguments that hold
     references or no arrays, or were changed in place. Outputs of the same form replace the
-    remaining donated arguments (`return loss, model, opt_state`).
+    remaining donated arguments (`return loss, model, opt_state`). If nothing is donated, they
+    replace leading arguments in the same way, but only if one of these has integers, such as the
+    count of an optimizer: others could be gradients.
 
     Args:
       args: positional arguments without the static ones.
@@ -134,6 +136,8 @@ def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) ->
         [position for position in movable if position not in taken],
         donated,
     )
+    if not pairs and not any(donated):
+        pairs = _behind(args, parts, movable)
     structures = [jax.tree.structure(parts[output]) for _, output in pairs]
     return Carry(
         pairs=tuple(pairs),
@@ -317,6 +321,23 @@ def _leading(
             break
         pairs.append((position, output))
     return pairs
+
+
+def _behind(
+    args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Pairs leading arguments with outputs behind others, if they hold integers: a loss comes
+    first, and the step gives nothing away."""
+    for first in range(1, len(parts)):
+        pairs: list[tuple[int, int]] = []
+        for output, position in enumerate(movable[: len(parts) - first], start=first):
+            if not same_types(forms_of(args[position]), forms_of(parts[output])):
+                break
+            pairs.append((position, output))
+        dtypes = {form.dtype for position, _ in pairs for form in forms_of(args[position])}
+        if any(dtype.startswith(("int", "uint")) for dtype in dtypes):
+            return pairs
+    return []
 
 
 def _donated(

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from automesh.ir.graph import element_bytes
-from automesh.sharding.attribute_names import FIXED
+from automesh.sharding.attribute_names import AS_PRODUCT, FIXED
 from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.calls import batch_dimensions
-from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts
+from automesh.sharding.partitioner.own_rules import alike
+from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts, count
 from automesh.sharding.partitioner.reshards import (
     depends_on_sizes,
     gathers_all,
@@ -60,8 +61,8 @@ class _Rule:
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
     """Inserts `sdy.reshard` around the operations that XLA's partitioner splits itself.
 
-    These are products, convolutions, gathers, scatters, dynamic slices and updates, and custom
-    calls.
+    These are products, convolutions, gathers, scatters, dynamic slices and updates, Fourier
+    transforms, gradients of maxima over windows, and custom calls.
 
     Args:
       module: the operation of a module whose shardings are propagated and closed, with sharding
@@ -79,6 +80,10 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
                 inserter.visit_slice(operation)
             elif name == "stablehlo.dynamic_update_slice":
                 inserter.visit_update(operation)
+            elif name == "stablehlo.fft":
+                inserter.visit_transform(operation)
+            elif name == "stablehlo.select_and_scatter":
+                inserter.visit_windows(operation)
             elif name == "stablehlo.custom_call":
                 inserter.visit_call(operation)
 
@@ -233,6 +238,76 @@ class _Inserter:
         batch = batch_dimensions(operation, self._ir)
         if batch is not None and all(map(_is_array, (*operation.operands, *operation.results))):
             self._gather_around(operation, batch=batch)
+
+    def visit_transform(self, operation: Any) -> None:
+        """Reshards around a Fourier transform (`HandleFft` in xla/service/spmd/fft_handler.cc).
+
+        It is done on each device where the dimensions that it transforms are whole. A plain one
+        over a last dimension that all devices split is done in parts; see
+        `ir.passes.transforms`. For any other one every device gathers all of the array.
+
+        The TPU's compiler makes it products with matrices first: their operand is gathered along
+        the dimensions that are summed, and each device makes its part of the result.
+        """
+        manual = _manual_axes(operation, self._sdy)
+        before, after = (
+            self._parts(one, manual) for one in (operation.operands[0], operation.results[0])
+        )
+        if before is None or after is None:
+            return
+        lengths = self._ir.DenseI64ArrayAttr(operation.attributes["fft_length"])
+        rest = len(after) - len(lengths)
+        if AS_PRODUCT in operation.attributes:
+            self._state_rule(operation, operation.operands[0], made=rest)
+            after = _kept(after[:rest], len(after))
+        elif any(after[rest:]):
+            if not self._is_in_parts(operation, after):
+                self._gather_around(operation, batch=0)
+                return
+            self._state_rule(operation, operation.operands[0])
+        if before != after:
+            with self._ir.InsertionPoint(operation), operation.location:
+                operation.operands[0] = self._sdy.ReshardOp(
+                    operation.operands[0], self._attribute(after)
+                ).result
+
+    def _is_in_parts(self, transform: Any, split: Sequence[Parts]) -> bool:
+        """Whether the partitioner lets each device do a part of each transform."""
+        shape = self._ir.RankedTensorType(transform.operands[0].type).shape
+        devices = math.prod(self.mesh.values())
+        is_plain = re.search(r"\bFFT\b", str(transform.attributes["fft_type"]))
+        return bool(
+            len(shape) > 2 and is_plain and count(split[-1]) == devices and shape[-1] % devices == 0
+        )
+
+    def visit_windows(self, operation: Any) -> None:
+        """Keeps the gradient of a maximum over windows split along them
+        (`HandleSelectAndScatter`), if there are as many rows for each window on all devices."""
+        operand, source, _ = operation.operands
+        manual = _manual_axes(operation, self._sdy)
+        known = [self._parts(one, manual) for one in (operand, source, operation.results[0])]
+        rows, windows = (self._ir.RankedTensorType(one.type).shape for one in (operand, source))
+        is_even = all(
+            not one or (size % made == 0 and made % count(one) == 0)
+            for one, size, made in zip(known[2] or (), rows, windows, strict=False)
+        )
+        if None in known or not is_even:
+            return
+        self._state_rule(operation, operand, source)
+        with self._ir.InsertionPoint(operation), operation.location:
+            for place, value in enumerate((operand, source)):
+                if known[place] != known[2]:
+                    moved = self._sdy.ReshardOp(value, self._attribute(known[2] or ()))
+                    operation.operands[place] = moved.result
+
+    def _state_rule(self, operation: Any, *operands: Any, made: int | None = None) -> None:
+        """States a rule in place of Shardy's own, which wants some dimensions whole."""
+        shapes = [self._ir.RankedTensorType(one.type).shape for one in operands]
+        result = self._ir.RankedTensorType(operation.results[0].type).shape
+        scalars = len(operation.operands) - len(operands)
+        operation.attributes[_OWN_RULE] = self._ir.Attribute.parse(
+            alike(shapes, result, scalars=scalars, made=made)
+        )
 
     def _is_grouped(self, operation: Any) -> bool:
         """Whether a convolution has groups that no axis splits.

@@ -119,3 +119,88 @@ def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> N
         lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), "SAME"), 1024, 4
     )
     assert not any("moves rows" in note for note in halo.notes)
+
+
+def _sent(work: Callable[[Any], Any], shape: Any, spec: Any, platform: str = "cpu") -> Any:
+    def build(mesh: Any) -> Any:
+        split = NamedSharding(mesh, P(*spec))
+        x = jax.ShapeDtypeStruct(shape, jnp.complex64, sharding=split)
+        return jax.jit(work, out_shardings=split), (x,)
+
+    sizes = (("dp", 2), ("tp", 4)) if "dp" in spec and "tp" in spec else (("tp", 8),)
+    axes = tuple(axis for axis, _ in sizes)
+    programs = Programs(
+        build=lambda mesh: build_on(build, mesh), axis_names=axes, platform=platform
+    )
+    terms = propagate(programs, sizes=sizes, probes=(), enter=lambda _: None).terms
+    known = dict(sizes)
+    sent: dict[tuple[str, str], float] = {}
+    for one in terms.collectives:
+        many = value_of(one.payload_bytes, known) * value_of(one.count, known) / KIB
+        key = one.kind, "+".join(one.axes)
+        sent[key] = sent.get(key, 0.0) + many
+    most = max((value_of(point.bytes, known) for point in terms.points), default=0.0)
+    return sent, most / KIB, terms
+
+
+def _fft(x: Any) -> Any:
+    return lax.fft(x, "FFT", (x.shape[-1],))
+
+
+def _ifft(x: Any) -> Any:
+    return lax.fft(x, "IFFT", (x.shape[-1],))
+
+
+@pytest.mark.parametrize(
+    ("work", "spec", "expected"),
+    [
+        (_fft, ("dp", "tp", None), {}),
+        (_ifft, (None, None, "tp"), {("all-gather", "tp"): 8192}),
+        (_fft, ("dp", None, "tp"), {("all-gather", "tp"): 4096, ("all-gather", "dp"): 8192}),
+        (
+            _fft,
+            (None, None, "tp"),
+            {("all-to-all", "tp"): 8192, ("collective-permute", "tp"): 8192},
+        ),
+    ],
+)
+def test_fourier_transforms_as_in_the_compiled_program(
+    work: Callable[[Any], Any], spec: Any, expected: dict[tuple[str, str], float]
+) -> None:
+    """Before, each was two all-to-alls."""
+    sent, _, terms = _sent(work, (16, 256, 256), spec)
+    assert sent == pytest.approx(expected)
+    # The ring puts rows in another order by a product.
+    assert any(kernel.matmuls for kernel in terms.kernels) is ("collective-permute" in str(sent))
+
+
+def test_a_tpu_gathers_a_fourier_transform_along_its_dimension_alone() -> None:
+    sent, _, _ = _sent(_fft, (16, 256, 256), ("dp", None, "tp"), "tpu")
+    assert sent == pytest.approx({("all-gather", "tp"): 4096})
+
+
+def test_a_running_sum_gathers_along_its_dimension_alone() -> None:
+    """Before, the other axis gathered its batch, too."""
+
+    def work(x: Any) -> Any:
+        return jnp.cumsum(x, axis=1)
+
+    sent, memory, _ = _sent(work, (8, 1024, 64), ("dp", "tp", None))
+    assert sent == pytest.approx({("all-gather", "tp"): 2048})
+    # As compiled: the gathered rows, and those that the windows of one device see.
+    assert memory == pytest.approx(2048 + 2048 + 512, rel=0.1)
+
+
+def test_windows_that_a_maximum_was_taken_of_stay_split() -> None:
+    """Before, what comes back to them was gathered first."""
+
+    def work(x: Any) -> Any:
+        def pooled(y: Any) -> Any:
+            return jnp.sum(
+                lax.reduce_window(y, -jnp.inf, lax.max, (1, 4, 1), (1, 4, 1), "VALID") ** 2
+            )
+
+        return jax.grad(pooled)(jnp.abs(x)).astype(jnp.complex64)
+
+    sent, _, _ = _sent(work, (8, 1024, 64), (None, "tp", None))
+    assert "all-gather" not in {kind for kind, _ in sent}
