@@ -14,5 +14,7 @@ def note(text: str) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns `ValueError: the first line of its message`."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """Returns `ValueError: the first line of its message`; the type alone if it has no message, as
+    that of `assert len(devices) == 8`."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -28,6 +28,7 @@ from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
+from automesh.program.notes import in_one_line
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 
@@ -99,7 +100,7 @@ def _early(entry: Entry, ended: Ended | None) -> Exception:
         return ended.error
     if ended is not None and ended.error is not None:
         place = failing_line(ended.error.__traceback__)
-        text = f"{type(ended.error).__name__}: {ended.error}".splitlines()[0]
+        text = in_one_line(ended.error)
         return EndedEarly(f"{name} fails at {place}: {text}")
     if ended is not None and ended.exit_code:
         return EndedEarly(f"{name} ends with exit code {ended.exit_code} before its step")

@@ -22,6 +22,7 @@ from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import read_step, store_in
 from automesh.program.lower.program_text import first_difference, in_one_form
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
+from automesh.program.notes import in_one_line
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
 
@@ -142,7 +143,7 @@ def _first_carried(
             refusal = refusal or error.message
         # jax raises various exceptions if the step does not fit the mesh: 127 does not divide by 2.
         except Exception as error:  # noqa: BLE001
-            refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            refusal = refusal or in_one_line(error)[:200]
     return refusal
 
 
