@@ -143,7 +143,7 @@ def _first_carried(
             refusal = refusal or error.message
         # jax raises various exceptions if the step does not fit the mesh: 127 does not divide by 2.
         except Exception as error:  # noqa: BLE001
-            refusal = refusal or in_one_line(error)[:200]
+            refusal = refusal or in_one_line(error)[:240]
     return refusal
 
 

@@ -25,7 +25,13 @@ from jax.sharding import AbstractMesh, Mesh
 from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
 from automesh.program.capture.unjitted import made_by
-from automesh.program.carry.by_value import tuple_of_arguments, users_modules_by_value
+from automesh.program.carry.by_value import (
+    cached_function,
+    library_function,
+    tuple_of_arguments,
+    users_modules_by_value,
+    written_or_left_out,
+)
 from automesh.program.carry.meshes import Binding, CannotCarry
 from automesh.program.carry.trace_file import Handed
 
@@ -110,9 +116,13 @@ class _FunctionWriter(cloudpickle.Pickler):
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         if (made := made_by(obj)) is not None:
             return _made, made
-        if (as_tuple := tuple_of_arguments(obj)) is not None:
-            return as_tuple
-        return super().reducer_override(obj)
+        for written in (tuple_of_arguments, library_function, cached_function):
+            if (how := written(obj)) is not None:
+                return how
+        how = super().reducer_override(obj)
+        if how is not NotImplemented:
+            return how
+        return written_or_left_out(obj, type(obj) in self.dispatch_table)
 
 
 def _is_array(value: Any) -> bool:
