@@ -33,6 +33,7 @@ from automesh.program.carry.by_value import (
     written_or_left_out,
 )
 from automesh.program.carry.meshes import Binding, CannotCarry
+from automesh.program.carry.nnx_contexts import tags_in_force
 from automesh.program.carry.trace_file import Handed
 
 # NumPy arrays up to this size are pickled together with the object that holds them.
@@ -54,7 +55,8 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     writer = _FunctionWriter(buffer, leaves, handed)
     try:
         with users_modules_by_value():
-            writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
+            parts = _parts(call.function, call.settings)
+            writer.dump((parts, call.args, call.kwargs, tags_in_force()))
     except CannotCarry:
         raise
     except _REFUSED as error:
@@ -68,8 +70,9 @@ def _first_line(error: BaseException) -> str:
 
 def read_function(
     data: bytes, binding: Binding, *, arrays: Sequence[Any], leaves: Sequence[Any]
-) -> Call:
-    """Reads a function, and returns its call on the meshes of `binding`.
+) -> tuple[Call, tuple[Any, ...]]:
+    """Reads a function, and returns its call on the meshes of `binding`, with the tags of the
+    contexts of NNX in which it is traced.
 
     Args:
       arrays: in place of those that were handed out.
@@ -79,14 +82,15 @@ def read_function(
       CannotCarry: something in it cannot be made here.
     """
     try:
-        parts, args, kwargs = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
+        parts, args, kwargs, tags = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
         jitted = _jitted(*parts)
     # Whatever the user's classes raise when they are made anew.
     except Exception as error:
         if isinstance(error, CannotCarry):
             raise
         raise CannotCarry(f"its function cannot be read again ({_first_line(error)})") from error
-    return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
+    call = Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
+    return call, tags
 
 
 class _FunctionWriter(cloudpickle.Pickler):

@@ -28,6 +28,7 @@ from automesh.program.carry.function_file import read_function, write_function
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
+from automesh.program.carry.nnx_contexts import contexts_of
 from automesh.program.carry.trace_file import Handed, read_trace, write_trace
 from automesh.program.carry.values import (
     StoredLeaf,
@@ -328,7 +329,7 @@ def _traced_anew(
         raise CannotCarry("its function is not stored")
     # The function says the script's own names; an axis that is split means all of its parts.
     with meaning(binding.splits):
-        call = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+        call, tags = read_function(step.function, binding, arrays=arrays, leaves=leaves)
         context, entered = in_force
         with ExitStack() as stack:
             if context is not None:
@@ -338,6 +339,7 @@ def _traced_anew(
                     # That `with mesh:` is out of date was said to the script.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     stack.enter_context(entered)
+            stack.enter_context(contexts_of(tags))
             again = trace(call)
     if len(again.leaves) != len(leaves):
         raise CannotCarry("its function has other arguments when it is traced again")
