@@ -39,9 +39,14 @@ from automesh.program.carry.values import (
     dtype_of,
     write_values,
 )
-from automesh.program.notes import note
+from automesh.program.notes import in_one_line, note
 from automesh.reading import Unreadable
 
+# What Python raises where an object is not as in the process of the script, such as a class that is
+# registered with jax there. A dimension that does not divide is none of these (ValueError).
+_NOT_AS_IN_THE_SCRIPT = (
+    *(TypeError, AttributeError, LookupError, NameError, ImportError, AssertionError),
+)
 # Arguments up to this size are stored; larger ones are made up for measurements.
 LARGEST_STORED_BYTES = STORED_STEP_BYTES
 # Objects that a function refers to besides its arguments, such as a data set, are stored up to this
@@ -340,7 +345,11 @@ def _traced_anew(
                     warnings.simplefilter("ignore", DeprecationWarning)
                     stack.enter_context(entered)
             stack.enter_context(contexts_of(tags))
-            again = trace(call)
+            try:
+                again = trace(call)
+            except _NOT_AS_IN_THE_SCRIPT as error:
+                why = f"its function cannot be traced again ({in_one_line(error)[:240]})"
+                raise CannotCarry(why) from error
     if len(again.leaves) != len(leaves):
         raise CannotCarry("its function has other arguments when it is traced again")
     return again.traced, again.settings

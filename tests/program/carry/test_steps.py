@@ -518,6 +518,35 @@ def test_a_function_is_carried_with_what_public_scripts_let_it_hold(
     assert text(case.carried(tmp_path, sizes, by="function")) == text(case.real(tmp_path, sizes))
 
 
+class _Registered:
+    """An object that is another one in a process that has not run the script, as one of a class
+    that the script registers with jax."""
+
+    rate = 0.5
+
+    def __reduce__(self) -> Any:
+        return object, ()
+
+
+def test_a_function_that_fails_in_another_process_is_a_reason_to_run_the_script(
+    tmp_path: Path,
+) -> None:
+    """Before, it ended the search: "raised TypeError: Error interpreting argument"."""
+
+    def make(mesh: Mesh) -> Any:
+        held = _Registered()
+        mean = jax.shard_map(
+            jnp.mean, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False
+        )
+        w, x = arrays(mesh)
+        step = jax.jit(trained(lambda w, x: held.rate * plain(w, x) + mean(x)))
+        return step, (put(mesh, w), x), {}
+
+    (case := Case(make=make, sizes=OWN, settings={})).stored(tmp_path)
+    with pytest.raises(CannotCarry, match=r"cannot be traced again \(AttributeError: 'object'"):
+        case.carried(tmp_path, {"data": 2, "model": 4}, by="function")
+
+
 def test_a_part_is_named_without_a_line_where_jax_knows_none(tmp_path: Path) -> None:
     """The whole step is the `shard_map`. Before, the line was one of automesh itself."""
 
