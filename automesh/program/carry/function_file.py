@@ -11,6 +11,7 @@ registers itself with jax, an open file). Then the script is run again.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import pickle
@@ -57,6 +58,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
         with users_modules_by_value():
             parts = _parts(call.function, call.settings)
             writer.dump((parts, call.args, call.kwargs, tags_in_force()))
+            writer.dump([(kind, *how) for kind in writer.classes if (how := _registered(kind))])
     except CannotCarry:
         raise
     except _REFUSED as error:
@@ -82,7 +84,12 @@ def read_function(
       CannotCarry: something in it cannot be made here.
     """
     try:
-        parts, args, kwargs, tags = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
+        reader = _Reader(io.BytesIO(data), binding, arrays, leaves)
+        parts, args, kwargs, tags = reader.load()
+        for kind, taken_apart, put_together in reader.load():
+            # Classes of Equinox register themselves when they are made.
+            with contextlib.suppress(ValueError):
+                jax.tree_util.register_pytree_node(kind, taken_apart, put_together)
         jitted = _jitted(*parts)
     # Whatever the user's classes raise when they are made anew.
     except Exception as error:
@@ -97,6 +104,7 @@ class _FunctionWriter(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, leaves: Sequence[Any], handed: Handed) -> None:
         super().__init__(file)
         self._handed = handed
+        self.classes: list[type[Any]] = []
         self._leaves = {id(leaf): place for place, leaf in enumerate(leaves) if _is_array(leaf)}
         self._places = {device: place for place, device in enumerate(handed.own.devices.flat)}
 
@@ -125,8 +133,18 @@ class _FunctionWriter(cloudpickle.Pickler):
                 return how
         how = super().reducer_override(obj)
         if how is not NotImplemented:
+            if isinstance(obj, type):
+                self.classes.append(obj)
             return how
         return written_or_left_out(obj, type(obj) in self.dispatch_table)
+
+
+def _registered(kind: type[Any]) -> tuple[Any, Any] | None:
+    """Returns the two functions with which a class of the script is registered with jax as a node
+    of trees; None if it is not, or if this version of jax does not say."""
+    trees: Any = importlib.import_module("jax._src.tree_util")
+    entry: Any = getattr(trees, "_registry", {}).get(kind)
+    return None if entry is None else (entry.to_iter, entry.from_iter)
 
 
 def _is_array(value: Any) -> bool:

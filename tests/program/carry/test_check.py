@@ -125,6 +125,16 @@ CASES: dict[str, dict[str, str]] = {
     },
     # A demonstration: its values are those of its last call but one, or of its only call.
     "ends_after_two": {"turns": "2"},
+    # A class of the script, as a node of trees: the other process has another class of that name.
+    "own_nodes": {
+        "first": "import dataclasses\n"
+        "@jax.tree_util.register_dataclass\n@dataclasses.dataclass\n"
+        "class Pair:\n    w: jax.Array\n    x: jax.Array\n"
+        "split = jax.shard_map(lambda both: jax.lax.pmean(jnp.mean((both.x @ both.w) ** 2), "
+        "('data',)), mesh=mesh, in_specs=(Pair(P(), P('data')),), out_specs=P())",
+        "loss": "split(Pair(w, x))",
+        "weights": "P()",
+    },
     # Before, it was run for each mesh: "No update context found" by the function's own context.
     "nnx_in_parts": {"all": NNX},
     "prints": {"loss": "(jax.debug.print('{}', x[0, 0]), jnp.mean((x @ w) ** 2))[1]"},
@@ -175,6 +185,7 @@ SAID = {
     "made_in_parts": "",
     "asks_its_mesh": "",
     "nnx_in_parts": "",
+    "own_nodes": "",
     # What only shows something is left out of the step.
     "prints": "",
     "ends_after_two": "",
