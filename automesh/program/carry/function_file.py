@@ -34,7 +34,7 @@ from automesh.program.carry.by_value import (
     written_or_left_out,
 )
 from automesh.program.carry.meshes import Binding, CannotCarry
-from automesh.program.carry.nnx_contexts import tags_in_force
+from automesh.program.carry.of_flax import has_nodes, nodes_register_later, tags_in_force
 from automesh.program.carry.trace_file import Handed
 
 # NumPy arrays up to this size are pickled together with the object that holds them.
@@ -57,6 +57,7 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     try:
         with users_modules_by_value():
             parts = _parts(call.function, call.settings)
+            writer.dump(has_nodes())
             writer.dump((parts, call.args, call.kwargs, tags_in_force()))
             writer.dump([(kind, *how) for kind in writer.classes if (how := _registered(kind))])
     except CannotCarry:
@@ -85,7 +86,8 @@ def read_function(
     """
     try:
         reader = _Reader(io.BytesIO(data), binding, arrays, leaves)
-        parts, args, kwargs, tags = reader.load()
+        with nodes_register_later(reader.load()):
+            parts, args, kwargs, tags = reader.load()
         for kind, taken_apart, put_together in reader.load():
             # Classes of Equinox register themselves when they are made.
             with contextlib.suppress(ValueError):

@@ -28,7 +28,7 @@ from automesh.program.carry.function_file import read_function, write_function
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
-from automesh.program.carry.nnx_contexts import contexts_of
+from automesh.program.carry.of_flax import contexts_of
 from automesh.program.carry.trace_file import Handed, read_trace, write_trace
 from automesh.program.carry.values import (
     StoredLeaf,
@@ -43,9 +43,9 @@ from automesh.program.notes import in_one_line, note
 from automesh.reading import Unreadable
 
 # What Python raises where an object is not as in the process of the script, such as a class that is
-# registered with jax there. A dimension that does not divide is none of these (ValueError).
+# registered with jax there. A dimension that is not divisible is none of these.
 _NOT_AS_IN_THE_SCRIPT = (
-    *(TypeError, AttributeError, LookupError, NameError, ImportError, AssertionError),
+    *(TypeError, ValueError, AttributeError, LookupError, NameError, ImportError, AssertionError),
 )
 # Arguments up to this size are stored; larger ones are made up for measurements.
 LARGEST_STORED_BYTES = STORED_STEP_BYTES
@@ -348,6 +348,8 @@ def _traced_anew(
             try:
                 again = trace(call)
             except _NOT_AS_IN_THE_SCRIPT as error:
+                if isinstance(error, ValueError) and "divis" in str(error):
+                    raise
                 why = f"its function cannot be traced again ({in_one_line(error)[:240]})"
                 raise CannotCarry(why) from error
     if len(again.leaves) != len(leaves):
