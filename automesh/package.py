@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -69,7 +72,35 @@ def is_users_file(file: str) -> bool:
         return True
     if any(folder in file for folder in INSTALLED):
         return False
-    return not file.startswith(("<", *_OURS.values(), *LIBRARIES))
+    if file.startswith(("<", *_OURS.values(), *LIBRARIES)):
+        return False
+    return not _is_in_installed_package(file, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_installed_package(file: str, import_path: tuple[str, ...]) -> bool:
+    """Whether a file belongs to a package that `pip install --target` has put into a folder of the
+    import path. The script itself may be in the same folder."""
+    for folder in import_path:
+        if folder and file.startswith(f"{folder.rstrip('/')}/"):
+            name = file[len(folder.rstrip("/")) + 1 :].partition("/")[0]
+            if name in _installed_names(folder):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _installed_names(folder: str) -> frozenset[str]:
+    """Names of the files and folders that packages installed in a folder have there.
+
+    What is only built there, as a project of the user is, has `*.egg-info` and no such record.
+    """
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for record in Path(folder).glob("*.dist-info/RECORD"):
+            lines = record.read_text(errors="replace").splitlines()
+            found.update(line.strip('"').partition("/")[0].partition(",")[0] for line in lines)
+    return frozenset(found)
 
 
 def installed_version(package: str) -> str:

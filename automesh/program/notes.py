@@ -11,8 +11,3 @@ def note(text: str) -> None:
     with contextlib.suppress(Exception):  # The script may have replaced stderr by anything.
         sys.stderr.write(f"automesh: {text}\n")
         sys.stderr.flush()
-
-
-def in_one_line(error: BaseException) -> str:
-    """Returns `ValueError: the first line of its message`."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]

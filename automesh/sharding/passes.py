@@ -18,7 +18,6 @@ import jax
 import jaxlib
 
 from automesh.outcomes import Failed
-from automesh.program.notes import in_one_line
 from automesh.program.refused import StepRefused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form, fold_transposes
@@ -31,6 +30,7 @@ from automesh.sharding.partitioner.insert import (
 from automesh.sharding.partitioner.one_device import gather_for_one_device, hand_on_to_all
 from automesh.sharding.partitioner.own_rules import mark_transforms
 from automesh.sharding.scans import scans_as_windows
+from automesh.texts.exceptions import in_one_line
 
 STAGE = "propagate"
 _CLASSES = (

@@ -18,13 +18,20 @@ _INDIVISIBLE = re.compile(
 
 
 def sentence_of(error: BaseException) -> str:
-    """Returns `ValueError: the first line of its message`; shortens jax's message about a mesh."""
+    """Returns `in_one_line` of an error in 200 characters; shortens jax's message about a mesh."""
     name, said = type(error).__name__, said_by(error)
     if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
         axis, parts, size, shape = found.groups()
         return f"{name}: dimension {axis} of an array {shape} is {size}, no multiple of {parts}"
-    lines = said.strip().splitlines()
-    return shortened(f"{name}: {lines[0].strip()}" if lines else name)
+    return shortened(in_one_line(error))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns `ValueError: the first line of its message`; the type alone if it has no message, as
+    that of `assert len(devices) == 8`."""
+    lines = said_by(error).strip().splitlines()
+    name = type(error).__name__
+    return f"{name}: {lines[0].strip()}" if lines else name
 
 
 def said_by(error: BaseException) -> str:

@@ -43,6 +43,7 @@ class Case:
     Attributes:
       sizes: of the mesh of the script.
       kind: of all its axes: `auto` or `explicit`; a mesh with explicit axes is in force.
+      enters: whether the script calls the step inside of `with mesh:`.
       settings: with which the step's function is jitted again, from which it is stored; None if
         it is stored as its trace alone.
     """
@@ -50,6 +51,7 @@ class Case:
     make: Make
     sizes: Sizes
     kind: str = "auto"
+    enters: bool = False
     settings: dict[str, Any] | None = None
 
     def mesh(self, sizes: Sizes | None = None) -> Mesh:
@@ -75,6 +77,8 @@ class Case:
             return trace(call)
 
     def _in_force(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        if self.enters:
+            return mesh
         return jax.set_mesh(mesh) if self.kind == "explicit" else nullcontext()
 
     def stored(self, folder: Path, *, with_values: bool = True) -> StoredStep:

@@ -31,6 +31,7 @@ from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
+from automesh.texts.exceptions import in_one_line
 
 # Bytes of arguments up to which they are kept on the host, so that the script runs once for each
 # mesh.
@@ -100,7 +101,7 @@ def _early(entry: Entry, ended: Ended | None) -> Exception:
         return ended.error
     if ended is not None and ended.error is not None:
         place = failing_line(ended.error.__traceback__)
-        text = f"{type(ended.error).__name__}: {ended.error}".splitlines()[0]
+        text = in_one_line(ended.error)
         return EndedEarly(f"{name} fails at {place}: {text}")
     if ended is not None and ended.exit_code:
         return EndedEarly(f"{name} ends with exit code {ended.exit_code} before its step")

@@ -20,6 +20,7 @@ from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
 from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
+from automesh.texts.exceptions import in_one_line
 
 # Errors of jax about values that a trace does not have.
 _NEEDS_VALUES = frozenset(
@@ -149,7 +150,7 @@ def _failed(name: str, error: Exception) -> UsageError:
         place = SourceLine(file=error.filename, line=error.lineno or 0)
     if isinstance(error, UsageError) and not place.file:
         return error  # About the whole file, such as a notebook that cannot be read.
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    text = in_one_line(error)
     if isinstance(error, SyntaxError):
         text = f"{type(error).__name__}: {error.msg}"  # The message names the place already.
     if isinstance(error, EOFError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from automesh.package import is_users_file
 from automesh.program.capture.world.told import tell
 
 _CORE: Any = importlib.import_module("jax._src.core")
@@ -38,9 +39,10 @@ def without_shown(closed: Any) -> Any:
 
 def line_of(equation: Any) -> str:
     """Returns the line where the user's code asks for an operation, such as `train.py:12`; empty if
-    it is not known."""
-    frame = _SOURCE.user_frame(equation.source_info.traceback)
-    return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else ""
+    it is not known. A line of a library that does so counts only if there is none of the user."""
+    frames = list(_SOURCE.user_frames(equation.source_info.traceback))
+    own = [frame for frame in frames if is_users_file(frame.file_name)] or frames
+    return f"{own[0].file_name.rpartition('/')[2]}:{own[0].start_line}" if own else ""
 
 
 def _is_program(value: Any) -> bool:

@@ -7,6 +7,7 @@ which no longer needs the script.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,7 @@ class TracedCall:
         which is the order in which jax takes their leaves.
       settings: what the function was jitted with.
       context: the mesh that `jax.set_mesh` had put in force; None without one.
+      entered: the mesh that `with mesh:` had put in force; None without one.
       names: the user's names of the leaves of the arguments; empty if `trace` was not asked for
         them.
       source: the call itself; None if the step is made of several calls.
@@ -59,6 +61,7 @@ class TracedCall:
     settings: JitSettings
     names: tuple[str, ...] = ()
     context: Mesh | None = None
+    entered: Mesh | None = None
     source: Call | None = None
 
     @property
@@ -87,6 +90,7 @@ def trace(call: Call, *, with_names: bool = False) -> TracedCall:
         settings=settings_of(traced),
         names=leaf_names(call, split) if with_names else (),
         context=mesh_in_force(),
+        entered=mesh_entered(),
         source=call,
     )
 
@@ -99,6 +103,14 @@ def mesh_in_force() -> Mesh | None:
     except ValueError:
         return None
     return None if mesh.empty else mesh
+
+
+def mesh_entered() -> Mesh | None:
+    """Returns the mesh that a statement `with mesh:` has put in force, of which
+    `jax.sharding.get_mesh` says nothing; None if there is none."""
+    resources: Any = getattr(importlib.import_module("jax._src.mesh"), "thread_resources", None)
+    mesh = None if resources is None else resources.env.physical_mesh
+    return None if mesh is None or mesh.empty else mesh
 
 
 def place_of(leaf: Any) -> Any:

@@ -11,6 +11,7 @@ registers itself with jax, an open file). Then the script is run again.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import pickle
@@ -25,8 +26,15 @@ from jax.sharding import AbstractMesh, Mesh
 from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
 from automesh.program.capture.unjitted import made_by
-from automesh.program.carry.by_value import tuple_of_arguments, users_modules_by_value
+from automesh.program.carry.by_value import (
+    cached_function,
+    library_function,
+    tuple_of_arguments,
+    users_modules_by_value,
+    written_or_left_out,
+)
 from automesh.program.carry.meshes import Binding, CannotCarry
+from automesh.program.carry.of_flax import has_nodes, nodes_register_later, tags_in_force
 from automesh.program.carry.trace_file import Handed
 from automesh.texts.exceptions import sentence_of
 
@@ -49,7 +57,10 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     writer = _FunctionWriter(buffer, leaves, handed)
     try:
         with users_modules_by_value():
-            writer.dump((_parts(call.function, call.settings), call.args, call.kwargs))
+            parts = _parts(call.function, call.settings)
+            writer.dump(has_nodes())
+            writer.dump((parts, call.args, call.kwargs, tags_in_force()))
+            writer.dump([(kind, *how) for kind in writer.classes if (how := _registered(kind))])
     except CannotCarry:
         raise
     except _REFUSED as error:
@@ -59,8 +70,9 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
 
 def read_function(
     data: bytes, binding: Binding, *, arrays: Sequence[Any], leaves: Sequence[Any]
-) -> Call:
-    """Reads a function, and returns its call on the meshes of `binding`.
+) -> tuple[Call, tuple[Any, ...]]:
+    """Reads a function, and returns its call on the meshes of `binding`, with the tags of the
+    contexts of NNX in which it is traced.
 
     Args:
       arrays: in place of those that were handed out.
@@ -70,20 +82,28 @@ def read_function(
       CannotCarry: something in it cannot be made here.
     """
     try:
-        parts, args, kwargs = _Reader(io.BytesIO(data), binding, arrays, leaves).load()
+        reader = _Reader(io.BytesIO(data), binding, arrays, leaves)
+        with nodes_register_later(reader.load()):
+            parts, args, kwargs, tags = reader.load()
+        for kind, taken_apart, put_together in reader.load():
+            # Classes of Equinox register themselves when they are made.
+            with contextlib.suppress(ValueError):
+                jax.tree_util.register_pytree_node(kind, taken_apart, put_together)
         jitted = _jitted(*parts)
     # Whatever the user's classes raise when they are made anew.
     except Exception as error:
         if isinstance(error, CannotCarry):
             raise
         raise CannotCarry(f"its function cannot be read again ({sentence_of(error)})") from error
-    return Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
+    call = Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
+    return call, tags
 
 
 class _FunctionWriter(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, leaves: Sequence[Any], handed: Handed) -> None:
         super().__init__(file)
         self._handed = handed
+        self.classes: list[type[Any]] = []
         self._leaves = {id(leaf): place for place, leaf in enumerate(leaves) if _is_array(leaf)}
         self._places = {device: place for place, device in enumerate(handed.own.devices.flat)}
 
@@ -107,9 +127,23 @@ class _FunctionWriter(cloudpickle.Pickler):
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         if (made := made_by(obj)) is not None:
             return _made, made
-        if (as_tuple := tuple_of_arguments(obj)) is not None:
-            return as_tuple
-        return super().reducer_override(obj)
+        for written in (tuple_of_arguments, library_function, cached_function):
+            if (how := written(obj)) is not None:
+                return how
+        how = super().reducer_override(obj)
+        if how is not NotImplemented:
+            if isinstance(obj, type):
+                self.classes.append(obj)
+            return how
+        return written_or_left_out(obj, type(obj) in self.dispatch_table)
+
+
+def _registered(kind: type[Any]) -> tuple[Any, Any] | None:
+    """Returns the two functions with which a class of the script is registered with jax as a node
+    of trees; None if it is not, or if this version of jax does not say."""
+    trees: Any = importlib.import_module("jax._src.tree_util")
+    entry: Any = getattr(trees, "_registry", {}).get(kind)
+    return None if entry is None else (entry.to_iter, entry.from_iter)
 
 
 def _is_array(value: Any) -> bool:

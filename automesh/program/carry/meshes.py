@@ -196,8 +196,9 @@ class Binding:
             parts = self.into.get(name, (name,))
             now = math.prod(int(self.plan.shape[part]) for part in parts if part in self.plan.shape)
             if now != size:
+                at = f"`{what}` at {place}" if place else f"`{what}`"
                 raise CannotCarry(
-                    f"`{what}` at {place} works on parts of arrays, which have other shapes with "
+                    f"{at} works on parts of arrays, which have other shapes with "
                     f"{name}:{now} than with {name}:{size}"
                 )
 

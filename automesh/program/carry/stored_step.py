@@ -8,8 +8,9 @@ belongs to this account.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from automesh.program.carry.function_file import read_function, write_function
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
+from automesh.program.carry.of_flax import contexts_of
 from automesh.program.carry.trace_file import Handed, read_trace, write_trace
 from automesh.program.carry.values import (
     StoredLeaf,
@@ -39,7 +41,13 @@ from automesh.program.carry.values import (
 )
 from automesh.program.notes import note
 from automesh.reading import Unreadable
+from automesh.texts.exceptions import in_one_line
 
+# What Python raises where an object is not as in the process of the script, such as a class that is
+# registered with jax there. A dimension that is not divisible is none of these.
+_NOT_AS_IN_THE_SCRIPT = (
+    *(TypeError, ValueError, AttributeError, LookupError, NameError, ImportError, AssertionError),
+)
 # Arguments up to this size are stored; larger ones are made up for measurements.
 LARGEST_STORED_BYTES = STORED_STEP_BYTES
 # Objects that a function refers to besides its arguments, such as a data set, are stored up to this
@@ -68,7 +76,7 @@ class StoredStep:
     Attributes:
       own: the script's mesh.
       meshes: the meshes that the trace names, by number.
-      frame: shardings of arguments and outputs, and the mesh in force; see `trace_file`.
+      frame: shardings of arguments and outputs, and the meshes in force; see `trace_file`.
       trace: the program, as it was traced.
       function: the step's function, see `function_file`; empty if it cannot be pickled.
       arrays: the arrays that the trace and the function hold, by number.
@@ -121,7 +129,11 @@ def store(
     """
     leaves, settings, handed = call.leaves, call.settings, Handed(own=own)
     frame = write_trace(
-        (settings.in_shardings, settings.out_shardings, tuple(placed), call.context), handed
+        (
+            *(settings.in_shardings, settings.out_shardings, tuple(placed)),
+            *(call.context, call.entered),
+        ),
+        handed,
     )
     program: Any = call.traced.jaxpr
     trace = write_trace((program, settings.constants), handed)
@@ -249,7 +261,7 @@ def carried_call(
     binding = Binding(plan=plan, stored=step.meshes, own=step.own, splits=splits)
     values = Values(folder / _VALUES)
     arrays = [_constant(leaf, values) for leaf in step.arrays]
-    in_shardings, out_shardings, placed, context = read_trace(step.frame, binding, arrays)
+    in_shardings, out_shardings, placed, context, entered = read_trace(step.frame, binding, arrays)
     described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     if by == "trace":
         program, constants = read_trace(step.trace, binding, arrays)
@@ -262,7 +274,7 @@ def carried_call(
             compiler_options=dict(step.compiler_options),
         )
     else:
-        traced, settings = _traced_anew(step, binding, arrays, described, context)
+        traced, settings = _traced_anew(step, binding, arrays, described, (context, entered))
     leaves = described
     if with_values:
         leaves = [values.made(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
@@ -311,17 +323,36 @@ def _traced_anew(
     binding: Binding,
     arrays: Sequence[Any],
     leaves: Sequence[Any],
-    context: Mesh | None,
+    in_force: tuple[Mesh | None, Mesh | None],
 ) -> tuple[Any, JitSettings]:
     """Traces the step's function on the mesh of a plan; returns the trace and the settings of its
-    jit."""
+    jit.
+
+    Args:
+      in_force: the meshes that `jax.set_mesh` and `with mesh:` put in force there.
+    """
     if not step.function:
         raise CannotCarry("its function is not stored")
     # The function says the script's own names; an axis that is split means all of its parts.
     with meaning(binding.splits):
-        call = read_function(step.function, binding, arrays=arrays, leaves=leaves)
-        with jax.set_mesh(context) if context is not None else nullcontext():
-            again = trace(call)
+        call, tags = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+        context, entered = in_force
+        with ExitStack() as stack:
+            if context is not None:
+                stack.enter_context(jax.set_mesh(context))
+            if entered is not None:
+                with warnings.catch_warnings():
+                    # That `with mesh:` is out of date was said to the script.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    stack.enter_context(entered)
+            stack.enter_context(contexts_of(tags))
+            try:
+                again = trace(call)
+            except _NOT_AS_IN_THE_SCRIPT as error:
+                if isinstance(error, ValueError) and "divis" in str(error):
+                    raise
+                why = f"its function cannot be traced again ({in_one_line(error)[:240]})"
+                raise CannotCarry(why) from error
     if len(again.leaves) != len(leaves):
         raise CannotCarry("its function has other arguments when it is traced again")
     return again.traced, again.settings

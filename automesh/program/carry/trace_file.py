@@ -528,7 +528,9 @@ def _source(frames: Any, stack: Any) -> Any:
 def _traceback(frames: Any) -> Any:
     """Makes a traceback with these frames, the innermost first. jax makes tracebacks only of
     running code, so code with these names and lines is run."""
-    if frames is None:
+    if (
+        not frames
+    ):  # Where jax traces a function of its own, no line of the user is in its traceback.
         return None
     made = _READING.get().tracebacks
     if frames not in made:

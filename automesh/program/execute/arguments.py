@@ -21,9 +21,10 @@ from automesh.errors import UsageError
 from automesh.program.execute.value_domains import Domain
 from automesh.program.lower.compiler_options import compile_quickly
 from automesh.program.lower.static_args import is_concrete, leaf_dtype, leaf_shape
-from automesh.program.notes import in_one_line, note
+from automesh.program.notes import note
 from automesh.program.script.leaf_forms import difference, forms_of, same_names
 from automesh.program.script.workload import Workload
+from automesh.texts.exceptions import in_one_line
 
 Init = Callable[[Any], Any]
 

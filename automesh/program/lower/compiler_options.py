@@ -16,7 +16,8 @@ from jax.sharding import SingleDeviceSharding
 from automesh.mesh.axes import Scalar
 from automesh.platforms import PLATFORMS
 from automesh.platforms.platform import Options
-from automesh.program.notes import in_one_line, note
+from automesh.program.notes import note
+from automesh.texts.exceptions import in_one_line
 
 # Errors of jax and XLA about unknown options and unknown values.
 _UNKNOWN = ("No such compile option", "is not a valid CompilerEffortLevel")

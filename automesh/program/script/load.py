@@ -17,6 +17,7 @@ from automesh.errors import UsageError, did_you_mean, kind_of
 from automesh.package import LIBRARIES
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import read_payload
+from automesh.texts.exceptions import in_one_line
 
 
 def load_entry(entry: Entry) -> Callable[..., Any]:
@@ -128,7 +129,7 @@ def _import_error(location: str, error: Exception) -> UsageError:
     # The line of the user's code, not the one in a library that it called.
     theirs = [frame for frame in own if not frame.filename.startswith(LIBRARIES)] or own
     place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = in_one_line(error)
     hint = "make it importable without side effects; put what trains under `if __name__ == ...`"
     if isinstance(error, ModuleNotFoundError):
         hint = f"install `{error.name}` in the environment that automesh runs in"

@@ -16,12 +16,13 @@ from automesh.mesh.axes import MAPPING, Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
 from automesh.program.lower.any_step import lower_any
 from automesh.program.lower.lowering import SingleProgram, lower
-from automesh.program.notes import in_one_line, note
+from automesh.program.notes import note
 from automesh.program.script.build import build_on
 from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.passes import plain
 from automesh.sharding.programs import lowered_for, text_of
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
+from automesh.texts.exceptions import in_one_line
 from automesh.worker.messages import ArraysJob, InspectJob
 
 

@@ -31,12 +31,13 @@ from automesh.program.absent.device_queries import (
 )
 from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.distributed import is_joined, join
-from automesh.program.notes import in_one_line, note
+from automesh.program.notes import note
 from automesh.program.nouns import Entry
 from automesh.program.refused import StepRefused
 from automesh.program.script.build import Built, build_on, check_facts, read_facts
 from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
+from automesh.texts.exceptions import in_one_line
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.device_count import check_device_count, hold_device_count
 from automesh.worker.handlers.stages import Emit, StageReporter

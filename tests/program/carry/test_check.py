@@ -33,6 +33,29 @@ for step in range({turns}):
     x = jax.device_put(np.ones(({rows}, 16), np.float32), NamedSharding(mesh, {batch}))
     {lead}w, loss = train_step({call}w, x)
 """
+NNX = """# data:2,model:4
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec as P
+
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+model = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+mean = jax.shard_map(
+    lambda x: jax.lax.pmean(jnp.mean(x), "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+)
+
+
+@nnx.jit
+def train_step(model, x):
+    loss, slopes = nnx.value_and_grad(lambda model: mean((model(x) - x) ** 2))(model)
+    nnx.update(model, jax.tree.map(lambda w, g: w - 0.1 * g, nnx.state(model), slopes))
+    return loss
+
+
+for step in range(6):
+    x = jax.device_put(np.ones((48, 16), np.float32), jax.NamedSharding(mesh, P("data")))
+    loss = train_step(model, x)
+"""
 PARTS = {
     "meshes": "data:2,model:4",
     "mesh": "(4, 2)",
@@ -102,6 +125,18 @@ CASES: dict[str, dict[str, str]] = {
     },
     # A demonstration: its values are those of its last call but one, or of its only call.
     "ends_after_two": {"turns": "2"},
+    # A class of the script, as a node of trees: the other process has another class of that name.
+    "own_nodes": {
+        "first": "import dataclasses\n"
+        "@jax.tree_util.register_dataclass\n@dataclasses.dataclass\n"
+        "class Pair:\n    w: jax.Array\n    x: jax.Array\n"
+        "split = jax.shard_map(lambda both: jax.lax.pmean(jnp.mean((both.x @ both.w) ** 2), "
+        "('data',)), mesh=mesh, in_specs=(Pair(P(), P('data')),), out_specs=P())",
+        "loss": "split(Pair(w, x))",
+        "weights": "P()",
+    },
+    # Before, it was run for each mesh: "No update context found" by the function's own context.
+    "nnx_in_parts": {"all": NNX},
     "prints": {"loss": "(jax.debug.print('{}', x[0, 0]), jnp.mean((x @ w) ** 2))[1]"},
 }
 
@@ -110,7 +145,8 @@ CASES: dict[str, dict[str, str]] = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("scripts")
     for name, parts in CASES.items():
-        (folder / f"{name}.py").write_text(SCRIPT.format(**(PARTS | parts)))
+        text = parts.get("all") or SCRIPT.format(**(PARTS | parts))
+        (folder / f"{name}.py").write_text(text)
     environment = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     both: list[dict[str, dict[str, Any]]] = []
     for what in ("store", "check"):
@@ -148,6 +184,8 @@ SAID = {
     "in_parts": "",
     "made_in_parts": "",
     "asks_its_mesh": "",
+    "nnx_in_parts": "",
+    "own_nodes": "",
     # What only shows something is left out of the step.
     "prints": "",
     "ends_after_two": "",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
+import io
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -439,6 +443,123 @@ def test_a_function_is_traced_with_the_parts_of_an_axis_that_is_split(tmp_path: 
     by_function = case.carried(of_eight, sizes, splits=splits, by="function")
     assert text(by_function) == text(expected)
     assert places(by_function) == places(expected)
+
+
+class _Trainer:
+    """A class whose method is the step, with what such classes hold besides."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.batches = (number for number in range(3))
+        self.log = io.TextIOWrapper(io.BytesIO())
+        self.rate = 0.5
+
+    def loss(self, w: Any, x: Any) -> Any:
+        return self.rate * plain(w, x)
+
+
+def _with_a_trainer(mesh: Mesh) -> Any:
+    return _Trainer().loss
+
+
+def _with_a_cache(mesh: Mesh) -> Any:
+    @functools.cache
+    def powers(width: int) -> Any:
+        return 2.0 ** -np.arange(width) if width == 1 else powers(1)[0] + np.zeros(width)
+
+    return lambda w, x: plain(w, x * powers(x.shape[1]).astype(np.float32))
+
+
+def _with_remat(mesh: Mesh) -> Any:
+    policy = jax.checkpoint_policies.save_only_these_names("hidden")
+
+    @partial(jax.checkpoint, policy=policy)
+    def layer(w: Any, x: Any) -> Any:
+        return checkpoint_name(jnp.sin(x @ w), "hidden")
+
+    return lambda w, x: jnp.mean(layer(w["down"], layer(w["up"], x)) ** 2)
+
+
+def _constrained(mesh: Mesh) -> Any:
+    return lambda w, x: plain(w, jax.lax.with_sharding_constraint(x, P("data")))
+
+
+HELD = {
+    "trainer": _with_a_trainer,
+    "cache": _with_a_cache,
+    "remat": _with_remat,
+    "entered_mesh": _constrained,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.with mesh.*:DeprecationWarning")
+@pytest.mark.parametrize("name", HELD)
+def test_a_function_is_carried_with_what_public_scripts_let_it_hold(
+    name: str, tmp_path: Path
+) -> None:
+    """Locks, generators and files of a trainer, cached functions, functions under `jax.checkpoint`,
+    and a mesh that is entered by `with`. Before, each was a reason to run the script for each mesh.
+    """
+
+    def make(mesh: Mesh) -> Any:
+        mean = jax.shard_map(
+            lambda x: jax.lax.pmean(x.mean(), "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+        )
+        loss = HELD[name](mesh)
+        w, x = arrays(mesh)
+        step = jax.jit(trained(lambda w, x: loss(w, x) + mean(x)))
+        return step, (put(mesh, w), x), {}
+
+    case = Case(make=make, sizes=OWN, settings={}, enters=name == "entered_mesh")
+    case.stored(tmp_path)
+    sizes = {"data": 2, "model": 4}
+    with pytest.raises(CannotCarry, match="have other shapes"):
+        case.carried(tmp_path, sizes)
+    assert text(case.carried(tmp_path, sizes, by="function")) == text(case.real(tmp_path, sizes))
+
+
+class _Registered:
+    """An object that is another one in a process that has not run the script, as one of a class
+    that the script registers with jax."""
+
+    rate = 0.5
+
+    def __reduce__(self) -> Any:
+        return object, ()
+
+
+def test_a_function_that_fails_in_another_process_is_a_reason_to_run_the_script(
+    tmp_path: Path,
+) -> None:
+    """Before, it ended the search: "raised TypeError: Error interpreting argument"."""
+
+    def make(mesh: Mesh) -> Any:
+        held = _Registered()
+        mean = jax.shard_map(
+            jnp.mean, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False
+        )
+        w, x = arrays(mesh)
+        step = jax.jit(trained(lambda w, x: held.rate * plain(w, x) + mean(x)))
+        return step, (put(mesh, w), x), {}
+
+    (case := Case(make=make, sizes=OWN, settings={})).stored(tmp_path)
+    with pytest.raises(CannotCarry, match=r"cannot be traced again \(AttributeError: 'object'"):
+        case.carried(tmp_path, {"data": 2, "model": 4}, by="function")
+
+
+def test_a_part_is_named_without_a_line_where_jax_knows_none(tmp_path: Path) -> None:
+    """The whole step is the `shard_map`. Before, the line was one of automesh itself."""
+
+    def make(mesh: Mesh) -> Any:
+        w, x = arrays(mesh)
+        parts = jax.shard_map(
+            trained(plain), mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False
+        )
+        return jax.jit(parts), (put(mesh, w), x), {}
+
+    (case := Case(make=make, sizes=OWN)).stored(tmp_path)
+    with pytest.raises(CannotCarry, match=r"^`shard_map` (at test_steps.*)?works on parts"):
+        case.carried(tmp_path, {"data": 2, "model": 4})
 
 
 def _in_parts_over_data(mesh: Mesh, *, check_vma: bool) -> Any:

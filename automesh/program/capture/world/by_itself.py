@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from automesh.jsonio import from_json, to_json
 from automesh.program.nouns import Entry
+from automesh.texts.exceptions import in_one_line
 
 _MARK = "automesh-by-itself:"
 
@@ -82,7 +83,7 @@ def run_order() -> None:
         except SystemExit as ended:
             _say(Verdict(what="fails" if ended.code else "passes", error=f"exit code {ended.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
-            _say(Verdict(what="fails", error=_in_words(error)))
+            _say(Verdict(what="fails", error=in_one_line(error)))
         else:
             _say(Verdict(what="passes"))
     _leave()
@@ -92,10 +93,6 @@ def _passes_through(error: BaseException, file: str, line: int) -> bool:
     """Whether an error was raised at a line, or in a function that this line calls."""
     frames = traceback.extract_tb(error.__traceback__)
     return any((one.filename, one.lineno) == (file, line) for one in frames)
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _watch(file: str, line: int) -> None:

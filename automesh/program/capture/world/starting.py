@@ -28,6 +28,7 @@ from automesh.program.nouns import Entry
 from automesh.program.script.notebook import CodeCell, cell_name, cells_of
 from automesh.program.script.started import ENTRY, MODULE
 from automesh.reading import read_bytes
+from automesh.texts.exceptions import in_one_line
 
 # Lines of a notebook that are for IPython: a magic or a shell command, help, or the result of one
 # of these.
@@ -122,7 +123,7 @@ def _notebook(path: Path, ends: Callable[[Exception], bool]) -> None:
                     raise
                 marked = ", as it is marked to" if cell.is_meant_to_fail else ""
                 tell(
-                    f"cell {number} of the notebook fails{marked} ({_in_words(error)}); the next "
+                    f"cell {number} of the notebook fails{marked} ({in_one_line(error)}); the next "
                     "ones were run all the same, as Jupyter does"
                 )
                 if failed is None and not cell.is_meant_to_fail:
@@ -172,11 +173,6 @@ def _shown_by(name: str) -> Callable[..., None]:
     if name.startswith("__"):
         raise AttributeError(name)
     return lambda *_, **__: None
-
-
-def _in_words(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def code_cells(path: Path) -> list[CodeCell]:
