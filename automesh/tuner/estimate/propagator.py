@@ -300,7 +300,8 @@ class Propagator:
                 is_decided = queue.is_decided(done.need)
                 if is_decided:
                     follow(done.need)
-                answers[done.need] = self._noted(done.need, finished)
+                answer = answers[done.need] = self._taken(done.need, finished)
+                self._note(done.need, answer)
                 self._show(note, took_s=self.clock() - done.began_s)
                 if not is_decided:
                     follow(done.need)
@@ -314,13 +315,12 @@ class Propagator:
             self._beat_s = now_s
             self.pulse()
 
-    def _noted(self, need: Need, finished: Finished) -> Propagation | str:
-        answer = self._taken(need, finished)
+    def _note(self, need: Need, answer: Propagation | str) -> None:
+        """Counts an answer, and tells it to who listens, who may be interrupted by Ctrl-C."""
         self._done += 1
         if isinstance(answer, Propagation):
             self.known[need] = answer
         self.heard(need, answer)
-        return answer
 
     def _taken(self, need: Need, finished: Finished) -> Propagation | str:
         result = finished.result
