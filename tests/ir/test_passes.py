@@ -323,7 +323,7 @@ def took_s(change, count):
     return min(once() for _ in range(3 if count < 1000 else 2))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "made"),
     [

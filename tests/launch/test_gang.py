@@ -116,6 +116,7 @@ def test_what_all_ranks_refuse_alike_is_nobodys_fault_and_keeps_the_gang(pool: P
     assert answer_of(pool.run(job("agree", "all"), 60)).peak_bytes == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),
     [

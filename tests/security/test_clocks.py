@@ -127,6 +127,7 @@ def test_who_fell_silent_long_ago_is_followed_soon(monkeypatch: pytest.MonkeyPat
         assert take(mine, "trial/1", this_owner())
 
 
+@pytest.mark.slow
 def test_no_limit_and_no_budget_is_kept_by_the_time_of_day() -> None:
     """All that waits or is bounded reads `time.monotonic` or `time.perf_counter`."""
     found: set[str] = set()

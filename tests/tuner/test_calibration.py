@@ -105,6 +105,7 @@ def test_virtual_devices_are_measured_and_found_again(tmp_path, monkeypatch) -> 
     assert json.loads(json.dumps(result.to_json()))["profile"]["num_devices"] == 4
 
 
+@pytest.mark.slow
 def test_processes_measure_what_crosses_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AUTOMESH_PROFILES", str(tmp_path))
     monkeypatch.setattr(calibration, "ROUNDS", 3)

@@ -71,6 +71,7 @@ def test_losses_of_single_examples_compare_as_one(worker: Worker) -> None:
     assert _judged(worker, "dp:4", first, returns="vector", wrong=True)[0] == "differ"
 
 
+@pytest.mark.slow
 def test_a_step_that_shows_nothing_is_told_to_return_its_loss(worker: Worker) -> None:
     first = worker.visit("dp:1", (("returns", "nothing"),))
     verdict, why = _judged(worker, "dp:2", first, returns="nothing")

@@ -261,6 +261,7 @@ def test_a_missing_all_reduce_in_bfloat16_is_found_where_losses_agree(rate: floa
     assert check(reference, plan, broken)[0] == "differ"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_a_gradient_that_is_rounding_alone_says_nothing(own_process: Path, dtype: str) -> None:
     worker = Worker(script(SCRIPTS / "key_bias.py"), own_process / "cache", ("dp", "tp"))

@@ -541,7 +541,7 @@ def test_finalists_that_nobody_has_visited_are_not_said_to_be_decided(
         assert known == 10 or here.endings[-1] != "all of them are decided"
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [60.0, 80.0])
 def test_every_search_gets_on_where_a_round_takes_longer_than_its_budget(
     scene: Callable[..., Scene], budget_s: float

@@ -309,6 +309,7 @@ def test_wrong_accumulation():
         pipeline.accumulate(jnp.sum, num_microbatches=2)(np.ones(3))
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_hold():
     page = ROOT / "docs" / "running_pipelines.md"
     outcome = doctest.testfile(str(page), module_relative=False)

@@ -186,6 +186,7 @@ def test_an_agent_that_was_lost_ends_its_search_and_another_goes_on(
     until(lambda: at.state(number) == "found")
 
 
+@pytest.mark.slow
 def test_the_state_of_another_machine_is_gone_on_with_in_whatever_folder(
     at: At, started: Callable[[Agent], threading.Thread]
 ) -> None:
@@ -202,6 +203,7 @@ def test_the_state_of_another_machine_is_gone_on_with_in_whatever_folder(
     until(lambda: at.state(number) == "found")
 
 
+@pytest.mark.slow
 def test_an_answer_that_gets_lost_costs_nothing(
     at: At, started: Callable[[Agent], threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

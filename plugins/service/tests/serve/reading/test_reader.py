@@ -181,7 +181,7 @@ def test_a_study_that_kills_its_reader_does_not_hide_the_others(
     assert pid_of(catalogue) == pid
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "hang"])
 def test_studies_that_take_for_ever_to_be_read_cost_the_others_nothing(
     catalogue: Catalogue, deadly: Path, how: str
@@ -473,7 +473,7 @@ def test_the_server_reads_nothing_itself_and_its_reader_dies_with_it(results: Pa
     until(lambda: is_gone(pid))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["its end", "the kernel"])
 def test_the_leash_alone_ends_a_reader(catalogue: Catalogue, how: str) -> None:
     """Where the kernel does not see to it; and the other way round."""
