@@ -41,6 +41,7 @@ _AUDITED = frozenset(
 )
 # Names of the files in jax's cache of compiled programs, in a folder that the script names.
 _COMPILED = re.compile(r"-[0-9a-f]{64}-(cache|atime)$")
+_PARTS_SHOWN = 4  # of a path outside of the folder of the script: `/tmp/runs/log.txt`
 _SHOWN = 3
 
 
@@ -138,7 +139,9 @@ def _in_words(changed: tuple[str, ...]) -> str:
 
 
 def _tail(path: str) -> str:
-    return "/".join(path.split("/")[-2:])
+    """Returns the last two parts of a long path; a short one as it is."""
+    parts = path.split("/")
+    return path if len(parts) <= _PARTS_SHOWN else "/".join(("...", *parts[-2:]))
 
 
 def _own_folders() -> list[str]:

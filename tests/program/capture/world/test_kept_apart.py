@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from automesh.program.capture.world import kept_apart
 from tests.support.paths import ROOT
 
 
@@ -39,3 +40,11 @@ def test_files_are_kept_apart_whatever_python_code_does_with_them(tmp_path: Path
     (said,) = json.loads(done.stdout)
     assert said.startswith("the script wanted to write or remove `a.txt`, `state.npz`")
     assert "kept apart in a private folder" in said
+
+
+def test_a_short_path_elsewhere_is_named_whole(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = kept_apart._in_words(
+        ("/tmp/log.txt", "/home/user/runs/7/log.txt", f"{tmp_path}/here.txt")
+    )
+    assert "`/tmp/log.txt`, `.../7/log.txt`, `here.txt`:" in said
