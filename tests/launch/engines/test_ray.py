@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+import automesh
 from automesh.errors import UsageError
 from automesh.launch.engines import ray_driver
 from automesh.launch.engines.ray import RayLauncher, variables_to_take
@@ -28,6 +28,7 @@ from automesh.launch.secret import new_token
 from automesh.worker.pool import Pool
 from tests.support.paths import SCRIPTS
 from tests.support.ray import IS_MISSING, WHY_NOT, RayCluster, ray_cluster
+from tests.support.undecided import GO_ON
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
 LIMIT_BYTES = 400 * 2**20
@@ -88,28 +89,36 @@ def test_a_gang_runs_is_lost_comes_back_and_goes(ray_address: str, tmp_path: Pat
 def test_a_search_ends_with_a_measured_rule_and_goes_on(ray_address: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SCRIPTS / "gang", tmp_path / "work"))
     command = [sys.executable, "-m", "automesh", "search", "train.py", "--target", "cpu:2*2"]
-    command += ["--space", "space.toml", "--budget", "20m", "--top", "2", "--json"]
+    command += ["--space", "space.toml", "--budget", "2m", "--top", "2"]
     command += ["--baseline", "dcn.dp:2,dp:2", "--launch", "ray", "--hosts", "2"]
     command += ["--listen", "127.0.0.1"]  # All nodes are here.
 
-    def search() -> dict[str, Any]:
+    def search() -> list[str]:
+        """Returns the kinds of evidence in the rules: none where other work on this machine has
+        spread the times of processes too far for a rule."""
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=2400, check=False
         )
-        assert done.returncode == 0, done.stderr
+        is_open = any(hint in done.stderr for hint in GO_ON)
+        assert done.returncode == 0 or is_open, done.stderr
         assert ended(folder) == [], "its agents and their workers have ended with it"
-        return json.loads(done.stdout)
+        rules = folder / "mesh_rules.toml"
+        if not rules.exists():
+            assert is_open, done.stderr
+            return []
+        (rule,) = tomllib.loads(rules.read_text())["rule"]
+        assert rule["match"] == "cpu-2-2"
+        return [rule["evidence"]["kind"]]
 
-    found = search()
-    (rule,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
-    assert (rule["match"], rule["evidence"]["kind"]) == ("cpu-2-2", "measured")
-    assert found["target"] == "cpu-2-2"
-    logs = [path.name for path in next((folder / "results").iterdir()).glob("logs/*.log")]
+    assert search() in ([], ["measured"])
+    (study,) = (folder / "results").iterdir()
+    logs = [path.name for path in study.glob("logs/*.log")]
     assert any("-rank0-" in name for name in logs)
     assert any("-rank1-" in name for name in logs)
-    search()
-    (again,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
-    assert again["evidence"]["kind"] == "measured"
+    first = automesh.show(study).found
+    assert (first.facts.devices.target, first.funnel.measured > 1) == ("cpu-2-2", True)
+    assert search() in ([], ["measured"])
+    assert automesh.show(study).found.funnel.measured >= first.funnel.measured
 
 
 def ended(folder: Path) -> list[psutil.Process]:
