@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from automesh.program.infer.classes import classes_of
-from automesh.program.infer.nouns import StepClasses
+from automesh.program.infer.nouns import ArrayClasses, StepClasses
+from automesh.program.infer.search.layout import lay_out
 
 ADAM = optax.adamw(1e-3)
 B, T, D, H, K, F, V = 8, 32, 64, 4, 16, 256, 1000
@@ -461,3 +462,19 @@ MODELS: Sequence[Callable[[], Model]] = (
     batch_norm,
     target_network,
 )
+
+
+def argument(found: StepClasses, name: str) -> ArrayClasses:
+    """Returns the classes of an argument."""
+    return next(one for one in found.arguments if one.name == name)
+
+
+def searched(found: StepClasses) -> list[str]:
+    """Returns the names of the classes that a search splits over mesh axes of their own."""
+    return [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
+
+
+def descended(loss: Any, p: Any, *args: Any) -> Any:
+    """Returns parameters after a step of gradient descent, and the loss."""
+    value, grads = jax.value_and_grad(loss)(p, *args)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value

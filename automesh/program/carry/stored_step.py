@@ -8,6 +8,7 @@ belongs to this account.
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -41,10 +42,12 @@ from automesh.program.carry.values import (
 )
 from automesh.program.notes import note
 from automesh.reading import Unreadable
-from automesh.texts.exceptions import in_one_line
+from automesh.texts.exceptions import sentence_of
 
+# In jax's messages: "is not divisible", "does not evenly divide", "should be divisible".
+_INDIVISIBLE = re.compile(r"\bdivi(des?|sible)\b")
 # What Python raises where an object is not as in the process of the script, such as a class that is
-# registered with jax there. A dimension that is not divisible is none of these.
+# registered with jax there. A dimension that does not divide (`is_indivisible`) is none of these.
 _NOT_AS_IN_THE_SCRIPT = (
     *(TypeError, ValueError, AttributeError, LookupError, NameError, ImportError, AssertionError),
 )
@@ -318,6 +321,12 @@ def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool
     )
 
 
+def is_indivisible(error: BaseException) -> bool:
+    """Whether jax says that a dimension does not divide over a mesh: the mesh is the cause, and the
+    script would fail there as well."""
+    return isinstance(error, ValueError) and bool(_INDIVISIBLE.search(str(error)))
+
+
 def _traced_anew(
     step: StoredStep,
     binding: Binding,
@@ -349,9 +358,9 @@ def _traced_anew(
             try:
                 again = trace(call)
             except _NOT_AS_IN_THE_SCRIPT as error:
-                if isinstance(error, ValueError) and "divis" in str(error):
+                if is_indivisible(error):
                     raise
-                why = f"its function cannot be traced again ({in_one_line(error)[:240]})"
+                why = f"its function cannot be traced again ({sentence_of(error)})"
                 raise CannotCarry(why) from error
     if len(again.leaves) != len(leaves):
         raise CannotCarry("its function has other arguments when it is traced again")

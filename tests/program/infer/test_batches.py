@@ -8,15 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from automesh.program.infer.search.layout import Layout, lay_out
-from tests.support.infer_models import Model, f32, i32
+from tests.support.infer_models import Model, argument, descended, f32, i32
 
 B, WIDTH, VOCAB = 8, 32, 96
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
 
 
 def said(found: StepClasses, kind: CautionKind) -> str:
@@ -29,11 +25,6 @@ def layout(found: StepClasses) -> Layout:
 
 def splits(found: StepClasses) -> dict[str, tuple[tuple[str, ...], ...]]:
     return {one.name: one.split for one in layout(found).arguments}
-
-
-def trained(loss: Any, p: Any, *args: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(p, *args)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
 
 
 def key() -> Any:
@@ -59,7 +50,7 @@ def multi_crop(*, is_listed: bool) -> StepClasses:
             pairs = [(t, v) for i, t in enumerate(targets) for j, v in enumerate(views) if i != j]
             return sum(-jnp.mean(jnp.sum(t * jax.nn.log_softmax(v), -1)) for t, v in pairs)
 
-        p, value = trained(loss, p)
+        p, value = descended(loss, p)
         return p, jax.tree.map(lambda t, p: 0.9 * t + 0.1 * p, teacher, p), value
 
     p = {name: f32(WIDTH, 4, 8) for name in "kqv"} | {
@@ -109,7 +100,7 @@ def test_answers_that_are_compared_are_one_batch_with_one_vocabulary() -> None:
             apart = scores(p, both) - scores(frozen, both)
             return -jnp.mean(jax.nn.log_sigmoid(apart[:B] - apart[B:]))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"embed": f32(VOCAB, WIDTH), "out": f32(64, VOCAB), "up": f32(WIDTH, 64)}
     found = Model(
@@ -141,7 +132,7 @@ def test_points_that_are_cut_into_parts_are_batches(source: str) -> None:
             ends = [jax.vmap(at, (None, 0))(p, one) for one in (edge, start)]
             return jnp.mean((slopes[:, 0] - slopes[:, 1]) ** 2) + sum(jnp.mean(e**2) for e in ends)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"down": f32(64, 1), "up": f32(2, 64)}
     points = key() if source == "drawn" else f32(512, 2)
@@ -168,7 +159,7 @@ def test_a_repeated_batch_is_told_where_its_copies_are_outside(is_outside: bool)
             groups = score.reshape(copies, B).T if is_outside else score.reshape(B, copies)
             return jnp.mean(jax.nn.softmax(groups, -1) * groups)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"down": f32(64, WIDTH), "up": f32(WIDTH, 64)}
     args = (p, f32(B, WIDTH), key())
@@ -195,7 +186,7 @@ def test_each_task_has_weights_of_its_own_after_its_inner_steps(is_loop: bool) -
         return error(own, later, wanted)
 
     def step(p: Any, *rows: Any) -> Any:
-        return trained(lambda p: jax.vmap(task, (None, 0, 0, 0, 0))(p, *rows).mean(), p)
+        return descended(lambda p: jax.vmap(task, (None, 0, 0, 0, 0))(p, *rows).mean(), p)
 
     p = {"down": f32(64, 5), "up": f32(12, 64)}
     rows = (f32(B, 10, 12), f32(B, 10, 5), f32(B, 14, 12), f32(B, 14, 5))
@@ -223,7 +214,7 @@ def test_the_only_sequence_attends_to_itself_and_is_no_batch(has_positions: bool
             scores = jnp.einsum("hts,shd->thd", weights, v).reshape(-1, WIDTH) @ p["out"]
             return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {name: f32(WIDTH, 4, 8) for name in "kqv"}
     p |= {"embed": f32(VOCAB, WIDTH), "out": f32(WIDTH, VOCAB)}

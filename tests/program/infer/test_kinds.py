@@ -8,15 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role
 from automesh.program.infer.search.layout import lay_out
-from tests.support.infer_models import ADAM, Model, f32
+from tests.support.infer_models import ADAM, Model, argument, descended, f32
 
 ENVS, STEPS, SEEN, WIDTH = 16, 4, 8, 32
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
 
 
 def int32(*shape: int) -> Any:
@@ -25,11 +21,6 @@ def int32(*shape: int) -> Any:
 
 def key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
-
-
-def trained(loss: Any, p: Any, *args: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(p, *args)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
 
 
 def acting() -> Model:
@@ -85,7 +76,7 @@ def test_rows_that_are_drawn_by_priority_are_a_batch() -> None:
 
     def step(w: Any, seen: Any, priority: Any, key: Any) -> Any:
         places = jax.random.choice(key, 256, (64,), p=priority)
-        return *trained(lambda w, x: jnp.mean((x @ w) ** 2), w, seen[places]), key
+        return *descended(lambda w, x: jnp.mean((x @ w) ** 2), w, seen[places]), key
 
     found = Model(
         step=step,
@@ -103,7 +94,7 @@ def test_frozen_weights_of_integers_are_split_like_those_of_floats() -> None:
             blocks = frozen["q"].astype(jnp.float32) * frozen["scale"]
             return jnp.mean((x @ (blocks.reshape(WIDTH, 64) + a)) ** 2)
 
-        return trained(loss, a)
+        return descended(loss, a)
 
     q = jax.ShapeDtypeStruct((4, 8, 64), jnp.int8)
     frozen = {"q": q, "scale": f32(4, 1, 64)}
@@ -127,7 +118,7 @@ def test_data_that_is_solved_is_no_frozen_weight() -> None:
             kernel = jnp.exp(-apart.sum(-1)) + jnp.eye(WIDTH)
             return y @ jnp.linalg.solve(kernel, y)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     found = Model(
         step=step, args=(f32(4), f32(WIDTH, 4), f32(WIDTH)), names=("p", "x", "y"), num_state=1
@@ -146,7 +137,7 @@ def test_experts_of_tokens_that_are_sorted_have_an_axis_of_their_own() -> None:
             made = jax.lax.ragged_dot(made, p["down"], sizes) * weight[order]
             return jnp.mean(jnp.zeros_like(rows).at[order].add(made) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"down": f32(8, 64, WIDTH), "router": f32(WIDTH, 8), "up": f32(8, WIDTH, 64)}
     found = Model(step=step, args=(p, f32(8, 16, WIDTH)), names=("p", "x"), num_state=1).classes()
@@ -197,7 +188,7 @@ def state_space() -> Model:
             scores = jax.nn.log_softmax(h @ p["embed"].T)
             return -jnp.mean(jnp.take_along_axis(scores[:, :-1], x[:, 1:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"both": f32(64, 8), "into": f32(WIDTH, 128), "out": f32(64, WIDTH), "rates": f32(64, 4)}
     state = {"embed": f32(96, WIDTH), "one": p, "two": p}
@@ -241,7 +232,7 @@ def test_gates_end_to_end_count_for_the_name_of_what_they_are_of() -> None:
             scores = jax.nn.log_softmax((h + jax.nn.silu(gate) * up @ p["down"]) @ p["out"])
             return -jnp.mean(jnp.take_along_axis(scores[:, :-1], x[:, 1:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"down": f32(64, WIDTH), "embed": f32(96, WIDTH), "gates": f32(WIDTH, 128)}
     p |= {"out": f32(WIDTH, 96)}
@@ -259,7 +250,7 @@ def test_the_rank_of_an_adapter_is_a_bottleneck() -> None:
             scores = jax.nn.log_softmax(h @ p["embed"].T)
             return -jnp.mean(jnp.take_along_axis(scores[:, :-1], x[:, 1:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     layer = {"a": f32(WIDTH, 4), "b": f32(4, WIDTH), "down": f32(64, WIDTH), "up": f32(WIDTH, 64)}
     p = {"embed": f32(96, WIDTH), "layers": [layer, layer]}
@@ -279,7 +270,7 @@ def test_latents_that_attend_to_rows_with_learned_positions_have_heads_without_g
             made = jnp.einsum("bhls,bshd->blhd", weights, v)
             return jnp.mean(jnp.einsum("blhd,hde->ble", made, p["o"]) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {name: f32(WIDTH, 4, 8) for name in "kqv"} | {"o": f32(4, 8, WIDTH)}
     p |= {"in": f32(12, WIDTH), "latents": f32(6, WIDTH), "positions": f32(20, WIDTH)}
@@ -302,7 +293,7 @@ def test_queries_without_a_batch_have_heads_and_no_branches() -> None:
         return jnp.einsum("hl,lhd->hd", seen, (h @ p["v2"]).reshape(6, 4, 8)).reshape(-1) @ p["out"]
 
     def step(p: Any, x: Any, y: Any) -> Any:
-        return trained(lambda p: jnp.mean((jax.vmap(one, (None, 0))(p, x) - y) ** 2), p)
+        return descended(lambda p: jnp.mean((jax.vmap(one, (None, 0))(p, x) - y) ** 2), p)
 
     p = {name: f32(WIDTH, 32) for name in ("k", "q", "v", "o", "k2", "v2")}
     p |= {"in": f32(12, WIDTH), "latents": f32(6, WIDTH), "out": f32(32, 10), "query": f32(4, 8)}
@@ -326,7 +317,7 @@ def test_an_ensemble_that_attends_has_branches_and_heads() -> None:
         )
 
     def step(p: Any, x: Any) -> Any:
-        return trained(lambda p: jax.vmap(one, (0, None))(p, x).sum(), p)
+        return descended(lambda p: jax.vmap(one, (0, None))(p, x).sum(), p)
 
     p = {name: f32(4, WIDTH, 4, 8) for name in "kqv"} | {
         "in": f32(4, 12, WIDTH),
@@ -346,7 +337,7 @@ def test_blocks_of_an_image_network_have_a_width_inside() -> None:
             )
             return jnp.mean((h + jax.nn.gelu(inside @ p["up"]) @ p["down"]) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"deep": f32(7, 7, 1, 16), "down": f32(64, 16), "stem": f32(4, 4, 3, 16), "up": f32(16, 64)}
     found = Model(step=step, args=(p, f32(8, 32, 32, 3)), names=("p", "x"), num_state=1).classes()

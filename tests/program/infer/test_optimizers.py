@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from automesh.program.infer.search.layout import lay_out
-from tests.support.infer_models import Model, f32, i32
+from tests.support.infer_models import Model, argument, f32, i32
 
 WIDTH, VOCAB = 32, 96
 PARAMS = {"embed": f32(VOCAB, WIDTH), "out": f32(64, VOCAB), "up": f32(WIDTH, 64)}
@@ -19,10 +19,6 @@ PARAMS = {"embed": f32(VOCAB, WIDTH), "out": f32(64, VOCAB), "up": f32(WIDTH, 64
 def loss(p: Any, x: Any) -> Any:
     scores = jax.nn.log_softmax(jax.nn.gelu(p["embed"][x] @ p["up"]) @ p["out"])
     return -jnp.mean(jnp.take_along_axis(scores[:, :-1], x[:, 1:, None], -1))
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
 
 
 def said(found: StepClasses, kind: CautionKind) -> str:

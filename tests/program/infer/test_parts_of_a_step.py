@@ -9,24 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, StepClasses
-from automesh.program.infer.search.layout import lay_out
-from tests.support.infer_models import XENT, Model, f32, i32
+from automesh.program.infer.nouns import CautionKind
+from tests.support.infer_models import XENT, Model, argument, descended, f32, i32, searched
 
 B, T, WIDTH = 64, 16, 32
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
-
-
-def searched(found: StepClasses) -> list[str]:
-    return [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
-
-
-def trained(loss: Any, p: Any, *args: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(p, *args)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
 
 
 @pytest.mark.parametrize("how", ["samples", "attack", "critic"])
@@ -37,18 +23,18 @@ def test_a_loop_before_another_gradient_is_a_part_of_one_step(how: str) -> None:
     def step(p: Any, critic: Any, x: Any) -> Any:
         def turn(critic: Any, _: Any) -> Any:
             made = jnp.tanh(x @ p["up"] @ critic["up"].T)
-            return trained(lambda critic: jnp.mean(energy(critic, made)), critic)
+            return descended(lambda critic: jnp.mean(energy(critic, made)), critic)
 
         def better(made: Any, _: Any) -> Any:
             return made - 0.1 * jax.grad(lambda s: energy(p, x + s).sum())(made), None
 
         if how == "critic":
             critic, _ = jax.lax.scan(turn, critic, None, 5)
-            p, value = trained(lambda p: -jnp.mean(energy(critic, energy(p, x)[:, None] * x)), p)
+            p, value = descended(lambda p: -jnp.mean(energy(critic, energy(p, x)[:, None] * x)), p)
             return p, critic, value
         start = jnp.zeros_like(x) if how == "attack" else x
         made = jax.lax.stop_gradient(jax.lax.scan(better, start, None, 7)[0])
-        p, value = trained(lambda p: jnp.mean(energy(p, x) - energy(p, made)), p)
+        p, value = descended(lambda p: jnp.mean(energy(p, x) - energy(p, made)), p)
         return p, critic, value
 
     p = {"down": f32(64, 1), "up": f32(WIDTH, 64)}
@@ -72,7 +58,7 @@ def test_layers_that_a_loop_takes_by_their_number_are_one_class(how: str) -> Non
 
             return jnp.mean(jax.lax.fori_loop(0, 4, layer, x @ p["in"]) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     layers = {"down": f32(4, 128, WIDTH), "norm": f32(4, WIDTH), "up": f32(4, WIDTH, 128)}
     p = {"in": f32(48, WIDTH), "layers": layers}
@@ -93,7 +79,7 @@ def test_a_table_of_one_column_has_the_rows_of_the_table_beside_it() -> None:
             score = p["bias"][places][..., 0].sum(1) + embedded.reshape(B, -1) @ p["out"]
             return jnp.mean((score - y) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {"bias": f32(rows, 1), "embed": f32(rows, 16), "out": f32(fields * 16)}
     args = (p, i32(B, fields), f32(B))
@@ -114,7 +100,7 @@ def test_slots_of_experts_are_no_gradients_of_examples() -> None:
             h = h + jnp.einsum("besd,btes->btd", back, weights)
             return XENT(h.mean(1) @ p["out"], y).mean()
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {
         "down": f32(experts, 128, WIDTH),

@@ -9,24 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, StepClasses
-from automesh.program.infer.search.layout import lay_out
-from tests.support.infer_models import Model, attend, f32, i32
+from automesh.program.infer.nouns import CautionKind, StepClasses
+from tests.support.infer_models import Model, argument, attend, descended, f32, i32, searched
 
 B, T, WIDTH, VOCAB, LONGEST = 8, 32, 64, 96, 128
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
-
-
-def searched(found: StepClasses) -> list[str]:
-    return [one.name for one in lay_out(found, num_devices=8, script="train.py").logical]
-
-
-def trained(loss: Any, p: Any, *args: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(p, *args)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
 
 
 def language(how: str) -> StepClasses:
@@ -45,7 +31,7 @@ def language(how: str) -> StepClasses:
             scores = jax.nn.log_softmax(h @ p["out"])
             return -jnp.mean(jnp.take_along_axis(scores, y[..., None], -1))
 
-        return trained(lambda p: loss(p), p)
+        return descended(lambda p: loss(p), p)
 
     p = {name: f32(WIDTH, WIDTH) for name in "qkvo"}
     p |= {"embed": f32(VOCAB, WIDTH), "out": f32(WIDTH, VOCAB), "pos": f32(LONGEST, WIDTH)}
@@ -76,7 +62,7 @@ def test_a_table_of_biases_that_a_constant_chooses_from_has_positions() -> None:
             scores = jax.nn.log_softmax(h.mean(1) @ p["out"])
             return -jnp.mean(jnp.take_along_axis(scores, y[:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {name: f32(WIDTH, 4, 16) for name in "qkv"}
     p |= {"bias": f32(49, 4), "in": f32(48, WIDTH), "out": f32(WIDTH, 10)}
@@ -94,7 +80,7 @@ def test_patches_of_which_some_are_chosen_are_a_sequence() -> None:
             some = some + attend(some, some, p) @ p["o"]
             return jnp.mean(some**2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {name: f32(WIDTH, WIDTH) for name in "qkvo"}
     p |= {"patch": f32(48, WIDTH), "pos": f32(T, WIDTH)}
@@ -113,7 +99,7 @@ def test_sines_and_cosines_of_positions_cut_no_width_into_halves() -> None:
             h = h + attend(h, h, p) @ p["o"]
             return jnp.mean((h + jax.nn.gelu(h @ p["up"]) @ p["down"]) ** 2)
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {name: f32(WIDTH, WIDTH) for name in "qkvo"}
     p |= {"down": f32(256, WIDTH), "in": f32(80, WIDTH), "up": f32(WIDTH, 256)}
@@ -141,7 +127,7 @@ def test_the_labels_beside_a_router_choose_from_the_vocabulary() -> None:
             scores = jax.nn.log_softmax((h @ p["out"]).reshape(B, T, VOCAB))
             return -jnp.mean(jnp.take_along_axis(scores, y[..., None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     p = {
         "down": f32(experts, 128, WIDTH),
@@ -169,7 +155,7 @@ def test_edges_whose_messages_are_only_summed_up_are_what_is_split() -> None:
             scores = jax.nn.log_softmax(h)
             return -jnp.mean(jnp.take_along_axis(scores, y[:, None], -1))
 
-        return trained(loss, p)
+        return descended(loss, p)
 
     args = ([f32(128, 64), f32(64, 16)], f32(nodes, 128), i32(edges), i32(edges), i32(nodes))
     names = ("p", "x", "senders", "receivers", "y")

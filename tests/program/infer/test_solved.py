@@ -8,15 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from automesh.program.infer.search.layout import lay_out
-from tests.support.infer_models import XENT, Model, f32, i32, stencil
+from tests.support.infer_models import XENT, Model, argument, f32, i32, stencil
 
 B, T = 64, 50
-
-
-def argument(found: StepClasses, name: str) -> ArrayClasses:
-    return next(one for one in found.arguments if one.name == name)
 
 
 def logical(found: StepClasses) -> list[str]:
