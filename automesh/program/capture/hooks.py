@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import importlib
 import types
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from automesh.mesh.layout.context import is_tracing
 from automesh.program.absent.device_queries import attached, shows_other_platform
 from automesh.program.capture.abstract.arrays import described
 from automesh.program.capture.abstract.trace import is_without_arrays
-from automesh.program.capture.unjitted import hook_unjitted
+from automesh.program.capture.unjitted import hook_unjitted, in_module
 from automesh.program.capture.world.meshes import text_of, with_names
 from automesh.program.capture.world.modes import (
     Modes,
@@ -299,7 +298,7 @@ def _hook_pjit() -> None:
             module: Any = importlib.import_module(name)
         except ImportError:
             continue
-        original = vars(module).get("pjit") or _deprecated(module, "pjit")
+        original = in_module(module, "pjit")
         if original is None:
             continue
 
@@ -308,13 +307,6 @@ def _hook_pjit() -> None:
             return Jitted(inner, fun, None if args else settings)
 
         module.pjit = functools.wraps(original)(pjit)
-
-
-def _deprecated(module: Any, name: str) -> Any:
-    """Returns what jax has under a deprecated name, without the warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return getattr(module, name, None)
 
 
 class _Mapped:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import numbers
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,18 @@ def hook_unjitted(seen: Seen) -> None:
         former: Any = importlib.import_module(_FORMER)
     except ImportError:
         return
-    if callable(original := vars(former).get("shard_map")):
+    if callable(original := in_module(former, "shard_map")):
         former.shard_map = _hooked(original, seen, (_FORMER, "shard_map"))
+
+
+def in_module(module: Any, name: str) -> Any:
+    """Returns what a module of jax has under a name, without the warning that jax gives if the name
+    is deprecated; None if it has nothing there."""
+    if name in vars(module):
+        return vars(module)[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(module, name, None)
 
 
 def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]] | None:

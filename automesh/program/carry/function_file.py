@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
-from automesh.program.capture.unjitted import made_by
+from automesh.program.capture.unjitted import in_module, made_by
 from automesh.program.carry.by_value import (
     cached_function,
     library_function,
@@ -165,7 +165,7 @@ def _jitted(function: Any, settings: dict[str, Any]) -> Any:
 
 def _made(name: tuple[str, str], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
     module, function = name
-    return getattr(importlib.import_module(module), function)(*args, **settings)
+    return in_module(importlib.import_module(module), function)(*args, **settings)
 
 
 class _Reader(pickle.Unpickler):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.program.capture.nouns import AxisSplit
+from automesh.program.capture.unjitted import hook_unjitted
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.starts import lost
 from tests.support.carried import Case, Make, Sizes, places, text
@@ -443,6 +445,39 @@ def test_a_function_is_traced_with_the_parts_of_an_axis_that_is_split(tmp_path: 
     by_function = case.carried(of_eight, sizes, splits=splits, by="function")
     assert text(by_function) == text(expected)
     assert places(by_function) == places(expected)
+
+
+@pytest.fixture
+def sees_maps() -> Generator[None]:
+    """Functions of jax that make functions are those that a script's run has."""
+    former = importlib.import_module("jax.experimental.shard_map")
+    before = {name: getattr(jax, name) for name in ("grad", "value_and_grad", "shard_map")}
+    hook_unjitted(lambda _, made, args, kwargs: made(*args, **kwargs))
+    yield
+    for name, function in before.items():
+        setattr(jax, name, function)
+    vars(former).pop("shard_map", None)
+
+
+@pytest.mark.usefixtures("sees_maps")
+def test_a_map_by_its_former_name_is_traced_with_the_parts_of_an_axis(tmp_path: Path) -> None:
+    """Jax remembers the axes of a `shard_map` that was traced once, by the names of the script."""
+    former: Any = importlib.import_module("jax.experimental.shard_map")
+
+    def mapped(mesh: Mesh) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return jax.lax.pmean(jnp.mean((x @ w["up"] @ w["down"] - x) ** 2), "data")
+
+        whole = former.shard_map(loss, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
+        x = put(mesh, np.ones((32, 32), np.float32), "data")
+        return jax.jit(trained(whole)), (put(mesh, w), x), {}
+
+    splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
+    sizes = {"dp": 2, "fsdp": 4}
+    (case := Case(make=mapped, sizes={"data": 8}, settings={})).stored(tmp_path)
+    by_function = case.carried(tmp_path, sizes, splits=splits, by="function")
+    assert text(by_function) == text(case.carried(tmp_path, sizes, splits=splits))
 
 
 class _Trainer:

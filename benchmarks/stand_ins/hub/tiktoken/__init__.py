@@ -17,6 +17,9 @@ class Encoding:
 
     encode_ordinary = encode
 
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(str(token) for token in tokens)
+
 
 def get_encoding(_name: str) -> Encoding:
     return Encoding()

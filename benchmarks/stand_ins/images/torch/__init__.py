@@ -23,6 +23,9 @@ class Tensor:
     def permute(self, *places: int) -> Tensor:
         return Tensor(self._values.transpose(places))
 
+    def reshape(self, *shape: int) -> Tensor:
+        return Tensor(self._values.reshape(shape))
+
     @property
     def shape(self) -> Any:
         return self._values.shape

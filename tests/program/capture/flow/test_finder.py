@@ -410,6 +410,20 @@ SCRIPTS = {
         for step in range(10):
             params, loss = train_step(params, batch(step))
     """,
+    "map_by_its_old_name": """
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from jax.experimental.shard_map import shard_map
+        @functools.partial(shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        def train_step(w, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            g = jax.tree.map(lambda one: jax.lax.pmean(one, "data"), g)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), jax.lax.pmean(loss, "data")
+        params = jax.tree.map(lambda one: jax.device_put(one, at()), params)
+        for step in range(10):
+            params, loss = train_step(params, batch(step))
+    """,
     "looks_at_values_outside_of_jit": """
         def odd_loss(w, x):
             return loss_fn(w, x if float(jnp.max(x)) > 0 else -x)
@@ -561,6 +575,7 @@ STEPS = {
     "looks_at_shapes_alone": ("train_step", 5, 3),
     "nothing_jitted": ("loss_fn", 0, 3),
     "map_not_jitted": ("train_step", 2, 3),
+    "map_by_its_old_name": ("train_step", 2, 3),
     "samples_for_long": ("train_step", 4, 3),
 }
 
