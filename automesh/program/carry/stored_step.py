@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from automesh.errors import UsageError
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
 from automesh.program.capture.hooks import JitSettings
@@ -46,11 +47,6 @@ from automesh.texts.exceptions import sentence_of
 
 # In jax's messages: "is not divisible", "does not evenly divide", "should be divisible".
 _INDIVISIBLE = re.compile(r"\bdivi(des?|sible)\b")
-# What Python raises where an object is not as in the process of the script, such as a class that is
-# registered with jax there. A dimension that does not divide (`is_indivisible`) is none of these.
-_NOT_AS_IN_THE_SCRIPT = (
-    *(TypeError, ValueError, AttributeError, LookupError, NameError, ImportError, AssertionError),
-)
 # Arguments up to this size are stored; larger ones are made up for measurements.
 LARGEST_STORED_BYTES = STORED_STEP_BYTES
 # Objects that a function refers to besides its arguments, such as a data set, are stored up to this
@@ -357,8 +353,10 @@ def _traced_anew(
             stack.enter_context(contexts_of(tags))
             try:
                 again = trace(call)
-            except _NOT_AS_IN_THE_SCRIPT as error:
-                if is_indivisible(error):
+            # An object is not as in the process of the script, or the arguments do not suit this
+            # mesh, for which libraries have errors of their own.
+            except Exception as error:
+                if isinstance(error, UsageError) or is_indivisible(error):
                     raise
                 why = f"its function cannot be traced again ({sentence_of(error)})"
                 raise CannotCarry(why) from error

@@ -582,6 +582,30 @@ def test_a_function_that_fails_in_another_process_is_a_reason_to_run_the_script(
         case.carried(tmp_path, {"data": 2, "model": 4}, by="function")
 
 
+class _ShapeError(Exception):
+    """An error of a library, of no class that Python has."""
+
+
+def test_an_error_of_a_library_on_another_mesh_is_a_reason_to_run_the_script(
+    tmp_path: Path,
+) -> None:
+    """Before, it ended the search: "raised ScopeParamShapeError"."""
+
+    def make(mesh: Mesh) -> Any:
+        w, x = arrays(mesh)
+
+        def loss(w: Any, x: Any) -> Any:
+            if mesh.shape["data"] != OWN["data"]:
+                raise _ShapeError("a kernel of 784 rows is expected, 49 are given")
+            return plain(w, x)
+
+        return jax.jit(trained(loss)), (put(mesh, w), x), {}
+
+    (case := Case(make=make, sizes=OWN, settings={})).stored(tmp_path)
+    with pytest.raises(CannotCarry, match=r"cannot be traced again \(_ShapeError: a kernel"):
+        case.carried(tmp_path, {"data": 2, "model": 4}, by="function")
+
+
 def test_a_part_is_named_without_a_line_where_jax_knows_none(tmp_path: Path) -> None:
     """The whole step is the `shard_map`. Before, the line was one of automesh itself."""
 
