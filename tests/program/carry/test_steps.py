@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -462,13 +463,15 @@ def sees_maps() -> Generator[None]:
 @pytest.mark.usefixtures("sees_maps")
 def test_a_map_by_its_former_name_is_traced_with_the_parts_of_an_axis(tmp_path: Path) -> None:
     """Jax remembers the axes of a `shard_map` that was traced once, by the names of the script."""
-    former: Any = importlib.import_module("jax.experimental.shard_map")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        shard_map: Any = importlib.import_module("jax.experimental.shard_map").shard_map
 
     def mapped(mesh: Mesh) -> Any:
         def loss(w: Any, x: Any) -> Any:
             return jax.lax.pmean(jnp.mean((x @ w["up"] @ w["down"] - x) ** 2), "data")
 
-        whole = former.shard_map(loss, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        whole = shard_map(loss, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
         w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
         x = put(mesh, np.ones((32, 32), np.float32), "data")
         return jax.jit(trained(whole)), (put(mesh, w), x), {}
