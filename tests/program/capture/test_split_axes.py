@@ -1,4 +1,4 @@
-"""The script's name of an axis that is split means its parts, also on a mesh that was used before."""
+"""The script's name of an axis that is split means its parts, also on a mesh used before."""
 
 from __future__ import annotations
 
