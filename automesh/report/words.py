@@ -489,5 +489,8 @@ def _compared(speedup: float, interval: tuple[float, float], *, is_tie: bool, wh
         verb = f"{format_factor(speedup)} faster than"
         if is_tie:
             verb = "not shown to be faster than"
+        elif speedup < 1.005:  # "1.00x faster" would say nothing.
+            share = format_percent(speedup - 1)
+            verb = "as fast as" if share == format_percent(0.0) else f"{share} faster than"
     span = f" ({format_factor(low)} to {format_factor(high)})" if low < high else ""
     return f"{verb} {whose}{span}"

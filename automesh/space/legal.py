@@ -212,6 +212,11 @@ def _unused_notice(
     if not unused:
         return []
     axes, they, them = ("axis", "it is", "it") if len(unused) == 1 else ("axes", "they are", "them")
+    if step.is_captured:
+        return [
+            f"the step splits no array over the {axes} {', '.join(unused)} of the script's mesh, "
+            f"so that devices along {them} do the same work: other meshes have {them} at size 1"
+        ]
     return [
         f"the mesh that `build` gets also has the {axes} {', '.join(unused)} of size 1: {they} in "
         f"the space `{space.name}`, and the step never uses {them}"

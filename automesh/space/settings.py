@@ -28,6 +28,7 @@ class StepFacts:
       mapping: its use of logical axes; None if `build` takes no mapping.
       knobs: `build`'s keyword parameters with their defaults.
       takes_any_knob: True if `build` has `**kwargs`.
+      is_captured: whether the mesh is one that a script makes, without `build`.
     """
 
     facts: tuple[tuple[str, int], ...] = ()
@@ -35,6 +36,7 @@ class StepFacts:
     mapping: StepMapping | None = None
     knobs: Knobs = ()
     takes_any_knob: bool = False
+    is_captured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,8 @@ def _legal_plans(
             mapping=inspection.mapping,
             knobs=inspection.knobs,
             takes_any_knob=inspection.takes_any_knob,
+            # Axes of inferred shardings are not those of a mesh of the script.
+            is_captured=request.entry.capture is not None and request.entry.capture.layout is None,
         ),
         num_devices=aim.num_devices,
         num_granules=aim.num_granules,

@@ -288,3 +288,17 @@ def test_nothing_found() -> None:
     assert words.best_sentence(results_samples.empty_search()) == (
         "none: no plan may become a rule"
     )
+
+
+@pytest.mark.parametrize(
+    ("speedup", "said"),
+    [
+        (1.2, "1.20x faster than the script's dp:8"),
+        (1.002, "0.2 % faster than the script's dp:8"),
+        (1.0002, "as fast as the script's dp:8"),
+    ],
+)
+def test_a_gain_that_rounds_to_one_is_told_in_per_cent(speedup: float, said: str) -> None:
+    interval = (speedup, speedup)
+    found = words._compared(speedup, interval, is_tie=False, whose="the script's dp:8")
+    assert found == said

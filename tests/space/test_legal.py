@@ -274,6 +274,14 @@ def test_axes_of_a_shipped_space_that_the_step_does_not_use_are_told(used, said)
     assert _unused_notice(space_of(), StepFacts(used_axes=used), ()) == []
 
 
+def test_axes_of_a_scripts_own_mesh_that_its_step_does_not_use_are_told():
+    step = StepFacts(used_axes=("dp",), is_captured=True)
+    assert _unused_notice(space_of(shipped=True), step, ()) == [
+        "the step splits no array over the axis tp of the script's mesh, so that devices along it "
+        "do the same work: other meshes have it at size 1"
+    ]
+
+
 def test_nothing_legal_says_which_rules_did_it():
     space = space_of(
         axes=(AxisRange(name="dp", maximum=2), AxisRange(name="tp", maximum=2)),

@@ -77,9 +77,7 @@ def build_by_running(
         if key in known:
             return known[key].workload()
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
-        # Does not read `mesh.shape`: a mesh keeps the first value, and `meaning` changes it.
-        sizes = zip(mesh.axis_names, mesh.devices.shape, strict=True)
-        on = ",".join(f"{name}:{size}" for name, size in sizes)
+        on = ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
         note_start(capture.folder, f"{on} ({why})" if why else on)
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
             ended = run_script(entry, run)

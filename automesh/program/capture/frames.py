@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,14 +17,25 @@ from automesh.program.capture.nouns import SourceLine
 _WRAPPED = ("__wrapped__", "func", "f", "_fun", "fn")
 
 
+_THREAD = threading.local()
+
+
+@contextmanager
+def thread_started_at(place: SourceLine) -> Generator[None]:
+    """Makes `place` the asking line where a thread runs a library's code alone in the body."""
+    _THREAD.started_at = place
+    yield
+
+
 def asking_line() -> SourceLine:
-    """Returns the innermost line of the user's code that is being run."""
+    """Returns the innermost line of the user's code that is being run; in a thread that runs a
+    library's code alone, the line of the user's code that had it started."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
             return SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno)
         frame = frame.f_back
-    return SourceLine()
+    return getattr(_THREAD, "started_at", SourceLine())
 
 
 def failing_line(traceback: TracebackType | None) -> SourceLine:

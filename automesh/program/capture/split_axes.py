@@ -142,14 +142,15 @@ def _hook_specs(original: Callable[..., Any]) -> None:
 
 
 def _hook_shapes() -> None:
-    def shape(mesh: Mesh | AbstractMesh) -> _Shape:
-        return _Shape(mesh.shape_tuple)
+    @functools.lru_cache(maxsize=256)
+    def of(sizes: tuple[tuple[str, int], ...]) -> _Shape:
+        return _Shape(sizes)
 
+    # No `cached_property`, as jax's own is: jax gives equal meshes one object, which may keep the
+    # sizes that were read before the script's names meant anything.
     owners: tuple[Any, ...] = (Mesh, AbstractMesh)
     for owner in owners:
-        cached = functools.cached_property(shape)
-        cached.__set_name__(owner, "shape")
-        owner.shape = cached
+        owner.shape = property(lambda mesh: of(mesh.shape_tuple))
 
 
 def _with_names(function: Any, names: Sequence[str]) -> Any:

@@ -37,10 +37,6 @@ def users_modules_by_value() -> Generator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-_REDUCE_EX = object.__reduce_ex__
-_TUPLE: Any = tuple
-
-
 def reduced(obj: Any) -> tuple[Any, ...] | None:
     """Returns how pickle writes a class of the script, or a member of one of its enumerations of
     texts or numbers; None for anything else.
@@ -54,7 +50,47 @@ def reduced(obj: Any) -> tuple[Any, ...] | None:
     if isinstance(obj, type) and _is_users(obj):
         with users_modules_by_value():
             return cloudpickle.loads, (cloudpickle.dumps(obj),)
-    return tuple_of_arguments(obj)
+    how = tuple_of_arguments(obj)
+    return answers_for_all(obj) if how is None else how
+
+
+_REDUCE_EX = object.__reduce_ex__
+_TUPLE: Any = tuple
+_PLAIN = (object, dict, list)
+"""Classes whose objects are whole with their elements, items and attributes."""
+_OF_PICKLE = {
+    *("__new__", "__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),
+    *("__getnewargs__", "__getnewargs_ex__"),
+}
+"""What the class of another object says about how its objects are made or pickled."""
+
+
+def answers_for_all(obj: Any) -> tuple[Any, ...] | None:
+    """Returns how pickle writes an object whose class has a function for attributes that it does
+    not have (`__getattr__`), as a wrapper of an array or a dictionary of settings; None for any
+    other object, and if its class says itself how it is pickled.
+
+    Pickle asks such an object for its own methods before it has its attributes again: the function
+    looks for them in turn, and does not end, or raises what pickle does not expect.
+    """
+    kind = type(obj)
+    if isinstance(obj, (type, types.ModuleType)) or not _is_users(kind):
+        return None
+    defined = {name for base in kind.__mro__ if base not in _PLAIN for name in vars(base)}
+    if "__getattr__" not in defined or defined & _OF_PICKLE:
+        return None
+    state = dict(object.__getattribute__(obj, "__dict__"))
+    elements = iter(list.__iter__(obj)) if isinstance(obj, list) else None
+    items = iter(dict.items(obj)) if isinstance(obj, dict) else None
+    return _blank, (kind,), state, elements, items, _fill_object
+
+
+def _blank(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _fill_object(obj: Any, state: dict[str, Any]) -> None:
+    object.__getattribute__(obj, "__dict__").update(state)
 
 
 def tuple_of_arguments(obj: Any) -> tuple[Any, ...] | None:

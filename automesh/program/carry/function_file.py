@@ -27,6 +27,7 @@ from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
 from automesh.program.capture.unjitted import in_module, made_by
 from automesh.program.carry.by_value import (
+    answers_for_all,
     cached_function,
     library_function,
     tuple_of_arguments,
@@ -40,7 +41,6 @@ from automesh.texts.exceptions import sentence_of
 
 # NumPy arrays up to this size are pickled together with the object that holds them.
 _LARGE_BYTES = 2**12
-_REFUSED = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError, OSError)
 
 
 def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
@@ -63,7 +63,8 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
             writer.dump([(kind, *how) for kind in writer.classes if (how := _registered(kind))])
     except CannotCarry:
         raise
-    except _REFUSED as error:
+    # Whatever the user's classes raise when they are asked how they are pickled.
+    except Exception as error:
         raise CannotCarry(f"its function cannot be pickled ({sentence_of(error)})") from error
     return buffer.getvalue()
 
@@ -127,7 +128,7 @@ class _FunctionWriter(cloudpickle.Pickler):
             return _jitted, _parts(obj.automesh_function, obj.automesh_settings)
         if (made := made_by(obj)) is not None:
             return _made, made
-        for written in (tuple_of_arguments, library_function, cached_function):
+        for written in (tuple_of_arguments, library_function, cached_function, answers_for_all):
             if (how := written(obj)) is not None:
                 return how
         how = super().reducer_override(obj)

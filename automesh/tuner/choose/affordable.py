@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from automesh.program.nouns import Entry
+from automesh.report.words import count
 from automesh.units import format_wait
 
 # Consecutive starts of a process that a confirmed rule needs: one to estimate, one to compile, one
@@ -48,4 +49,30 @@ def short_budget_notice(entry: Entry, *, start_s: float, left_s: float, used_s: 
         f"{what} takes {format_wait(start_s)} here: a confirmed rule needs about "
         f"{format_wait(needed_s)}; give --budget {minutes}m, or what was measured until then is "
         "ranked by the best evidence there is"
+    )
+
+
+def short_compiles_notice(
+    compile_s: float, *, at_once: int, left: int, left_s: float, used_s: float
+) -> str:
+    """Returns a notice that the budget is too short to compile all plans that promise most; empty
+    if it suffices.
+
+    Args:
+      compile_s: seconds that the first compile took.
+      at_once: compiles that run at the same time.
+      left: plans that promise most and are not compiled yet.
+      left_s: seconds until no further compile begins.
+      used_s: seconds of the budget that are used.
+    """
+    turns = math.ceil(left / at_once)
+    affordable = min(left, at_once * math.ceil(max(left_s, 0.0) / compile_s)) if compile_s else left
+    if compile_s < _SLOW_S or affordable == left:
+        return ""
+    minutes = math.ceil((used_s + 1.25 * turns * compile_s) / 60)
+    plans = count(left, "more plan that promises much", "more plans that promise much")
+    return (
+        f"a compile takes {format_wait(compile_s)} here, and {at_once} at a time: the budget is "
+        f"enough for about {affordable} of {plans}; give --budget {minutes}m, or the same command "
+        "again goes on with the others"
     )

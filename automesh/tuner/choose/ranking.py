@@ -15,6 +15,7 @@ from automesh.report.result import Candidate
 from automesh.tuner.choose.partly_counted import partly_counted
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only larger ones count
+_TIE = 1e-4  # relative: predictions that are closer are the same, but for the order of their sums
 
 
 def may_be_exported(outcome: Outcome | None) -> bool:
@@ -171,6 +172,7 @@ def estimated_candidates(
     estimates: Mapping[Plan, Estimated], *, baseline: Sequence[Plan], device_memory_bytes: int
 ) -> tuple[Candidate, ...]:
     """Returns plans that have only an estimate: the fastest first, those that are too large last.
+    The script's own plan comes before others of the same time.
 
     Plans whose time is only partly known come after all others.
     """
@@ -183,6 +185,17 @@ def estimated_candidates(
             item[1].step_s,
             str(item[0]),
         ),
+    )
+    best = ranked[:1]
+    ranked.sort(
+        key=lambda item: (
+            not (
+                item[0] in baseline
+                and (item[0] in apart) == (best[0][0] in apart)
+                and not hardly_fits(item[1], device_memory_bytes)
+                and item[1].step_s <= best[0][1].step_s * (1 + _TIE)
+            )
+        )
     )
     best_s = ranked[0][1].step_s if ranked else 0.0
     return tuple(
@@ -272,7 +285,8 @@ def rank_ahead(
     estimates: Mapping[Plan, Estimated],
     baseline: Collection[Plan],
 ) -> tuple[Candidate, ...]:
-    """Orders all compiled plans: by replay, then by estimate, then failures.
+    """Orders all compiled plans: by replay, then by estimate, then failures. The script's own plan
+    comes before others of the same time.
 
     Args:
       compiled: outcomes at default effort.
@@ -301,6 +315,8 @@ def rank_ahead(
             )
         )
     found.sort(key=_place)
+    best = found[:1]
+    found.sort(key=lambda one: not (one.is_baseline and _is_tie(one, best[0])))
     return tuple(_with_standing(one, found[0]) for one in found)
 
 
@@ -312,6 +328,15 @@ def _place(candidate: Candidate) -> _Place:
             return (1, candidate.partly_counted, step_s, False, str(candidate.plan))
         case _:
             return (2, False, 0.0, False, str(candidate.plan))
+
+
+def _is_tie(candidate: Candidate, best: Candidate) -> bool:
+    """Whether the time of a plan is that of the best one, by the same evidence."""
+    here, there = candidate.outcome, best.outcome
+    if not isinstance(here, Compiled | Estimated) or type(here) is not type(there):
+        return False
+    is_apart = candidate.partly_counted and not best.partly_counted
+    return not is_apart and here.step_s <= there.step_s * (1 + _TIE)
 
 
 def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:

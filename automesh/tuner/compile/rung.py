@@ -113,6 +113,8 @@ class CompileRung:
       deadline_s: no compile starts after it, except the first one.
       grace_s: how long a running compile may continue after the deadline; then it is left for the
         next run.
+      on_first: is told once the first compile has ended: how many seconds it took, and how many of
+        the chosen plans are left.
       is_first: whether this run has compiled nothing before. Then it waits for its first compile,
         since a compile longer than the whole budget would otherwise never finish; it also waits for
         running compiles of the baseline and of a second plan.
@@ -128,6 +130,7 @@ class CompileRung:
     name: Literal["screen", "compile"] = "compile"
     grace_s: float = GRACE_S
     is_first: bool = True
+    on_first: Callable[[float, int], None] | None = None
     _plans: Sequence[Plan] = field(init=False, default=())
     _chosen_from: tuple[int, int] = field(init=False, default=(-1, -1))
     _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
@@ -317,6 +320,9 @@ class CompileRung:
             raise TypeError(f"a compile job was answered with {type(result).__name__}")
         self._programs.pop(fingerprint, None)
         self._finish(trial, outcome, fingerprint)
+        if self.on_first is not None and isinstance(outcome, Compiled):
+            self.on_first(self._took_s, sum(plan not in self._done for plan in self._plans))
+            self.on_first = None
         if fingerprint:
             self._remember(fingerprint, str(trial.plan), outcome)
             self._release_waiting(fingerprint)

@@ -72,6 +72,12 @@ _NO_NUMBERS = (
     "the same: look at its data, and whether its learning rate is too large"
 )
 
+_NO_LOSS = (
+    "scalar {number} of the step is {value} on the reference, too, so nothing shows whether meshes "
+    "compute the same: look at its data, such as indices that a table does not have, and whether "
+    "its learning rate is too large"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -115,12 +121,13 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], dtype: s
         return Agreement(verdict="differ", detail=f"the step returns {counts}")
     if not losses:
         return Agreement(verdict="unverified", detail=_NOTHING_TO_COMPARE)
-    for whose, values in (("here", losses), ("on the reference", reference)):
-        for index, value in enumerate(values):
+    for number, (expected, got) in enumerate(zip(reference, losses), start=1):
+        if not math.isfinite(expected) and not math.isfinite(got):
+            detail = _NO_LOSS.format(number=number, value=expected)
+            return Agreement(verdict="unverified", detail=detail)
+        for whose, value in (("here", got), ("on the reference", expected)):
             if not math.isfinite(value):
-                return Agreement(
-                    verdict="unverified", detail=f"scalar {index + 1} is {value} {whose}"
-                )
+                return Agreement(verdict="unverified", detail=f"scalar {number} is {value} {whose}")
     floor = _SMALL * max(abs(value) for value in reference)
     worst, distance = 0, 0.0
     for index, (expected, got) in enumerate(zip(reference, losses)):

@@ -18,6 +18,7 @@ from automesh.program.nouns import Attachment
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import count
+from automesh.tuner.choose.affordable import short_compiles_notice
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
     interleaved,
@@ -261,6 +262,7 @@ class AbsentStrategy(Strategy):
                 name="screen" if is_screen else "compile",
                 grace_s=GRACE_S,
                 is_first=effort not in self._served,
+                on_first=None if is_screen or self._served else self._tell_budget,
             ).run()
         if any(plan not in known for plan in done):
             self._served.add(effort)
@@ -268,6 +270,24 @@ class AbsentStrategy(Strategy):
         judged = search.preparation.device_memory.judged
         # An outcome may have admitted plans that come before its own plan in the order.
         return search.outcomes(rung) | {plan: judged(one) for plan, one in done.items()}
+
+    def _tell_budget(self, compile_s: float, left: int) -> None:
+        """Tells how many of the first plans the budget is enough for, if not for all.
+
+        Args:
+          compile_s: seconds of the first compile at default effort.
+          left: plans that are to be compiled after it.
+        """
+        search, now_s = self.search, self.search.clock()
+        said = short_compiles_notice(
+            compile_s,
+            at_once=search.workers,
+            left=left,
+            left_s=search.end_s - now_s,
+            used_s=now_s - search.started_s,
+        )
+        if said:
+            search.progress.notice(said)
 
     def _log_asked(self, asked: Mapping[str, None]) -> None:
         """Logs what the script asked about the absent devices."""

@@ -518,6 +518,21 @@ def _with_remat(mesh: Mesh) -> Any:
     return lambda w, x: jnp.mean(layer(w["down"], layer(w["up"], x)) ** 2)
 
 
+class _Settings:
+    """Hands on what it is asked for, also before it holds anything."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _with_settings(mesh: Mesh) -> Any:
+    settings = _Settings(_Settings(_Trainer()))
+    return lambda w, x: settings.rate * plain(w, x)
+
+
 def _constrained(mesh: Mesh) -> Any:
     return lambda w, x: plain(w, jax.lax.with_sharding_constraint(x, P("data")))
 
@@ -526,6 +541,7 @@ HELD = {
     "trainer": _with_a_trainer,
     "cache": _with_a_cache,
     "remat": _with_remat,
+    "settings": _with_settings,
     "entered_mesh": _constrained,
 }
 
@@ -536,7 +552,8 @@ def test_a_function_is_carried_with_what_public_scripts_let_it_hold(
     name: str, tmp_path: Path
 ) -> None:
     """Locks, generators and files of a trainer, cached functions, functions under `jax.checkpoint`,
-    and a mesh that is entered by `with`. Before, each was a reason to run the script for each mesh.
+    objects that hand on their attributes, and a mesh that is entered by `with`. Before, each was a
+    reason to run the script for each mesh.
     """
 
     def make(mesh: Mesh) -> Any:

@@ -101,3 +101,24 @@ def test_one_of_them_is_raced_all_the_same() -> None:
     known[plan("tp:8", dynamic=True)] = compiled(0.2, "custom call `mine`")
     assert promising(known, first=(), limit=2) == (plan("dp:8"), plan("dp:8", dynamic=True))
     assert promising(known, first=(), limit=1) == (plan("dp:8"),)
+
+
+@pytest.mark.parametrize(
+    ("own_s", "is_first"), [(2e-4, True), (2e-4 * (1 + 1e-6), True), (2.001e-4, False)]
+)
+def test_the_scripts_own_plan_comes_before_others_of_the_same_time(
+    own_s: float, is_first: bool
+) -> None:
+    own, other, slower = plan("tp:8"), plan("dp:8"), plan("dp:4,tp:2")
+    expected = [own, other, slower] if is_first else [other, own, slower]
+    estimates = {other: estimated(2e-4), own: estimated(own_s), slower: estimated(3e-4)}
+    rows = estimated_candidates(estimates, baseline=[own], device_memory_bytes=0)
+    assert [row.plan for row in rows] == expected
+    assert rows[0].standing.verdict == "best"
+    programs = {one: compiled(value.step_s) for one, value in estimates.items()}
+    ahead = rank_ahead(compiled=programs, screened={}, estimates=estimates, baseline=[own])
+    assert [row.plan for row in ahead] == expected
+    # What nobody counted is no reason to keep it.
+    open_ended = estimates | {own: estimated(own_s, LOOP)}
+    rows = estimated_candidates(open_ended, baseline=[own], device_memory_bytes=0)
+    assert [row.plan for row in rows] == [other, slower, own]

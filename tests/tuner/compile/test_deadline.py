@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.program.nouns import Lowered
+from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.report.progress import Silent
 from automesh.tuner.compile import rung as compile_rung
 from automesh.tuner.compile.memory_limit import NO_LIMIT
 from automesh.tuner.compile.rung import CompileRung
 from automesh.worker.pool import Finished
 from tests.support.fakes.compile_rung import TURN_S, Clock, Memory, Slow
+from tests.support.samples.storage_cases import compiled
 
 PLANS = [Plan(axes=parse_mesh(text)) for text in ("dp:8", "dp:4,tp:2", "tp:8")]
 
@@ -121,6 +122,27 @@ def test_a_program_is_not_waited_for_whose_compile_has_failed() -> None:
 )
 def test_what_is_waited_for(seconds: float, is_first: bool, expected: tuple[float, int]) -> None:
     assert ended_s(seconds, is_first=is_first) == expected
+
+
+class Compiles(Slow):
+    """A pool whose jobs compile their programs."""
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        one = compiled(1e-3)
+        answer = CompileAnswer(
+            fingerprint="", memory=one.memory, counts=one.counts, compile_s=self.seconds
+        )
+        return [replace(ended, result=answer) for ended in super().wait(timeout_s)]  # pyright: ignore
+
+
+def test_the_first_compile_is_told_once_with_what_is_left() -> None:
+    clock = Clock()
+    rung = rung_of(clock, Compiles(clock=clock, seconds=20.0), Memory(), is_first=True)
+    rung.compiling.outcome = lambda *_: compiled(1e-3)
+    told: list[tuple[float, int]] = []
+    rung.on_first = lambda compile_s, left: told.append((compile_s, left))
+    assert len(rung.run()) == 3
+    assert told == [(20.0, 2)]
 
 
 class Uneven(Slow):

@@ -58,6 +58,11 @@ def test_a_non_finite_loss_verifies_nothing(bad: float) -> None:
     assert here == Agreement(verdict="unverified", detail=f"scalar 2 is {bad} here")
     there = compare_losses((bad, 1.0), (1.0, 1.0), "float32")
     assert there == Agreement(verdict="unverified", detail=f"scalar 1 is {bad} on the reference")
+    both = compare_losses((1.0, bad), (1.0, bad), "float32")
+    assert both.verdict == "unverified"
+    assert both.detail.startswith(
+        f"scalar 2 of the step is {bad} on the reference, too, so nothing"
+    )
 
 
 def test_another_number_of_scalars_differs_and_none_verifies_nothing() -> None:

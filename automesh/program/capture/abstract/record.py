@@ -94,9 +94,8 @@ def needed(array: Any) -> ValueNeeded:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
-    place, name, code = "?", "", ""
+    place, name, code = asking_line(), "", ""
     if frame is not None:
-        place = str(SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno))
         names = [name for name, value in frame.f_locals.items() if value is array]
         name, code = names[0] if names else "", _code_at(frame)
     aval: Any = array.aval

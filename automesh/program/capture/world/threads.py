@@ -14,6 +14,9 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
+from automesh.program.capture.frames import asking_line, thread_started_at
+from automesh.program.capture.nouns import SourceLine
+
 _ENDED: set[int] = set()
 # Wakes the main thread where it waits for a thread that has ended the run. By default nothing
 # happens at this signal, and no script is known to use it.
@@ -59,8 +62,8 @@ def _started_threads(
     raised: list[BaseException] = []
     is_main = threading.current_thread() is threading.main_thread()
 
-    def run_of(run: Callable[[], None]) -> None:
-        with modes():
+    def run_of(run: Callable[[], None], place: SourceLine) -> None:
+        with modes(), thread_started_at(place):
             try:
                 run()
             except ends as error:
@@ -72,7 +75,7 @@ def _started_threads(
     @functools.wraps(start)
     def begin(thread: threading.Thread) -> None:
         if os.getpid() == process:
-            thread.run = functools.partial(run_of, thread.run)
+            thread.run = functools.partial(run_of, thread.run, asking_line())
         start(thread)
 
     def wake(*_: Any) -> None:

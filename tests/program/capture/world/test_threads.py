@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -65,3 +67,30 @@ def test_what_ends_the_run_in_a_thread_ends_the_body_that_waits_for_it() -> None
     )
     told = ["inside", "in a thread"] * 2 + ["afterwards"]
     assert done.stdout == f"{told}\n", done.stderr
+
+
+IN_A_LIBRARYS_THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+from automesh.program.capture.frames import asking_line
+from automesh.program.capture.world.threads import ended_with_the_run
+with ended_with_the_run():
+    with ThreadPoolExecutor() as pool:
+        place = pool.submit(asking_line).result()
+print(place)
+"""
+
+
+def test_what_a_thread_of_a_library_asks_is_asked_at_the_line_that_had_it_started(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "fits.py"
+    script.write_text(IN_A_LIBRARYS_THREAD)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("fits.py:7\n", 0), done.stderr
