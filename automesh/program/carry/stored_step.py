@@ -21,11 +21,12 @@ from jax.sharding import Mesh
 
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
+from automesh.program.capture.flow.sequence import composed_anew
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.split_axes import meaning
-from automesh.program.capture.step_call import Program, TracedCall, trace
-from automesh.program.carry.function_file import read_function, write_function
+from automesh.program.capture.step_call import PartSource, Program, TracedCall, trace
+from automesh.program.carry.function_file import read_functions, write_functions
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
@@ -40,6 +41,7 @@ from automesh.program.carry.values import (
     dtype_of,
     write_values,
 )
+from automesh.program.lower.static_args import leaf_shape
 from automesh.program.notes import note
 from automesh.reading import Unreadable
 from automesh.texts.exceptions import sentence_of
@@ -166,12 +168,16 @@ def store(
 
 
 def _function_of(call: TracedCall, leaves: Sequence[Any], handed: Handed) -> bytes:
-    """Pickles the function of a call; empty if it cannot be pickled, or refers to too much data."""
-    if call.source is None:
+    """Pickles the function of a call, or its functions; empty if they cannot be pickled, or refer
+    to too much data."""
+    sources, taken = call.sources, call.taken
+    if call.source is not None:
+        sources, taken = (PartSource(call=call.source, outputs=(), kept=()),), leaves
+    if not sources:
         return b""
     known = len(handed.arrays)
     try:
-        function = write_function(call.source, leaves, handed)
+        function = write_functions(sources, taken, handed)
     except CannotCarry as error:
         note(f"the step can only be carried as it was traced: {error.message}")
         function = b""
@@ -344,7 +350,7 @@ def _traced_anew(
         raise CannotCarry("its function is not stored")
     # The function says the script's own names; an axis that is split means all of its parts.
     with meaning(binding.splits):
-        call, tags = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+        sources, tags = read_functions(step.function, binding, arrays=arrays, leaves=leaves)
         context, entered = in_force
         with ExitStack() as stack:
             if context is not None:
@@ -356,13 +362,16 @@ def _traced_anew(
                     stack.enter_context(entered)
             stack.enter_context(contexts_of(tags))
             try:
-                again = trace(call)
+                again = trace(sources[0].call) if len(sources) == 1 else composed_anew(sources)
             except _NOT_AS_IN_THE_SCRIPT as error:
                 if is_indivisible(error):
                     raise
                 why = f"its function cannot be traced again ({sentence_of(error)})"
                 raise CannotCarry(why) from error
-    if len(again.leaves) != len(leaves):
+    if len(again.leaves) != len(leaves) or any(
+        leaf_shape(leaf) != leaf_shape(other)
+        for leaf, other in zip(again.leaves, leaves, strict=True)
+    ):
         raise CannotCarry("its function has other arguments when it is traced again")
     return again.traced, again.settings
 
