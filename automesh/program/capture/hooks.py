@@ -331,19 +331,30 @@ class _Mapped:
         functools.update_wrapper(self, inner, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner = self._automesh_inner
-        if _STATE.watcher is None or is_tracing():
+        inner, watcher = self._automesh_inner, _STATE.watcher
+        if watcher is None or is_tracing():
             return inner(*args, **kwargs)
-        _STATE.watcher.pmap(lambda: _takes_gradient(inner, args, kwargs))
-        if is_without_arrays():
-            return mapped(inner, args, kwargs)
-        return inner(*args, **kwargs)
+        watcher.pmap(lambda: _takes_gradient(inner, args, kwargs))
+        with _unseen():
+            if is_without_arrays():
+                return mapped(inner, args, kwargs)
+            return inner(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else types.MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._automesh_inner, name)
+
+
+@contextmanager
+def _unseen() -> Generator[None]:
+    """Hides from the watcher what jax itself does in the body: `jax.pmap` makes meshes, too."""
+    watcher, _STATE.watcher = _STATE.watcher, None
+    try:
+        yield
+    finally:
+        _STATE.watcher = watcher
 
 
 def _takes_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -358,7 +369,8 @@ def _takes_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return function(*args, **kwargs)
 
     try:
-        return has_gradient(jax.make_jaxpr(called)(*(leaves[place] for place in places)).jaxpr)
+        with _unseen():
+            return has_gradient(jax.make_jaxpr(called)(*(leaves[place] for place in places)).jaxpr)
     except Exception:  # noqa: BLE001 - what is wrong with its call is said when it is made
         return True
 

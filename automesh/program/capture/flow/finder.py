@@ -434,7 +434,7 @@ class StepFinder:
                 name=function.name,
                 defined_at=function.defined_at,
                 called_at=function.called_at,
-                skipped=function.usual.first,
+                skipped=_skipped(function),
                 kept=self._round.kept[place] if self._round else self._kept(functions, place),
                 times=self._times(functions, function),
             )
@@ -638,6 +638,15 @@ class StepFinder:
             if function.name not in names and function.calls > 1
         ]
         return tuple(sorted(found, key=lambda one: -one.argument_bytes * one.calls))
+
+
+def _skipped(function: Function) -> int:
+    """Returns how many calls of a part of a step other runs skip: also the first one of its usual
+    variant, if only such calls follow. Before it, several parts may hold the same arrays, as a
+    target that begins as the parameters."""
+    usual = function.usual
+    is_steady = 1 < usual.calls == function.calls - usual.first
+    return usual.first + 1 if is_steady else usual.first
 
 
 def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
