@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
@@ -25,7 +25,13 @@ from automesh.program.capture.flow.sequence import composed_anew
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.split_axes import meaning
-from automesh.program.capture.step_call import PartSource, Program, TracedCall, trace
+from automesh.program.capture.step_call import (
+    PartSource,
+    Program,
+    TracedCall,
+    place_of,
+    trace,
+)
 from automesh.program.carry.function_file import read_functions, write_functions
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
@@ -85,6 +91,7 @@ class StoredStep:
       trace: the program, as it was traced.
       function: the step's function, see `function_file`; empty if it cannot be pickled.
       arrays: the arrays that the trace and the function hold, by number.
+      held_at: where these arrays are.
       leaves: leaves of the arguments, in order.
       paths: for each argument, the path of each of its leaves.
       names: the user's names of the leaves.
@@ -99,6 +106,7 @@ class StoredStep:
     trace: bytes
     function: bytes
     arrays: tuple[StoredLeaf, ...]
+    held_at: bytes
     leaves: tuple[StoredLeaf, ...]
     paths: tuple[tuple[LeafPath, ...], ...]
     names: tuple[str, ...]
@@ -143,6 +151,7 @@ def store(
     program: Any = call.traced.jaxpr
     trace = write_trace((program, settings.constants), handed)
     function = _function_of(call, leaves, handed)
+    held_at = write_trace(tuple(map(_split_of, handed.arrays)), handed)
     every = [*leaves, *handed.arrays]
     kept = with_values and bytes_of(every) <= LARGEST_STORED_BYTES
     described = write_values(every, folder / _VALUES, with_values=kept)
@@ -153,6 +162,7 @@ def store(
         trace=trace,
         function=function,
         arrays=described[len(leaves) :],
+        held_at=held_at,
         leaves=described[: len(leaves)],
         paths=tuple(paths_of(arg) for arg in call.args),
         names=call.names,
@@ -269,7 +279,7 @@ def carried_call(
     """
     binding = Binding(plan=plan, stored=step.meshes, own=step.own, splits=splits)
     values = Values(folder / _VALUES)
-    arrays = [_constant(leaf, values) for leaf in step.arrays]
+    arrays = _arrays_of(step, binding, values)
     in_shardings, out_shardings, placed, context, entered = read_trace(step.frame, binding, arrays)
     described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     if by == "trace":
@@ -305,7 +315,7 @@ def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool
     """
     binding = Binding(plan=plan, stored=step.meshes, own=step.own)
     values = Values(folder / _VALUES)
-    arrays = [_constant(leaf, values) for leaf in step.arrays]
+    arrays = [_constant(leaf, values, None) for leaf in step.arrays]
     program, constants = read_trace(step.trace, binding, arrays)
     leaves = [
         values.made(leaf, None) if with_values else _description(leaf, None) for leaf in step.leaves
@@ -376,10 +386,22 @@ def _traced_anew(
     return again.traced, again.settings
 
 
-def _constant(leaf: StoredLeaf, values: Values) -> Any:
+def _split_of(array: Any) -> NamedSharding | None:
+    """Returns how an array that a step holds is split, as a data set that the script has put on its
+    mesh; None for one that is on no mesh."""
+    place = place_of(array)
+    return place if isinstance(place, NamedSharding) else None
+
+
+def _arrays_of(step: StoredStep, binding: Binding, values: Values) -> list[Any]:
+    places = read_trace(step.held_at, binding, ())
+    return [_constant(leaf, values, to) for leaf, to in zip(step.arrays, places, strict=True)]
+
+
+def _constant(leaf: StoredLeaf, values: Values, to: NamedSharding | None) -> Any:
     if leaf.has_values:
-        return values.made(leaf, None)
-    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=leaf.weak_type)
+        return values.made(leaf, to)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=leaf.weak_type, sharding=to)
 
 
 def _description(leaf: StoredLeaf, to: Any) -> Any:

@@ -28,6 +28,7 @@ from automesh.program.capture.nouns import AxisSplit
 from automesh.program.capture.step_call import TracedCall, trace
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.starts import lost
+from automesh.program.carry.stored_step import carried_call
 from tests.support.carried import Case, Make, Sizes, places, text
 
 OWN = {"data": 4, "model": 2}
@@ -316,6 +317,19 @@ def test_a_carried_step_is_the_one_that_is_made_there(name: str, tmp_path: Path)
         real, carried = case.real(tmp_path, sizes), case.carried(tmp_path, sizes)
         assert text(carried) == text(real), sizes
         assert places(carried) == places(real), sizes
+
+
+def test_arrays_that_a_step_holds_are_split_there_too(tmp_path: Path) -> None:
+    """Before, they were on no mesh: a data set that the loss holds was "another program there", and
+    the script was run again for each mesh."""
+    case = CASES["constants"]
+    step, sizes = case.stored(tmp_path), {"data": 2, "model": 4}
+    carried = carried_call(step, tmp_path, case.mesh(sizes), by="trace", with_values=False)
+    program: Any = carried.call.traced.jaxpr
+    held = [*program.consts, *carried.call.settings.constants]
+    found = [getattr(one, "sharding", None) for one in held]
+    (place,) = [at for at in found if isinstance(at, NamedSharding)]
+    assert (dict(place.mesh.shape), place.spec) == (sizes, P("data"))
 
 
 def test_the_programs_of_two_meshes_are_told_apart(tmp_path: Path) -> None:
