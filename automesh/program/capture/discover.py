@@ -61,7 +61,7 @@ _LARGEST_MADE = 2**31
 # Seconds for which a script may train on one device before it makes the mesh that is in its text.
 _LONGEST_BEFORE_MESH_S = 60.0
 # How long it may sample or evaluate before the training of which its text speaks, and after how
-# long the user is told that this is waited for.
+# long a sentence says that this is waited for.
 _LONGEST_BEFORE_GRADIENT_S = 240.0
 _TOLD_AFTER_S = 10.0
 # A script that calls its step less often has hardly come to the end of its training.
@@ -486,8 +486,8 @@ class _ScriptWatch:
 
     def pmap(self, trains: Callable[[], bool]) -> None:
         """Stops the script at its first call of a function that `jax.pmap` made and in which a
-        gradient is taken, unless the user named the step. Others may stand beside a jitted step:
-        many scripts let their hosts wait for each other in this way."""
+        gradient is taken, unless the user named the step. Scripts with a jitted step call others,
+        too, as many let their hosts wait for each other in this way."""
         if self.finder.wanted or self.finder.found is not None:
             return
         self.mapped_at = self.mapped_at or asking_line()

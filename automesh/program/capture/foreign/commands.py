@@ -1,8 +1,8 @@
 """Keeps the shell commands of a script from changing files while it is run up to its step (no jax).
 
 A command runs in a process of its own, which does not see the private layer. Commands that make,
-copy, move and remove files are done in the layer instead; others that write are not run, and the
-user is told. All that only reads, such as `git rev-parse HEAD` or `nvidia-smi`, is run as it is.
+copy, move and remove files are done in the layer instead; others that write are not run, which a
+notice says. All that only reads, such as `git rev-parse HEAD` or `nvidia-smi`, is run as it is.
 """
 
 from __future__ import annotations
