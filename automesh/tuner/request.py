@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import codecs
 import difflib
 import re
@@ -31,6 +30,7 @@ from automesh.plugins.offered import FRAMEWORKS, offered
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.notebook import code_of
+from automesh.program.script.own_build import defines
 from automesh.program.script.payload import pickle_entry
 from automesh.program.script.started import file_of, is_started
 from automesh.reading import Unreadable, kind_of_file, read_bytes
@@ -446,34 +446,6 @@ def _check_source(path: Path, location: str) -> None:
         )
     if path.suffix == ".ipynb":
         code_of(content, location)
-
-
-def defines(path: Path, name: str) -> bool:
-    """Whether a script may have something called `name` at its top level.
-
-    If the text of the script does not answer this, the answer is True: the import of the script
-    then says what is wrong.
-    """
-    try:
-        body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
-    return any(_binds(statement, name) for statement in body)
-
-
-def _binds(statement: ast.AST, name: str) -> bool:
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return statement.name == name
-        case ast.Import() | ast.ImportFrom():
-            bound = [(one.asname or one.name).partition(".")[0] for one in statement.names]
-            return name in bound or "*" in bound
-        case ast.Name(ctx=ast.Store()):
-            return statement.id == name
-        case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return False
-        case _:
-            return any(_binds(child, name) for child in ast.iter_child_nodes(statement))
 
 
 def _suggestion(path: Path, ending: str) -> str:

@@ -50,6 +50,8 @@ class DiscoverJob:
     """Runs a script without `build` to find its mesh and step; the answer is a `Discovery`.
 
     The answer is `OtherDevices` if the script fails because it names another number of devices.
+    The worker sends the event `{"event": "waits", "text": ...}` if the script goes on for long
+    before it trains.
 
     Attributes:
       wanted: the name of the step function; empty for the function that looks like the step.

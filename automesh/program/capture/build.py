@@ -23,7 +23,7 @@ from automesh.program.capture.flow.sequence import StepCollector
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import Capture
-from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
+from automesh.program.capture.run_script import Ended, run_script, stop_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
@@ -137,16 +137,18 @@ class _UpToStep:
 
     def call(self, call: Call) -> Any:
         """Stops the script at the call of its step; runs all other calls."""
+        if self.workload is not None:  # The script has caught what has stopped it.
+            stop_script()
         whole = self.collector.offer(_on_one_mesh(call, self.made, self.capture.mesh.num_devices))
-        if whole is None:
-            outputs = call.run()
-            self.collector.ran(outputs)
-            return outputs
-        self.whole = whole
-        self.workload = workload_of(whole, self.capture, self.made)
-        raise ScriptStopped
+        if whole is not None:
+            self.whole = whole
+            self.workload = workload_of(whole, self.capture, self.made)
+            stop_script()
+        outputs = call.run()
+        self.collector.ran(outputs)
+        return outputs
 
-    def pmap(self) -> None:
+    def pmap(self, trains: Callable[[], bool]) -> None:
         """Lets the script go on, as its step is another function."""
 
     def unjitted(self) -> bool:

@@ -25,7 +25,11 @@ from automesh.program.capture.flow.finder import FoundStep, StepFinder
 from automesh.program.capture.flow.program import facts_of
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
-from automesh.program.capture.in_text import mesh_in_text, takes_gradients
+from automesh.program.capture.in_text import (
+    lines_of_gradients,
+    mesh_in_text,
+    takes_gradients,
+)
 from automesh.program.capture.nouns import (
     Capture,
     Discovery,
@@ -35,7 +39,12 @@ from automesh.program.capture.nouns import (
     SourceLine,
 )
 from automesh.program.capture.refusals import no_step, nothing_jitted
-from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
+from automesh.program.capture.run_script import (
+    Ended,
+    ScriptStopped,
+    run_script,
+    stop_script,
+)
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on, text_of
@@ -51,8 +60,10 @@ _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual:
 _LARGEST_MADE = 2**31
 # Seconds for which a script may train on one device before it makes the mesh that is in its text.
 _LONGEST_BEFORE_MESH_S = 60.0
-# How long it may sample or evaluate before the training of which its text speaks.
-_LONGEST_BEFORE_GRADIENT_S = 120.0
+# How long it may sample or evaluate before the training of which its text speaks, and after how
+# long a sentence says that this is waited for.
+_LONGEST_BEFORE_GRADIENT_S = 240.0
+_TOLD_AFTER_S = 10.0
 # A script that calls its step less often has hardly come to the end of its training.
 _CALLS_OF_A_LOOP = 3
 # A loop with at most so much work is run where nothing else tells whether it is all of a training.
@@ -60,6 +71,11 @@ _LONGEST_RUN_FLOPS = 1e12
 
 
 Keep = Callable[[TracedCall, Mesh, Sequence[Any]], None]
+Tell = Callable[[str], None]
+
+
+def _tell_nobody(text: str) -> None:
+    """Tells nobody what a run waits for."""
 
 
 def discover(
@@ -68,6 +84,7 @@ def discover(
     step: str = "",
     bare: bool = False,
     keep: Keep | None = None,
+    tell: Tell = _tell_nobody,
     infer: bool = False,
 ) -> Discovery:
     """Runs a script until its step is known.
@@ -78,6 +95,7 @@ def discover(
       bare: whether to run it without its arrays.
       keep: is called with the call of the step while its arguments are alive, the script's mesh,
         and the placement of the arguments at the first call of the step.
+      tell: is called with a sentence if the run waits long for the script's training.
       infer: find the classes of the step's dimensions even if the script makes a mesh, and how it
         splits the arguments itself.
 
@@ -86,19 +104,21 @@ def discover(
         says what to do.
     """
     begun_s = perf_counter()
-    run, ended = _run(entry, step, None, bare=bare, keep=keep)
+    run, ended = _run(entry, step, None, bare=bare, keep=keep, tell=tell)
     found = run.finder.found or run.finder.ended()
     if not bare and _may_go_on(found, ended):
         # The loop is not the whole training, as the script looked at its results.
-        run, ended = _run(entry, step, None, bare=False, keep=keep, runs_loops=True)
+        run, ended = _run(entry, step, None, bare=False, keep=keep, tell=tell, runs_loops=True)
         found = run.finder.found or run.finder.ended()
     if isinstance(found, ScriptStep):
         # Several functions that are one step, in a script that ends after two iterations.
-        run, ended = _run(entry, step, found, bare=bare, keep=keep)
+        run, ended = _run(entry, step, found, bare=bare, keep=keep, tell=tell)
         found = run.finder.found
     if run.unjitted_at is not None and _hardly_a_step(found):
         # No jitted function looks like a step, but the script takes gradients outside of jit.
-        again, ended_again = _run(entry, step, None, bare=bare, keep=keep, takes_unjitted=True)
+        again, ended_again = _run(
+            entry, step, None, bare=bare, keep=keep, tell=tell, takes_unjitted=True
+        )
         other = again.finder.found or again.finder.ended()
         if isinstance(other, FoundStep) and not _hardly_a_step(other):
             found = replace(other, step=replace(other.step, is_unjitted=True))
@@ -107,8 +127,10 @@ def discover(
             # The remaining functions change nothing, or belong to a library, as a helper of its
             # optimizer does.
             raise nothing_jitted(entry, run.unjitted_at)
-    if bare and _may_end_by_nan(found, ended):
-        raise needed_at_line("compares a number", seen().decided)
+    if bare and (by := _ended_by_nan(found, ended)) is not None:
+        raise by
+    if bare and (by := _cut_too_early(run, found, ended)) is not None:
+        raise by
     if not isinstance(found, FoundStep) or _is_guess(found, ended):
         error = (_caught(ended) if bare else None) or run.refusal(entry, ended)
         raise _with_nan(error) if bare else error
@@ -129,7 +151,9 @@ def discover(
         (f"run without its arrays, the script reads its numbers as nan: {lines}",) if lines else ()
     )
     return replace(
-        discovery, capture=replace(discovery.capture, without_arrays=True), notices=notices
+        discovery,
+        capture=replace(discovery.capture, without_arrays=True),
+        notices=(*discovery.notices, *notices),
     )
 
 
@@ -139,14 +163,22 @@ def _caught(ended: Ended | None) -> UsageError | None:
     return seen().needed if ended is not None and ended.exit_code else None
 
 
-def _may_end_by_nan(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
-    """Whether a script has ended after few calls of its step, and may have done so because it
-    compared a number that was nan."""
-    if seen().decided is None or ended is None or ended.error is not None:
-        return False
-    if not isinstance(found, FoundStep):
-        return True
-    return bool(found.step.doubt) and found.step.calls < _CALLS_OF_A_LOOP
+def _ended_by_nan(found: FoundStep | ScriptStep | None, ended: Ended | None) -> ValueNeeded | None:
+    """Returns the error for a script that has ended after few calls of its step, and may have done
+    so because a number was nan: it compared one, or it read one, as `while float(loss) > 0.1`
+    does. None if it has not, or if it only read one and its arrays are too large to be made."""
+    known = seen()
+    if ended is None or ended.error is not None:
+        return None
+    if isinstance(found, FoundStep) and not (
+        found.step.doubt and found.step.calls < _CALLS_OF_A_LOOP
+    ):
+        return None
+    if known.decided is not None:
+        return needed_at_line("compares a number", known.decided)
+    if known.printed and known.most_bytes <= _LARGEST_MADE:
+        return needed_at_line("reads a number", known.printed[-1])
+    return None
 
 
 def _is_guess(found: FoundStep, ended: Ended | None) -> bool:
@@ -166,12 +198,36 @@ def _hardly_a_step(found: FoundStep | ScriptStep | None) -> bool:
 
 
 def _may_go_on(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
-    """Whether a script that was not run to its end may call the function with the loop again, and
-    whether the loop is short enough to be run."""
+    """Whether a script that was not run to its end, or was ended by a number that was nan, may call
+    the function with the loop again, and whether the loop is short enough to be run."""
     if not isinstance(found, FoundStep) or found.step.loop is None or ended is None:
         return False
     work = found.step.flops * found.step.loop.turns
-    return isinstance(ended.error, ValueNeeded) and 0 < work <= _LONGEST_RUN_FLOPS
+    is_cut = isinstance(ended.error, ValueNeeded) or (ended.error is None and _has_decided())
+    return is_cut and 0 < work <= _LONGEST_RUN_FLOPS
+
+
+def _has_decided() -> bool:
+    """Whether the script has compared a number without data."""
+    return seen().decided is not None
+
+
+def _cut_too_early(
+    run: _ScriptWatch, found: FoundStep | ScriptStep | None, ended: Ended | None
+) -> ValueNeeded | None:
+    """Returns the error that has ended a script before it showed all of its step: in its first
+    round, or after one call of a function with a loop that it may call again. None if its arrays
+    are too large to be made."""
+    if not isinstance(found, FoundStep) or ended is None or seen().most_bytes > _LARGEST_MADE:
+        return None
+    is_early = found.step.calls < _CALLS_OF_A_LOOP or run.finder.is_waiting
+    if isinstance(ended.error, ValueNeeded) and is_early and found.step.loop is None:
+        return ended.error
+    if not _may_go_on(found, ended):
+        return None
+    if isinstance(ended.error, ValueNeeded):
+        return ended.error
+    return needed_at_line("compares a number", seen().decided)
 
 
 def _run(
@@ -181,6 +237,7 @@ def _run(
     *,
     bare: bool,
     keep: Keep | None,
+    tell: Tell,
     runs_loops: bool = False,
     takes_unjitted: bool = False,
 ) -> tuple[_ScriptWatch, Ended | None]:
@@ -197,10 +254,11 @@ def _run(
             entry=entry,
             finder=finder,
             keep=keep,
+            tell=tell,
             mesh_to_come=mesh_in_text(entry),
             takes_unjitted=takes_unjitted,
         )
-        finder.may_stop = run.may_stop
+        finder.may_stop, finder.trains_often = run.may_stop, run.trains_often
         return run, run_script(entry, run)
 
 
@@ -225,6 +283,7 @@ def discover_for_absent(
     step: str = "",
     keep: Keep | None = None,
     again: Callable[[str], None] = lambda _: None,
+    tell: Tell = _tell_nobody,
     infer: bool = False,
 ) -> Discovery:
     """Runs a script without its arrays, for devices that are not here. If it cannot do without them
@@ -232,29 +291,29 @@ def discover_for_absent(
 
     Args:
       again: is called with the reason before the script is started a second time.
+      tell: see `discover`.
 
     Raises:
       UsageError: as `discover`; or the script needs a value of arrays that are too large, and the
         error names the line.
     """
     try:
-        return discover(entry, step=step, bare=True, keep=keep, infer=infer)
+        return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
     except UsageError as error:
         if seen().most_bytes > _LARGEST_MADE:
             raise
         reason, needed = error.message, isinstance(error, ValueNeeded)
     again("with its arrays")
     try:
-        found = discover(entry, step=step, keep=keep, infer=infer)
+        found = discover(entry, step=step, keep=keep, tell=tell, infer=infer)
     except UsageError as error:
         if not needed:
             raise
         # Such as a kernel that only the target can run.
         said = f"{error.message}; it was run with its arrays on this machine, because {reason}"
         raise UsageError(said, hint=error.hint) from error
-    return replace(
-        found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
-    )
+    made = f"the arrays of the script are made on this machine, because {reason}"
+    return replace(found, notices=(*found.notices, made))
 
 
 def discover_here(
@@ -264,6 +323,7 @@ def discover_here(
     device_memory_bytes: Callable[[], int],
     keep: Keep | None = None,
     again: Callable[[str], None] = lambda _: None,
+    tell: Tell = _tell_nobody,
     infer: bool = False,
 ) -> Discovery:
     """Runs a script on the devices that are here. If its step is too large for one of them, later
@@ -273,17 +333,19 @@ def discover_here(
       device_memory_bytes: returns the bytes that one device can hold, 0 if unknown. It is called
         after the run, as the script may set the number of devices.
       again: is called with the reason before the script is started a second time.
+      tell: see `discover`.
 
     Raises:
       UsageError: as `discover`.
     """
-    found = discover(entry, step=step, keep=keep, infer=infer)
+    found = discover(entry, step=step, keep=keep, tell=tell, infer=infer)
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
     again("without its arrays, which a device cannot hold")
     bare = discover(entry, step=found.capture.step.name, bare=True)
-    return replace(found, capture=replace(found.capture, without_arrays=True), notices=bare.notices)
+    notices = tuple(dict.fromkeys((*found.notices, *bare.notices)))
+    return replace(found, capture=replace(found.capture, without_arrays=True), notices=notices)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -293,9 +355,12 @@ class _ScriptWatch:
     Attributes:
       mesh_to_come: the line of the script that makes a mesh, as its text shows; None if no line
         does.
+      tell: is called with a sentence if the script goes on for long before it trains.
       takes_unjitted: whether gradients and `shard_map`s outside of jit count as calls.
       unjitted_at: the first line that takes a gradient, or calls a `shard_map`, outside of jit;
         None if no line does.
+      pmapped: the line that trains by `jax.pmap`, where the script was stopped; else None.
+      mapped_at: the first line that calls a function which `jax.pmap` made; None if no line does.
     """
 
     entry: Entry
@@ -304,15 +369,20 @@ class _ScriptWatch:
     unjitted_at: SourceLine | None = None
     mesh_to_come: SourceLine | None = None
     keep: Keep | None = None
+    tell: Tell = _tell_nobody
     not_carried: str = ""
     pmapped: SourceLine | None = None
+    mapped_at: SourceLine | None = None
     meshes: dict[tuple[Any, ...], ScriptMesh] = field(
         default_factory=dict[tuple[Any, ...], ScriptMesh]
     )
     made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
     _is_ours: bool = False
     _waits_since_s: float = 0.0
+    _is_told: bool = False
+    _waited: str = ""
     _trains_later: bool | None = None
+    _gradients: int | None = None
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """Makes the mesh as the script asks, and notes it down."""
@@ -337,6 +407,9 @@ class _ScriptWatch:
             return ()
         return (f"{self.mesh_to_come}, which would make a mesh, was not reached",)
 
+    def _waited_in_vain(self) -> tuple[str, ...]:
+        return (self._waited,) if self._waited else ()
+
     def may_stop(self, has_gradient: bool) -> bool:
         """Whether a step may be the one that is looked for: a script that samples first, or that
         trains on one device and makes a mesh afterwards, goes on until then.
@@ -354,10 +427,31 @@ class _ScriptWatch:
             return True
         longest_s = _LONGEST_BEFORE_GRADIENT_S if waits_for_gradient else _LONGEST_BEFORE_MESH_S
         self._waits_since_s = self._waits_since_s or perf_counter()
-        return perf_counter() - self._waits_since_s > longest_s
+        took_s = perf_counter() - self._waits_since_s
+        if waits_for_gradient and took_s > _TOLD_AFTER_S and not self._is_told:
+            self._is_told = True
+            called = ", ".join(f"`{name}`" for name in list(self.finder.names())[-3:])
+            self.tell(
+                f"the script calls {called} and has trained nothing yet: it is run on until it "
+                "trains; `--step NAME` names a step that takes no gradient"
+            )
+        if took_s > longest_s and waits_for_gradient:
+            self._waited = (
+                f"the script trained nothing in the {longest_s:.0f} s for which its training was "
+                "waited for; `--step NAME` names the function that trains, and waits longer"
+            )
+        return took_s > longest_s
+
+    def trains_often(self) -> bool:
+        """Whether the script takes gradients at several lines, and so may train several models."""
+        if self._gradients is None:
+            self._gradients = lines_of_gradients(self.entry)
+        return self._gradients > 1
 
     def call(self, call: Call) -> Any:
         """Notes a call down; stops the script once its step is known."""
+        if self.finder.found is not None:  # The script has caught what has stopped it.
+            stop_script()
         try:
             return self.finder.call(call)
         except ScriptStopped:
@@ -390,13 +484,16 @@ class _ScriptWatch:
         finally:
             self._is_ours = False
 
-    def pmap(self) -> None:
-        """Stops the script at its first call of a function that `jax.pmap` made, unless the user
-        named the step."""
-        if self.finder.wanted:
+    def pmap(self, trains: Callable[[], bool]) -> None:
+        """Stops the script at its first call of a function that `jax.pmap` made and in which a
+        gradient is taken, unless the user named the step. Scripts with a jitted step call others,
+        too, as many let their hosts wait for each other in this way."""
+        if self.finder.wanted or self.finder.found is not None:
             return
-        self.pmapped = asking_line()
-        raise ScriptStopped
+        self.mapped_at = self.mapped_at or asking_line()
+        if trains():
+            self.pmapped = asking_line()
+            stop_script()
 
     def unjitted(self) -> bool:
         """Notes down where the script takes a gradient, or calls a `shard_map`, outside of jit."""
@@ -406,13 +503,15 @@ class _ScriptWatch:
 
     def refusal(self, entry: Entry, ended: Ended | None) -> UsageError:
         """Returns the error that says why there is no step."""
+        called = self.finder.names()
+        has_only_mapped = not called and ended is not None and ended.error is None
         return no_step(
             entry,
             ended,
-            called=self.finder.names(),
+            called=called,
             without_state=self.finder.without_state(),
             wanted=self.finder.wanted,
-            pmapped=self.pmapped,
+            pmapped=self.pmapped or (self.mapped_at if has_only_mapped else None),
             mesh_at=next((mesh.made_at for mesh in self.meshes.values()), None),
         )
 
@@ -420,7 +519,8 @@ class _ScriptWatch:
         """Returns what is known once a step is chosen; for a script that makes no mesh, also the
         classes of its dimensions."""
         if not self.meshes:
-            return replace(_without_mesh(found), notices=self._never_reached())
+            notices = (*found.notices, *self._never_reached(), *self._waited_in_vain())
+            return replace(_without_mesh(found), notices=notices)
         own = self._mesh_of(found)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),
@@ -428,6 +528,7 @@ class _ScriptWatch:
             num_devices=jax.device_count(),
             other_steps=found.others,
             other_meshes=tuple(mesh for mesh in self.meshes.values() if mesh is not own),
+            notices=(*found.notices, *self._waited_in_vain()),
         )
 
     def _mesh_of(self, found: FoundStep) -> ScriptMesh:

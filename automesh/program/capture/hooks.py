@@ -24,7 +24,9 @@ from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
 from automesh.program.absent.device_queries import attached, shows_other_platform
 from automesh.program.capture.abstract.arrays import described
+from automesh.program.capture.abstract.makers import mapped
 from automesh.program.capture.abstract.trace import is_without_arrays
+from automesh.program.capture.flow.program import has_gradient
 from automesh.program.capture.unjitted import hook_unjitted, in_module
 from automesh.program.capture.world.meshes import text_of, with_names
 from automesh.program.capture.world.modes import (
@@ -52,8 +54,12 @@ class Watcher(Protocol):
         """Returns the outputs of a call of a jitted function."""
         ...
 
-    def pmap(self) -> None:
-        """Handles a call of a function that `jax.pmap` made, before the script makes it."""
+    def pmap(self, trains: Callable[[], bool]) -> None:
+        """Handles a call of a function that `jax.pmap` made, before the script makes it.
+
+        Args:
+          trains: tells whether a gradient is taken in the function.
+        """
         ...
 
     def unjitted(self) -> bool:
@@ -317,15 +323,48 @@ class _Mapped:
         functools.update_wrapper(self, inner, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _STATE.watcher is not None and not is_tracing():
-            _STATE.watcher.pmap()
-        return self._automesh_inner(*args, **kwargs)
+        inner, watcher = self._automesh_inner, _STATE.watcher
+        if watcher is None or is_tracing():
+            return inner(*args, **kwargs)
+        watcher.pmap(lambda: _takes_gradient(inner, args, kwargs))
+        with _unseen():
+            if is_without_arrays():
+                return mapped(inner, args, kwargs)
+            return inner(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else types.MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._automesh_inner, name)
+
+
+@contextmanager
+def _unseen() -> Generator[None]:
+    """Hides from the watcher what jax itself does in the body: `jax.pmap` makes meshes, too."""
+    watcher, _STATE.watcher = _STATE.watcher, None
+    try:
+        yield
+    finally:
+        _STATE.watcher = watcher
+
+
+def _takes_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a gradient is taken in a function; True if it cannot be traced."""
+    leaves, tree = jax.tree.flatten(described((args, kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
+
+    def called(*arrays: Any) -> Any:
+        given = dict(zip(places, arrays, strict=True))
+        whole = [given.get(place, leaf) for place, leaf in enumerate(leaves)]
+        args, kwargs = tree.unflatten(whole)
+        return function(*args, **kwargs)
+
+    try:
+        with _unseen():
+            return has_gradient(jax.make_jaxpr(called)(*(leaves[place] for place in places)).jaxpr)
+    except Exception:  # noqa: BLE001 - what is wrong with its call is said when it is made
+        return True
 
 
 def _hook_compiled() -> None:

@@ -19,7 +19,8 @@ from automesh.reading import read_bytes
 # What makes a mesh, or is one.
 MESH = re.compile(r"mesh(?!grid)", re.I)
 # Functions of jax, Flax, Equinox and Haiku that take gradients, or apply them.
-_GRADIENT = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp|apply_gradients")
+_TAKES = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp")
+_GRADIENT = re.compile(f"{_TAKES.pattern}|apply_gradients")
 
 
 def mesh_in_text(entry: Entry) -> SourceLine | None:
@@ -44,18 +45,36 @@ def takes_gradients(entry: Entry) -> bool:
 
     Only a run shows whether that line is reached.
     """
+    return any(
+        _GRADIENT.fullmatch(name)
+        for path in _files(entry)
+        for _, text in _texts(path)
+        for node in _nodes(text)
+        for name in _named_by(node)
+    )
+
+
+def lines_of_gradients(entry: Entry) -> int:
+    """Counts the lines of a script, and of the user's modules that it has imported, that call what
+    takes gradients."""
+    lines = {
+        (name, node.lineno)
+        for path in _files(entry)
+        for name, text in _texts(path)
+        for node in _nodes(text)
+        if isinstance(node, ast.Call) and _TAKES.fullmatch(_last_name(node.func))
+    }
+    return len(lines)
+
+
+def _files(entry: Entry) -> list[Path]:
+    """Returns the file of a script, and those of the user's modules that it has imported."""
     files = [Path(entry.location)]
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and is_users_file(file):
             files.append(Path(file))
-    return any(
-        _GRADIENT.fullmatch(name)
-        for path in dict.fromkeys(files)
-        for _, text in _texts(path)
-        for node in _nodes(text)
-        for name in _named_by(node)
-    )
+    return list(dict.fromkeys(files))
 
 
 def _named_by(node: ast.AST) -> list[str]:

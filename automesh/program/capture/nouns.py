@@ -145,12 +145,15 @@ class ScriptStep:
 
     def in_words(self) -> str:
         """Describes the step: `train_step` (train.py:12), called at train.py:30."""
-        return self._told(lambda part: f"`{part.name}`{_definition(part)}, called at "
-                          f"{part.called_at}")  # fmt: skip
+        return self._told(lambda part: f"`{part.name}`{_definition(part)}{_call(part)}")
 
     def in_short(self) -> str:
         """Names the step by the line that calls it: `train_step` (train.py:30)."""
-        return self._told(lambda part: f"`{part.name}` ({part.called_at})")
+        return self._told(
+            lambda part: (
+                f"`{part.name}` ({part.called_at if part.called_at.file else part.defined_at})"
+            )
+        )
 
     def _told(self, tell: Callable[[ScriptStep | StepPart], str]) -> str:
         if self.loop is not None:
@@ -206,6 +209,11 @@ class ScriptStep:
 
     def _listed_parts(self) -> str:
         return " and ".join(dict.fromkeys(f"`{part.name}`" for part in self.parts))
+
+
+def _call(part: ScriptStep | StepPart) -> str:
+    # A function that a thread runs is called by no line of the script.
+    return f", called at {part.called_at}" if part.called_at.file else ""
 
 
 def _definition(part: ScriptStep | StepPart) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from automesh.errors import UsageError
 from automesh.package import is_users_file
@@ -25,6 +27,69 @@ _IMPORTED: set[str] = set()
 class ScriptStopped(BaseException):
     """The exception that ends a script at its step. It is no `Exception`, as user code may catch
     these and go on."""
+
+
+@dataclass(slots=True)
+class _StopState:
+    """The data of this process about the run in progress.
+
+    Attributes:
+      is_running: whether a script is being run.
+      times: how often it was stopped; more than once if it catches everything.
+    """
+
+    is_running: bool = False
+    times: int = 0
+
+
+_STATE = _StopState()
+
+
+def stop_script() -> NoReturn:
+    """Ends the script that is being run.
+
+    A script that catches everything, as a bare `except:` around each step does, goes on and comes
+    here again. From the second time on it is stopped anew at its next line, and so in the end
+    outside of all that catches.
+
+    Raises:
+      ScriptStopped: always.
+    """
+    _STATE.times += 1
+    if _STATE.is_running and _STATE.times > 1:
+        _stop_at_each_line()
+    raise ScriptStopped
+
+
+def _stop_at_each_line() -> None:
+    """Stops the script at its next line, outside of what has caught it, and again where something
+    else catches that."""
+
+    def seen(frame: FrameType, event: str, _: Any) -> Any:
+        if not is_users_file(frame.f_code.co_filename):
+            return None
+        if event == "line":
+            raise ScriptStopped  # Python ends the tracing then.
+        return seen
+
+    def trace_again(*_: Any) -> None:
+        if sys.gettrace() is not seen:
+            sys.settrace(seen)
+
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            frame.f_trace = seen
+        frame = frame.f_back
+    sys.settrace(seen)
+    sys.setprofile(trace_again)
+
+
+def _let_go(tracing: Any, profiling: Any) -> None:
+    _STATE.is_running = False
+    if _STATE.times > 1:
+        sys.setprofile(profiling)
+        sys.settrace(tracing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +119,14 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
         sys.modules.pop(name, None)
     before = set(sys.modules)
     ends = (ScriptStopped, UsageError)
+    observing = sys.gettrace(), sys.getprofile()
+    _STATE.is_running, _STATE.times = True, 0
     with world(is_late=has_started(), shown=_shown(entry), ends=ends), watching(watcher):
         try:
-            start(entry, ends=_is_for_other_devices)
+            try:
+                start(entry, ends=_is_for_other_devices)
+            finally:
+                _let_go(*observing)
         except ScriptStopped:
             return None
         except SystemExit as ended:

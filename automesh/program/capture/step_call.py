@@ -41,6 +41,28 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartSource:
+    """One of several calls that are a step, in order to be traced again.
+
+    Attributes:
+      outputs: the leaves of what it has returned.
+      kept: positions of the outputs that the whole step returns.
+    """
+
+    call: Call
+    outputs: tuple[Any, ...]
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBefore:
+    """Replaces an argument of a call: it is an output of an earlier one of several calls."""
+
+    part: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
     """A call of a jitted function with its trace.
 
@@ -54,6 +76,9 @@ class TracedCall:
       names: the user's names of the leaves of the arguments; empty if `trace` was not asked for
         them.
       source: the call itself; None if the step is made of several calls.
+      sources: the calls, if it is made of several.
+      taken: the arguments of these calls that are arguments of the step, which has copies of what
+        the calls destroy.
     """
 
     traced: jax.stages.Traced | Program
@@ -63,6 +88,8 @@ class TracedCall:
     context: Mesh | None = None
     entered: Mesh | None = None
     source: Call | None = None
+    sources: tuple[PartSource, ...] = ()
+    taken: tuple[Any, ...] = ()
 
     @property
     def leaves(self) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Writes the Python function of a step to bytes, and reads it to trace it on another mesh (jax).
+"""Writes the Python functions of a step to bytes, and reads them to trace them on another mesh
+(jax). Most steps have one.
 
 A trace cannot be carried if a part of it runs per device (`shard_map`), or if Python code read the
 sizes of the mesh: then the function itself must be traced on the other mesh. So it is pickled by
@@ -25,6 +26,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from automesh.program.capture.abstract.arrays import is_abstract
 from automesh.program.capture.hooks import Call, Jitted
+from automesh.program.capture.step_call import MadeBefore, PartSource
 from automesh.program.capture.unjitted import in_module, made_by
 from automesh.program.carry.by_value import (
     answers_for_all,
@@ -43,23 +45,28 @@ from automesh.texts.exceptions import sentence_of
 _LARGE_BYTES = 2**12
 
 
-def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
-    """Writes the function of a call, with its static arguments and the form of the others.
+def write_functions(sources: Sequence[PartSource], leaves: Sequence[Any], handed: Handed) -> bytes:
+    """Writes the functions of the calls that are a step, with their static arguments and the form
+    of the others.
 
     Args:
       leaves: leaves of the dynamic arguments; the reader of the file replaces them with its own.
-      handed: takes the meshes and arrays that the function refers to.
+      handed: takes the meshes and arrays that the functions refer to.
 
     Raises:
-      CannotCarry: it, or something that it refers to, cannot be pickled.
+      CannotCarry: one, or something that it refers to, cannot be pickled.
     """
     buffer = io.BytesIO()
     writer = _FunctionWriter(buffer, leaves, handed)
     try:
         with users_modules_by_value():
-            parts = _parts(call.function, call.settings)
             writer.dump(has_nodes())
-            writer.dump((parts, call.args, call.kwargs, tags_in_force()))
+            writer.dump((len(sources), tags_in_force()))
+            for number, source in enumerate(sources):
+                call = source.call
+                parts = _parts(call.function, call.settings)
+                writer.dump((parts, call.args, call.kwargs, source.kept))
+                writer.made(number, source.outputs)
             writer.dump([(kind, *how) for kind in writer.classes if (how := _registered(kind))])
     except CannotCarry:
         raise
@@ -69,15 +76,15 @@ def write_function(call: Call, leaves: Sequence[Any], handed: Handed) -> bytes:
     return buffer.getvalue()
 
 
-def read_function(
+def read_functions(
     data: bytes, binding: Binding, *, arrays: Sequence[Any], leaves: Sequence[Any]
-) -> tuple[Call, tuple[Any, ...]]:
-    """Reads a function, and returns its call on the meshes of `binding`, with the tags of the
-    contexts of NNX in which it is traced.
+) -> tuple[list[PartSource], tuple[Any, ...]]:
+    """Reads functions, and returns their calls on the meshes of `binding`, with the tags of the
+    contexts of NNX in which they are traced.
 
     Args:
       arrays: in place of those that were handed out.
-      leaves: of its dynamic arguments, on the new mesh.
+      leaves: of the dynamic arguments, on the new mesh.
 
     Raises:
       CannotCarry: something in it cannot be made here.
@@ -85,19 +92,27 @@ def read_function(
     try:
         reader = _Reader(io.BytesIO(data), binding, arrays, leaves)
         with nodes_register_later(reader.load()):
-            parts, args, kwargs, tags = reader.load()
+            count, tags = reader.load()
+            read = [reader.load() for _ in range(count)]
         for kind, taken_apart, put_together in reader.load():
             # Classes of Equinox register themselves when they are made.
             with contextlib.suppress(ValueError):
                 jax.tree_util.register_pytree_node(kind, taken_apart, put_together)
-        jitted = _jitted(*parts)
+        sources: list[PartSource] = []
+        for parts, args, kwargs, kept in read:
+            jitted = _jitted(*parts)
+            call = Call(jitted=jitted, args=args, kwargs=kwargs, run=_nothing, function=jitted)
+            sources.append(PartSource(call=call, outputs=(), kept=kept))
     # Whatever the user's classes raise when they are made anew.
     except Exception as error:
         if isinstance(error, CannotCarry):
             raise
         raise CannotCarry(f"its function cannot be read again ({sentence_of(error)})") from error
-    call = Call(jitted=jitted, args=args, kwargs=kwargs, run=lambda: None, function=jitted)
-    return call, tags
+    return sources, tags
+
+
+def _nothing() -> None:
+    """Runs nothing: the call is only traced."""
 
 
 class _FunctionWriter(cloudpickle.Pickler):
@@ -106,7 +121,14 @@ class _FunctionWriter(cloudpickle.Pickler):
         self._handed = handed
         self.classes: list[type[Any]] = []
         self._leaves = {id(leaf): place for place, leaf in enumerate(leaves) if _is_array(leaf)}
+        self._made: dict[int, tuple[int, int]] = {}
         self._places = {device: place for place, device in enumerate(handed.own.devices.flat)}
+
+    def made(self, part: int, outputs: Sequence[Any]) -> None:
+        """Notes down what a call has returned, for the arguments of later ones."""
+        self._made |= {
+            id(output): (part, place) for place, output in enumerate(outputs) if _is_array(output)
+        }
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, Mesh) and not obj.empty:
@@ -118,6 +140,8 @@ class _FunctionWriter(cloudpickle.Pickler):
                 raise CannotCarry("its function refers to a device that its mesh has not")
             return "device", self._places[obj]
         if _is_array(obj):
+            if id(obj) in self._made:
+                return "made", self._made[id(obj)]
             if id(obj) in self._leaves:
                 return "leaf", self._leaves[id(obj)]
             return "array", self._handed.array(obj)
@@ -188,5 +212,7 @@ class _Reader(pickle.Unpickler):
                 return flat[number % len(flat)]
             case "leaf":
                 return self._leaves[number]
+            case "made":
+                return MadeBefore(part=number[0], output=number[1])
             case _:
                 return self._arrays[number]

@@ -17,16 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from automesh.errors import UsageError
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
+from automesh.program.capture.flow.sequence import composed_anew
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
 from automesh.program.capture.split_axes import meaning
-from automesh.program.capture.step_call import Program, TracedCall, trace
-from automesh.program.carry.function_file import read_function, write_function
+from automesh.program.capture.step_call import (
+    PartSource,
+    Program,
+    TracedCall,
+    place_of,
+    trace,
+)
+from automesh.program.carry.function_file import read_functions, write_functions
 from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
 from automesh.program.carry.names import Path as LeafPath
 from automesh.program.carry.names import paths_of, tree_of
@@ -41,6 +48,7 @@ from automesh.program.carry.values import (
     dtype_of,
     write_values,
 )
+from automesh.program.lower.static_args import leaf_shape
 from automesh.program.notes import note
 from automesh.reading import Unreadable
 from automesh.texts.exceptions import sentence_of
@@ -79,6 +87,7 @@ class StoredStep:
       trace: the program, as it was traced.
       function: the step's function, see `function_file`; empty if it cannot be pickled.
       arrays: the arrays that the trace and the function hold, by number.
+      held_at: where these arrays are.
       leaves: leaves of the arguments, in order.
       paths: for each argument, the path of each of its leaves.
       names: the user's names of the leaves.
@@ -93,6 +102,7 @@ class StoredStep:
     trace: bytes
     function: bytes
     arrays: tuple[StoredLeaf, ...]
+    held_at: bytes
     leaves: tuple[StoredLeaf, ...]
     paths: tuple[tuple[LeafPath, ...], ...]
     names: tuple[str, ...]
@@ -137,6 +147,7 @@ def store(
     program: Any = call.traced.jaxpr
     trace = write_trace((program, settings.constants), handed)
     function = _function_of(call, leaves, handed)
+    held_at = write_trace(tuple(map(_split_of, handed.arrays)), handed)
     every = [*leaves, *handed.arrays]
     kept = with_values and bytes_of(every) <= LARGEST_STORED_BYTES
     described = write_values(every, folder / _VALUES, with_values=kept)
@@ -147,6 +158,7 @@ def store(
         trace=trace,
         function=function,
         arrays=described[len(leaves) :],
+        held_at=held_at,
         leaves=described[: len(leaves)],
         paths=tuple(paths_of(arg) for arg in call.args),
         names=call.names,
@@ -162,12 +174,16 @@ def store(
 
 
 def _function_of(call: TracedCall, leaves: Sequence[Any], handed: Handed) -> bytes:
-    """Pickles the function of a call; empty if it cannot be pickled, or refers to too much data."""
-    if call.source is None:
+    """Pickles the function of a call, or its functions; empty if they cannot be pickled, or refer
+    to too much data."""
+    sources, taken = call.sources, call.taken
+    if call.source is not None:
+        sources, taken = (PartSource(call=call.source, outputs=(), kept=()),), leaves
+    if not sources:
         return b""
     known = len(handed.arrays)
     try:
-        function = write_function(call.source, leaves, handed)
+        function = write_functions(sources, taken, handed)
     except CannotCarry as error:
         note(f"the step can only be carried as it was traced: {error.message}")
         function = b""
@@ -259,7 +275,7 @@ def carried_call(
     """
     binding = Binding(plan=plan, stored=step.meshes, own=step.own, splits=splits)
     values = Values(folder / _VALUES)
-    arrays = [_constant(leaf, values) for leaf in step.arrays]
+    arrays = _arrays_of(step, binding, values)
     in_shardings, out_shardings, placed, context, entered = read_trace(step.frame, binding, arrays)
     described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     if by == "trace":
@@ -295,7 +311,7 @@ def placed_call(step: StoredStep, folder: Path, plan: Mesh, *, with_values: bool
     """
     binding = Binding(plan=plan, stored=step.meshes, own=step.own)
     values = Values(folder / _VALUES)
-    arrays = [_constant(leaf, values) for leaf in step.arrays]
+    arrays = [_constant(leaf, values, None) for leaf in step.arrays]
     program, constants = read_trace(step.trace, binding, arrays)
     leaves = [
         values.made(leaf, None) if with_values else _description(leaf, None) for leaf in step.leaves
@@ -340,7 +356,7 @@ def _traced_anew(
         raise CannotCarry("its function is not stored")
     # The function says the script's own names; an axis that is split means all of its parts.
     with meaning(binding.splits):
-        call, tags = read_function(step.function, binding, arrays=arrays, leaves=leaves)
+        sources, tags = read_functions(step.function, binding, arrays=arrays, leaves=leaves)
         context, entered = in_force
         with ExitStack() as stack:
             if context is not None:
@@ -352,7 +368,7 @@ def _traced_anew(
                     stack.enter_context(entered)
             stack.enter_context(contexts_of(tags))
             try:
-                again = trace(call)
+                again = trace(sources[0].call) if len(sources) == 1 else composed_anew(sources)
             # An object is not as in the process of the script, or the arguments do not suit this
             # mesh, for which libraries have errors of their own.
             except Exception as error:
@@ -360,15 +376,30 @@ def _traced_anew(
                     raise
                 why = f"its function cannot be traced again ({sentence_of(error)})"
                 raise CannotCarry(why) from error
-    if len(again.leaves) != len(leaves):
+    if len(again.leaves) != len(leaves) or any(
+        leaf_shape(leaf) != leaf_shape(other)
+        for leaf, other in zip(again.leaves, leaves, strict=True)
+    ):
         raise CannotCarry("its function has other arguments when it is traced again")
     return again.traced, again.settings
 
 
-def _constant(leaf: StoredLeaf, values: Values) -> Any:
+def _split_of(array: Any) -> NamedSharding | None:
+    """Returns how an array that a step holds is split, as a data set that the script has put on its
+    mesh; None for one that is on no mesh."""
+    place = place_of(array)
+    return place if isinstance(place, NamedSharding) else None
+
+
+def _arrays_of(step: StoredStep, binding: Binding, values: Values) -> list[Any]:
+    places = read_trace(step.held_at, binding, ())
+    return [_constant(leaf, values, to) for leaf, to in zip(step.arrays, places, strict=True)]
+
+
+def _constant(leaf: StoredLeaf, values: Values, to: NamedSharding | None) -> Any:
     if leaf.has_values:
-        return values.made(leaf, None)
-    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=leaf.weak_type)
+        return values.made(leaf, to)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=leaf.weak_type, sharding=to)
 
 
 def _description(leaf: StoredLeaf, to: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
@@ -191,10 +192,14 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
 def _first_run(
     request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
 ) -> Discovery | OtherDevices:
+    def on_event(event: dict[str, Any]) -> None:
+        if event.get("event") == "waits":
+            progress.log(str(event.get("text", "")))
+
     with one_worker(
         surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
-        answer = pool.run(job, request.timeout_s)
+        answer = pool.run(job, request.timeout_s, on_event)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry)
     if not isinstance(answer, Discovery | OtherDevices):

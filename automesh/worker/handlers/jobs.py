@@ -195,7 +195,7 @@ def _answer_without_compiling(
         case InspectJob():
             return _inspect(job, stages)
         case DiscoverJob():
-            return _discover(job, stages)
+            return _discover(job, stages, emit)
         case CarryJob():
             return _check_carried(job, stages)
         case ArraysJob():
@@ -273,7 +273,7 @@ def _loaded(
         yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
 
 
-def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevices:
+def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery | OtherDevices:
     if job.step.absent is not None or wanted_devices():
         start_jax(stages)  # Only here: the script may set the number of devices.
     stages.enter("build")
@@ -282,7 +282,7 @@ def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevic
     note_start(job.folder, f"first run{named}")
     try:
         with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
-            found = _discovered(job)
+            found = _discovered(job, emit)
     except UsageError as error:
         if (
             _NO_BACKEND in error.message
@@ -301,15 +301,18 @@ def _discover(job: DiscoverJob, stages: StageReporter) -> Discovery | OtherDevic
     )
 
 
-def _discovered(job: DiscoverJob) -> Discovery:
+def _discovered(job: DiscoverJob, emit: Emit) -> Discovery:
     keep = partial(store_in, job.folder) if job.folder else None
 
     def again(why: str) -> None:
         note_start(job.folder, f"first run again {why}")
 
+    def tell(text: str) -> None:
+        emit({"event": "waits", "text": text})
+
     if job.step.absent is not None:
         return discover_for_absent(
-            job.step.entry, step=job.wanted, keep=keep, again=again, infer=job.infer
+            job.step.entry, step=job.wanted, keep=keep, again=again, tell=tell, infer=job.infer
         )
     return discover_here(
         job.step.entry,
@@ -317,6 +320,7 @@ def _discovered(job: DiscoverJob) -> Discovery:
         device_memory_bytes=surroundings.device_memory_bytes,
         keep=keep,
         again=again,
+        tell=tell,
         infer=job.infer,
     )
 

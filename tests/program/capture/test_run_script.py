@@ -357,6 +357,10 @@ def test_a_command_of_the_guide_works(command: str, tmp_path: Path) -> None:
         ("print('build')", False),
         ("xs = [build for build in range(3)]", False),
         ("this is no python", True),
+        ("def build(config): ...\nmodel = build({'width': 8})", False),
+        ("def build(m): ...\nif __name__ == '__main__':\n    step = build(make_mesh(8))", True),
+        ("def build(config): ...", True),
+        ("from json import *", False),
     ],
 )
 def test_a_build_is_seen_in_the_text_of_a_script(text: str, there: bool, tmp_path: Path) -> None:
@@ -366,3 +370,19 @@ def test_a_build_is_seen_in_the_text_of_a_script(text: str, there: bool, tmp_pat
     assert (parse_entry(str(script)).function == UNMODIFIED) == (not there)
     # Who names a function means that one.
     assert parse_entry(f"{script}:build").function == "build"
+
+
+def test_a_build_is_looked_for_in_files_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("from layers import *\ndef build(width): ...\n")
+    (tmp_path / "layers.py").write_text("from models import *\ndef dense(x): ...\n")
+    (tmp_path / "steps.py").write_text("def build(mesh): ...\n")
+    script = tmp_path / "script.py"
+    for text, there in (
+        ("from models import *\nmodel = build(8)", False),
+        ("from models import build\nmodel = build(8)", False),
+        ("from layers import dense", False),
+        ("from steps import *", True),
+        ("from steps import build\nbuild(mesh)", True),
+    ):
+        script.write_text(text)
+        assert defines(script, "build") == there, text

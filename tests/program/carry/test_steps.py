@@ -24,10 +24,14 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from automesh.program.capture.flow.sequence import PartCall, as_one
+from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import AxisSplit
+from automesh.program.capture.step_call import TracedCall, trace
 from automesh.program.capture.unjitted import hook_unjitted
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.starts import lost
+from automesh.program.carry.stored_step import carried_call
 from tests.support.carried import Case, Make, Sizes, places, text
 
 OWN = {"data": 4, "model": 2}
@@ -316,6 +320,19 @@ def test_a_carried_step_is_the_one_that_is_made_there(name: str, tmp_path: Path)
         real, carried = case.real(tmp_path, sizes), case.carried(tmp_path, sizes)
         assert text(carried) == text(real), sizes
         assert places(carried) == places(real), sizes
+
+
+def test_arrays_that_a_step_holds_are_split_there_too(tmp_path: Path) -> None:
+    """Before, they were on no mesh: a data set that the loss holds was "another program there", and
+    the script was run again for each mesh."""
+    case = CASES["constants"]
+    step, sizes = case.stored(tmp_path), {"data": 2, "model": 4}
+    carried = carried_call(step, tmp_path, case.mesh(sizes), by="trace", with_values=False)
+    program: Any = carried.call.traced.jaxpr
+    held = [*program.consts, *carried.call.settings.constants]
+    found = [getattr(one, "sharding", None) for one in held]
+    (place,) = [at for at in found if isinstance(at, NamedSharding)]
+    assert (dict(place.mesh.shape), place.spec) == (sizes, P("data"))
 
 
 def test_the_programs_of_two_meshes_are_told_apart(tmp_path: Path) -> None:
@@ -624,6 +641,56 @@ def test_an_error_of_a_library_on_another_mesh_is_a_reason_to_run_the_script(
     (case := Case(make=make, sizes=OWN, settings={})).stored(tmp_path)
     with pytest.raises(CannotCarry, match=r"cannot be traced again \(_ShapeError: a kernel"):
         case.carried(tmp_path, {"data": 2, "model": 4}, by="function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TwoParts(Case):
+    """A step of two jitted functions: gradients by parts of the batch, and the update."""
+
+    def call(self, mesh: Mesh) -> TracedCall:
+        w, x = arrays(mesh)
+        w = put(mesh, w)
+        parts = partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+
+        def gradients(w: Any, x: Any) -> Any:
+            loss = parts(lambda w, x: jax.lax.pmean(plain(w, x), "data"))
+            return jax.value_and_grad(loss)(w, x)
+
+        def update(w: Any, g: Any) -> Any:
+            return jax.tree.map(lambda a, b: a - b / mesh.shape["data"], w, g)
+
+        first = _traced(gradients, w, x)
+        value, slopes = jax.jit(gradients)(w, x)
+        second = _traced(update, w, slopes)
+        return as_one([
+            PartCall(kept=(0,), call=first, outputs=jax.tree.leaves((value, slopes))),
+            PartCall(kept=(0, 1), call=second),
+        ])  # fmt: skip
+
+
+def _traced(function: Any, *args: Any) -> TracedCall:
+    return trace(
+        Call(
+            jitted=jax.jit(function),
+            args=args,
+            kwargs={},
+            run=lambda: None,
+            function=function,
+            settings={},
+        )
+    )
+
+
+def test_functions_that_are_one_step_are_traced_again_one_after_the_other(tmp_path: Path) -> None:
+    """Before, such a step had no function: the script was run again for each mesh."""
+    case = _TwoParts(make=in_parts, sizes=OWN)
+    assert case.stored(tmp_path).function
+    for sizes in OTHERS[1:3]:
+        with pytest.raises(CannotCarry, match="have other shapes"):
+            case.carried(tmp_path, sizes)
+        by_function = case.carried(tmp_path, sizes, by="function")
+        assert text(by_function) == text(real := case.real(tmp_path, sizes))
+        assert places(by_function) == places(real)
 
 
 def test_a_part_is_named_without_a_line_where_jax_knows_none(tmp_path: Path) -> None:

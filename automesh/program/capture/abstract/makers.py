@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from automesh.program.capture.abstract.arrays import is_abstract
+from automesh.program.capture.abstract.arrays import AbstractArray, described, is_abstract
 from automesh.program.capture.abstract.placements import known_sharding
 from automesh.program.capture.abstract.record import STATE
 
@@ -124,3 +124,15 @@ def hook_likes() -> None:
         return made
 
     internals.full_like = public.full_like = full_like
+
+
+def mapped(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns what a function returns that `jax.pmap` made: arrays without data if an argument has
+    none, else the result of its run."""
+    if not any(map(is_abstract, jax.tree.leaves((args, kwargs)))):
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            return inner(*args, **kwargs)
+    stated, keywords = described((args, kwargs))
+    with _CORE.set_current_trace(_CORE.eval_trace):
+        outs = jax.eval_shape(inner, *stated, **keywords)
+    return jax.tree.map(lambda out: AbstractArray(STATE.trace, _CORE.typeof(out), None), outs)

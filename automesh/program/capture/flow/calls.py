@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import statistics
 import time
 import weakref
 from collections import deque
@@ -24,7 +25,11 @@ from automesh.errors import UsageError
 from automesh.program.capture.abstract.arrays import without_data
 from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.flow.host_copies import HostLeaf, copied
-from automesh.program.capture.flow.names import describe_call, variables_like
+from automesh.program.capture.flow.names import (
+    describe_call,
+    parameter_names,
+    variables_like,
+)
 from automesh.program.capture.flow.program import FunctionFacts, facts_of, opened_jaxpr
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call
@@ -47,6 +52,10 @@ _MOST_FOLLOWED = 100_000
 _LARGEST_KEPT_BYTES = 2**28
 # Number of the latest calls that are kept one by one: enough for several rounds of micro-batches.
 _MOST_RECENT = 100
+# A function with so many variants, none of which is called often, has another one for nearly every
+# call.
+_MANY_VARIANTS = 8
+_OFTEN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,7 @@ class Variant:
       number: its place among the variants of its function.
       key: the shapes, types and static values; where calls with several keys run the same program,
         the key of the last call.
+      static_names: names of the parameters whose static values are in the key.
       first: of the function's calls, counted from 0, the first of this variant.
       facts: what its program tells; None if it cannot be traced apart from its call.
       refusal: why it cannot be traced.
@@ -92,6 +102,7 @@ class Variant:
 
     number: int
     key: Any
+    static_names: tuple[str, ...] = ()
     first: int
     facts: FunctionFacts | None = None
     refusal: UsageError | None = None
@@ -137,6 +148,7 @@ class Function:
       number: its place in the log.
       calls: all of them, also those that are left out.
       first_s: when it was called first, on a clock of this process.
+      is_over: whether no more calls will come.
     """
 
     number: int
@@ -145,12 +157,27 @@ class Function:
     called_at: SourceLine
     first_s: float
     calls: int = 0
+    is_over: bool = False
     variants: list[Variant] = field(default_factory=list[Variant])
 
     @property
     def usual(self) -> Variant:
-        """The variant with the most calls; the earliest of several."""
-        return max(self.variants, key=lambda variant: variant.calls)
+        """The variant with the most calls; the earliest of several. If nearly every call has a
+        variant of its own, it is the latest one that is no smaller than half of them."""
+        if not self.is_restless:
+            return max(self.variants, key=lambda variant: variant.calls)
+        counted = [variant for variant in self.variants if variant.calls]
+        least = statistics.median_low([variant.bytes for variant in counted])
+        return next(variant for variant in reversed(counted) if variant.bytes >= least)
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether nearly every call has a variant of its own, as with batches that are padded to
+        their own longest row, or with the number of the step as a static argument."""
+        counted = [variant.calls for variant in self.variants if variant.calls]
+        if self.is_over:
+            return len(counted) > 1 and max(counted) == 1
+        return len(counted) >= _MANY_VARIANTS and max(counted) < _OFTEN
 
     @property
     def counted(self) -> int:
@@ -208,7 +235,12 @@ class CallLog:
         variant = next((one for one in function.variants if _equal(one.key, key)), None)
         variant = variant or _same_program(function, key, call)
         if variant is None:
-            variant = Variant(number=len(function.variants), key=key, first=function.calls)
+            variant = Variant(
+                number=len(function.variants),
+                key=key,
+                static_names=_static_names(call, split),
+                first=function.calls,
+            )
             variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
             variant.placed = _as_stated(function, [place_of(leaf) for leaf in leaves], leaves)
             function.variants.append(variant)
@@ -249,7 +281,7 @@ class CallLog:
     def _follow(self, function: Function, variant: Variant, leaves: Sequence[Any]) -> None:
         """Notes down the maker of each argument, and which arguments are the same arrays as
         before."""
-        origins = [self._origin(leaf) for leaf in leaves]
+        origins = [_as_own(function, variant, self._origin(leaf)) for leaf in leaves]
         before = variant.last or [None] * len(leaves)
         variant.unchanged = [
             _is_same(old, leaf) and not (is_ref(leaf) and origin is not None)
@@ -267,6 +299,9 @@ class CallLog:
         facts, call = variant.facts, variant.described
         if facts is None or not facts.has_gradient or call is None or any(variant.origins):
             return
+        pairs = zip(mirrored(variant), mirroring(variant), strict=True)
+        if any(facts.updated_by[output] >> place & 1 for place, output in pairs):
+            return
         forms = [form_of(call.leaves[place]) for place in mirrored(variant)]
         before, variant.like_it = variant.like_it, {}
         for name, leaves in variables_like(forms):
@@ -281,10 +316,15 @@ class CallLog:
     def replaced(self, variant: Variant) -> list[int]:
         """Returns the leaves that have the shapes of outputs and change from call to call, though
         no jitted function makes them: parameters of a script that jits nothing but their
-        gradients."""
+        gradients. A function that updates them itself, as of several models in turn, is no such
+        one: its outputs come back later."""
+        facts = variant.facts
+        pairs = list(zip(mirrored(variant), mirroring(variant), strict=True))
+        if facts is None or any(facts.updated_by[output] >> place & 1 for place, output in pairs):
+            return []
         return [
             place
-            for place in mirrored(variant)
+            for place, _ in pairs
             if variant.origins[place] is None and not variant.unchanged[place]
         ]
 
@@ -336,6 +376,11 @@ class CallLog:
     def _origin(self, leaf: Any) -> Origin | None:
         found = self._made.get(id(leaf))
         return found[1] if found is not None and _referred(found[0]) is leaf else None
+
+    def end(self) -> None:
+        """Notes down that no more calls will come."""
+        for function in self.functions:
+            function.is_over = True
 
     def leave_out(self) -> None:
         """Leaves all calls so far out of the counts: the next call of each function begins a new
@@ -400,6 +445,19 @@ def _same_program(function: Function, key: Any, call: Call) -> Variant | None:
             one.key = key
             return one
     return None
+
+
+def _as_own(function: Function, variant: Variant, origin: Origin | None) -> Origin | None:
+    """Returns a maker of an array as a maker of the same variant, if it is another variant of the
+    same function, and their outputs have the same shapes and types there."""
+    if origin is None or (origin.function, origin.variant) == (function.number, variant.number):
+        return origin
+    if origin.function != function.number or origin.output < 0:
+        return origin
+    mine, other = output_forms(variant), output_forms(function.variants[origin.variant])
+    place = slice(origin.output, origin.output + 1)
+    is_same = len(mine) == len(other) > origin.output and mine[place] == other[place]
+    return replace(origin, variant=variant.number) if is_same else origin
 
 
 def _own_pairs(
@@ -481,6 +539,13 @@ def _key(call: Call, split: Split) -> tuple[Any, list[Any]]:
     static += [(name, call.kwargs[name]) for name in split.names]
     forms = [_form(leaf) for leaf in leaves]
     return (tree, tuple(static), tuple(forms)), [leaf for leaf in leaves if is_array_like(leaf)]
+
+
+def _static_names(call: Call, split: Split) -> tuple[str, ...]:
+    """Returns the names of the static arguments, in the order in which `_key` has their values."""
+    names = parameter_names(call.function, len(call.args))
+    places = [place for place in split.positions if place < len(call.args)]
+    return (*(names[place] for place in places), *split.names)
 
 
 def _form(leaf: Any) -> Any:

@@ -18,6 +18,8 @@ from enum import IntEnum
 _LEAST_BYTES = 1024
 # Share of its lasting arguments that a function has to replace, to be a step without doubt.
 _CHANGED_SHARE = 0.5
+# Calls of a function after which its variant with the most calls is taken for its usual one.
+_MANY_CALLS = 24
 
 
 class Doubt(IntEnum):
@@ -191,8 +193,9 @@ def _doubt(members: Sequence[StepChoice], carried: int) -> Doubt:
 
 
 def is_usual(candidate: StepChoice) -> bool:
-    """Whether the variant is called in most of a function's calls."""
-    return 2 * candidate.calls > candidate.all_calls
+    """Whether the variant is called in most of a function's calls; or in more than any other one,
+    where the script has gone on for long: batches of several lengths have no usual one."""
+    return 2 * candidate.calls > candidate.all_calls or candidate.all_calls >= _MANY_CALLS
 
 
 def is_enough(choice: Choice, candidate: StepChoice) -> bool:

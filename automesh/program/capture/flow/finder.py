@@ -34,6 +34,7 @@ from automesh.program.capture.flow.choice import (
 from automesh.program.capture.flow.host_copies import HostLeaf
 from automesh.program.capture.flow.loops import described_turn
 from automesh.program.capture.flow.program import TrainingLoop
+from automesh.program.capture.flow.restless import about_programs
 from automesh.program.capture.flow.rounds import (
     CALLS_TO_SEE,
     AccumulationRound,
@@ -44,10 +45,14 @@ from automesh.program.capture.flow.rounds import (
 from automesh.program.capture.flow.sequence import StepCollector, carried_runs
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, SourceLine, StepPart
-from automesh.program.capture.run_script import ScriptStopped
+from automesh.program.capture.run_script import stop_script
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.lower.static_args import leaf_shape
 
+# Share of a step's arguments that may be parameters of another step, and the seconds for which a
+# script may go on until it calls that one.
+_LASTING_SHARE = 0.1
+_LONGEST_FOR_OTHERS_S = 20.0
 # FLOPs of a call: a call with more is not run until it is known not to be a whole training.
 _LONG_FLOPS = 1e9
 _DOUBTS = {
@@ -71,6 +76,7 @@ class FoundStep:
         step, see `step_call.place_of`.
       kept: the arguments on the host, where the script has ended and the call has none; None if
         they are not kept.
+      notices: what is unusual about its calls, a sentence each.
     """
 
     step: ScriptStep
@@ -80,6 +86,7 @@ class FoundStep:
     whole: TracedCall
     placed: tuple[Any, ...]
     kept: tuple[HostLeaf, ...] | None = None
+    notices: tuple[str, ...] = ()
 
     def with_values(self) -> TracedCall:
         """Returns the call of the step, with the values of its arguments where they are known."""
@@ -98,6 +105,7 @@ class StepFinder:
       on_long_loop: is called before a call that may be the whole training, so that this call is run
         without its data.
       known: the step, where an earlier run of the script has found it.
+      trains_often: whether the script takes gradients in several places of its text.
       may_stop: is asked once the step is known, with whether a gradient is taken in it or the user
         named it; returns False where the script shall go on, to find another step.
       found: the step, once the script was stopped.
@@ -107,6 +115,7 @@ class StepFinder:
     wanted: str
     on_long_loop: Callable[[], None]
     known: ScriptStep | None = None
+    trains_often: Callable[[], bool] = lambda: False
     may_stop: Callable[[bool], bool] = lambda _: True
     found: FoundStep | None = None
     has_gone_on: bool = False
@@ -115,6 +124,14 @@ class StepFinder:
     _chosen: ScriptStep | None = None
     _collector: StepCollector | None = None
     _round: AccumulationRound | None = None
+    # Functions that train, and are run on because another one may train with them.
+    _waiting: set[int] = field(default_factory=set[int])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a function that trains was seen, and the script goes on because another one may
+        train with it."""
+        return bool(self._waiting)
 
     def call(self, call: Call) -> Any:
         """Runs a call, or stops the script at it.
@@ -138,7 +155,7 @@ class StepFinder:
             whole = self._collector.offer(call)
             if whole is not None:
                 self.found = self._found(whole)
-                raise ScriptStopped
+                stop_script()
         loop = noted.variant.facts.loop if noted.variant.facts is not None else None
         if loop is not None and noted.function.counted == 1 and _is_long(noted.variant):
             self.on_long_loop()
@@ -168,6 +185,7 @@ class StepFinder:
           The step; or, if the call is no longer there, the description by which another run of the
             script finds it; or None.
         """
+        self.log.end()
         candidates = self._candidates()
         choices = [
             (self._alone(candidate) if self.wanted else self._choice_of(candidates, number),
@@ -176,7 +194,8 @@ class StepFinder:
             if candidate.calls > 1 and self._is_wanted(number)
         ]  # fmt: skip
         choice = best(choices)
-        if choice is not None and choice.doubt is Doubt.NOTHING_TRAINED and not self.wanted:
+        is_adder = choice is not None and choice.doubt is Doubt.NOTHING_TRAINED
+        if choice is not None and not self.wanted and (is_adder or self._has_lasting(choice)):
             choice = self._in_rounds(choice, has_ended=True) or choice
         loop = self._longest_loop()
         if loop is not None and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
@@ -249,11 +268,14 @@ class StepFinder:
             is_it = function.name == self.wanted and mine.calls >= 3 and is_usual(mine)
             return self._alone(mine) if is_it else None
         choice = self._choice_of(candidates, function.number)
-        rounds = self._in_rounds(choice) if choice.doubt is Doubt.NOTHING_TRAINED else None
+        waits = self._may_be_in_rounds(choice, function, mine)
+        (self._waiting.add if waits else self._waiting.discard)(function.number)
+        is_adder = choice.doubt is Doubt.NOTHING_TRAINED
+        rounds = self._in_rounds(choice) if is_adder or waits else None
         choice = rounds or choice
         if self.wanted and self._name_of(choice) != self.wanted:
             return None
-        if rounds is None and self._may_be_in_rounds(choice, function):
+        if rounds is None and waits:
             return None
         return choice if rounds is not None or is_enough(choice, mine) else None
 
@@ -265,11 +287,28 @@ class StepFinder:
             return None
         return Choice(numbers=self._round.numbers, doubt=Doubt.NONE, is_carried=True)
 
-    def _may_be_in_rounds(self, choice: Choice, function: Function) -> bool:
-        """Whether a function that adds up may turn out to be called equally often before each call
-        of the one that takes the sum, if the script goes on."""
-        is_adder = choice.doubt is Doubt.NOTHING_TRAINED and len(choice.numbers) == 1
-        return is_adder and function.calls <= CALLS_TO_SEE and bool(self._taker(function))
+    def _may_be_in_rounds(self, choice: Choice, function: Function, mine: StepChoice) -> bool:
+        """Whether a function may turn out to be called equally often before each call of another
+        one, if the script goes on: a function that adds up, before the one that takes the sum; or a
+        function that trains and gets arrays that another one may train, as a critic before its
+        generator."""
+        if len(choice.numbers) > 1 or function.calls > CALLS_TO_SEE:
+            return False
+        if choice.doubt is Doubt.NOTHING_TRAINED:
+            return bool(self._taker(function))
+        return self._has_lasting(choice) and mine.seconds < _LONGEST_FOR_OTHERS_S
+
+    def _has_lasting(self, choice: Choice) -> bool:
+        """Whether a single function that trains gets arrays that it does not change, and that
+        another one may train."""
+        if choice.doubt is not Doubt.NONE or not self.trains_often():
+            return False
+        number, *others = choice.numbers
+        if others:
+            return False
+        mine = self._candidates()[number]
+        made = sum(size for other, size in mine.from_others.items() if other != number)
+        return mine.constant_bytes + made >= _LASTING_SHARE * mine.bytes
 
     def _choice_of(self, candidates: dict[int, StepChoice], number: int) -> Choice:
         return choice_of(candidates, number, self.log.last_iteration(number))
@@ -315,7 +354,7 @@ class StepFinder:
             )
             found[function.number] = StepChoice(
                 number=function.number,
-                calls=variant.calls,
+                calls=function.counted if function.is_restless else variant.calls,
                 all_calls=function.counted,
                 has_gradient=variant.facts is not None and variant.facts.has_gradient,
                 trains=variant.trains(function.number),
@@ -395,7 +434,7 @@ class StepFinder:
                 name=function.name,
                 defined_at=function.defined_at,
                 called_at=function.called_at,
-                skipped=function.usual.first,
+                skipped=_skipped(function),
                 kept=self._round.kept[place] if self._round else self._kept(functions, place),
                 times=self._times(functions, function),
             )
@@ -452,7 +491,8 @@ class StepFinder:
 
     def _passed_on(self, functions: list[Function], function: Function) -> list[int]:
         """Returns the leaves of a part's arguments that have the shapes of gradients of an earlier
-        part, and that no jitted function has returned."""
+        part, and that no part has returned."""
+        numbers = [one.number for one in functions]
         variant = function.usual
         earlier = {
             form
@@ -467,7 +507,10 @@ class StepFinder:
             for place, (leaf, origin, same) in enumerate(
                 zip(variant.described.leaves, variant.last_origins, variant.unchanged, strict=True)
             )
-            if origin is None and not same and leaf_shape(leaf) and form_of(leaf) in earlier
+            if (origin is None or origin.function not in numbers)
+            and not same
+            and leaf_shape(leaf)
+            and form_of(leaf) in earlier
         ]
 
     def _found(self, whole: TracedCall) -> FoundStep:
@@ -581,6 +624,11 @@ class StepFinder:
             others=self._others(names),
             whole=call,
             placed=tuple(placed) or tuple(map(place_of, leaves)),
+            notices=tuple(
+                said
+                for function in self.log.functions
+                if function.name in names and (said := about_programs(function))
+            ),
         )
 
     def _others(self, names: set[str]) -> tuple[ScriptStep, ...]:
@@ -590,6 +638,15 @@ class StepFinder:
             if function.name not in names and function.calls > 1
         ]
         return tuple(sorted(found, key=lambda one: -one.argument_bytes * one.calls))
+
+
+def _skipped(function: Function) -> int:
+    """Returns how many calls of a part of a step other runs skip: also the first one of its usual
+    variant, if only such calls follow. Before it, several parts may hold the same arrays, as a
+    target that begins as the parameters."""
+    usual = function.usual
+    is_steady = 1 < usual.calls == function.calls - usual.first
+    return usual.first + 1 if is_steady else usual.first
 
 
 def _skipping(step: ScriptStep, calls: int) -> ScriptStep:

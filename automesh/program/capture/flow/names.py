@@ -73,7 +73,7 @@ def _by_parameter(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], split: Split
 ) -> Iterator[tuple[str, Any]]:
     """Yields the dynamic arguments with their names, in the order in which jax flattens them."""
-    names = _parameters(function, len(args))
+    names = parameter_names(function, len(args))
     for place, arg in enumerate(args):
         if place not in split.positions:
             yield names[place], arg
@@ -82,7 +82,7 @@ def _by_parameter(
         yield name, kwargs[name]
 
 
-def _parameters(function: Any, count: int) -> list[str]:
+def parameter_names(function: Any, count: int) -> list[str]:
     """Returns the names that a function has for its positional arguments."""
     names: list[str] = []
     rest = ""

@@ -52,6 +52,8 @@ class FunctionFacts:
       written: leaves that are references and that the function changes.
       has_gradient: whether there is a backward pass in it.
       trained_by: per output a bit mask of the leaves from whose gradients it is made.
+      updated_by: per output a bit mask of the leaves from whose gradients it is made, and that
+        reach it without a gradient, too: a parameter with its update, and not its gradient.
       trained_references: leaves that are references and that the function changes by their own
         gradients.
       loop: the outermost loop that holds many training steps.
@@ -62,6 +64,7 @@ class FunctionFacts:
     written: frozenset[int]
     has_gradient: bool
     trained_by: tuple[int, ...]
+    updated_by: tuple[int, ...]
     trained_references: frozenset[int]
     loop: TrainingLoop | None
     flops: float
@@ -77,14 +80,16 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> FunctionFacts:
     places = {var: place for place, var in enumerate(opened.invars)}
     written = {places[var] - num_constants for var in _written(opened) if var in places}
     gradient = has_gradient(opened)
-    trained_by, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
+    flows, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
+    loop = _training_loop(opened, ())
     return FunctionFacts(
         forwarded=forwarded(opened, num_constants=num_constants),
         written=frozenset(place for place in written if place >= 0),
         has_gradient=gradient,
-        trained_by=trained_by,
+        trained_by=tuple(flow.through for flow in flows),
+        updated_by=tuple(flow.through & flow.direct for flow in flows),
         trained_references=references & written,
-        loop=_training_loop(opened, ()),
+        loop=None if loop is None or _is_part_of_step(opened, loop) else loop,
         flops=flops_of(opened),
     )
 
@@ -103,16 +108,17 @@ def forwarded(jaxpr: Any, *, num_constants: int) -> tuple[int | None, ...]:
     return tuple(map(leaf, opened.outvars))
 
 
-def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:
-    """Returns, for each output, a bit mask of the leaves from whose gradients it is made; and the
-    references that are changed by their own gradients."""
+def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[Flow, ...], frozenset[int]]:
+    """Returns, for each output, the leaves of which it is made; and the references that are changed
+    by their own gradients."""
     inputs = [Flow()] * num_constants
-    inputs += [Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
+    inputs += [
+        Flow(made_of=1 << place, direct=1 << place)
+        for place in range(len(jaxpr.invars) - num_constants)
+    ]
     outputs, after = follow(jaxpr, inputs)
     own = enumerate(after[num_constants:])
-    return tuple(flow.through for flow in outputs), frozenset(
-        place for place, flow in own if flow.through >> place & 1
-    )
+    return tuple(outputs), frozenset(place for place, flow in own if flow.through >> place & 1)
 
 
 def opened_jaxpr(jaxpr: Any) -> Any:
@@ -265,14 +271,24 @@ def training_steps(jaxpr: Any) -> int:
     loop = _training_loop(opened, ())
     if loop is None:
         return 1
+    if _is_part_of_step(opened, loop):
+        return 1
     *calls, last = loop.path
     for place in calls:
-        if _takes_gradients_beside(opened, place):
-            return 1
         opened = next(_bodies(opened.eqns[place]))
-    if _takes_gradients_beside(opened, last):
-        return 1
     return loop.turns * training_steps(loop_body(opened.eqns[last])[0])
+
+
+def _is_part_of_step(jaxpr: Any, loop: TrainingLoop) -> bool:
+    """Whether a loop is a part of one step, as a search along a line is, or the training of a
+    critic before its generator: another gradient is taken beside it."""
+    opened = opened_jaxpr(jaxpr)
+    for place in loop.path:
+        if _takes_gradients_beside(opened, place):
+            return True
+        bodies = list(_bodies(opened.eqns[place]))
+        opened = bodies[0] if bodies else opened
+    return False
 
 
 def _takes_gradients_beside(jaxpr: Any, place: int) -> bool:

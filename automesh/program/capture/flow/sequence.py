@@ -9,25 +9,29 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 from automesh.errors import UsageError
 from automesh.program.capture.abstract.arrays import described, is_abstract
 from automesh.program.capture.flow.loops import closed, plain_jit, turn_of
 from automesh.program.capture.flow.names import describe_call
-from automesh.program.capture.flow.program import facts_of
+from automesh.program.capture.flow.program import facts_of, opened_jaxpr
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, settings_of
 from automesh.program.capture.nouns import Carried, ScriptStep, SourceLine, StepPart
-from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.capture.step_call import MadeBefore, PartSource, TracedCall, trace
 from automesh.program.lower.static_args import is_ref
 
 
 @dataclass(slots=True, kw_only=True)
-class _PartCall:
-    """A call of one function of a step, and its outputs."""
+class PartCall:
+    """A call of one function of a step, and the leaves of its outputs.
 
-    part: StepPart
+    Attributes:
+      kept: positions of the outputs that the whole step returns.
+    """
+
+    kept: tuple[int, ...]
     call: TracedCall
     outputs: list[Any] = field(default_factory=list[Any])
 
@@ -43,7 +47,7 @@ class StepCollector:
     _calls: dict[tuple[str, SourceLine], int] = field(
         default_factory=dict[tuple[str, SourceLine], int]
     )
-    _collected: list[_PartCall] = field(default_factory=list[_PartCall])
+    _collected: list[PartCall] = field(default_factory=list[PartCall])
     _is_running: bool = False
     # From the identity of an array that a part is about to destroy to the copy that the whole step
     # gets.
@@ -75,7 +79,7 @@ class StepCollector:
         part = parts[len(self._collected)]
         if self._calls[place] <= part.skipped:
             return None
-        self._collected.append(_PartCall(part=part, call=trace(call, with_names=True)))
+        self._collected.append(PartCall(kept=part.kept, call=trace(call, with_names=True)))
         if len(self._collected) == len(parts):
             return self._whole()
         self._is_running = True
@@ -94,7 +98,7 @@ class StepCollector:
 
     def _whole(self) -> TracedCall:
         if len(self._collected) > 1:
-            whole, _ = composed(self._collected)
+            whole = as_one(self._collected)
             return replace(
                 whole, args=tuple(self._copies.get(id(leaf), leaf) for leaf in whole.args)
             )
@@ -156,7 +160,7 @@ class _Arguments:
         return place
 
 
-def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int | None]]]:
+def composed(collected: Sequence[PartCall]) -> tuple[TracedCall, list[list[int | None]]]:
     """Makes one call that does what several calls do, one after the other.
 
     An output of one call that another one takes is recognized by its identity. What the script does
@@ -204,17 +208,13 @@ def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int 
             outputs = jaxpr_as_fun(closed(one.call.traced.jaxpr))(*constants, *given)
             results.append(_constrained(outputs, one.call.settings.out_shardings))
         return tuple(
-            results[number][place]
-            for number, one in enumerate(collected)
-            for place in one.part.kept
+            results[number][place] for number, one in enumerate(collected) for place in one.kept
         )
 
     settings: dict[str, Any] = {}
     if any(sharding is not None for sharding in arguments.shardings):
         settings["in_shardings"] = tuple(arguments.shardings)
-    out = tuple(
-        one.call.settings.out_shardings[place] for one in collected for place in one.part.kept
-    )
+    out = tuple(one.call.settings.out_shardings[place] for one in collected for place in one.kept)
     if any(sharding is not None for sharding in out):
         settings["out_shardings"] = out
     options = {
@@ -230,12 +230,57 @@ def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int 
         settings=settings_of(traced),
         names=tuple(arguments.names),
         context=collected[-1].call.context,
+        entered=collected[-1].call.entered,
     )
     sources: list[list[int | None]] = []
     for one, wires in zip(collected, wiring, strict=True):
         own = wires[len(wires) - len(one.call.leaves) :]
         sources.append([wire if isinstance(wire, int) else None for wire in own])
     return whole, sources
+
+
+def as_one(collected: Sequence[PartCall]) -> TracedCall:
+    """Makes one call of several ones, as `composed` does, that can be traced again."""
+    whole, _ = composed(collected)
+    sources = [
+        PartSource(call=one.call.source, outputs=tuple(one.outputs), kept=one.kept)
+        for one in collected
+        if one.call.source is not None
+    ]
+    return replace(whole, sources=tuple(sources), taken=whole.args)
+
+
+def composed_anew(sources: Sequence[PartSource]) -> TracedCall:
+    """Traces several calls again, and makes one call that does what they do.
+
+    Args:
+      sources: their arguments may be `MadeBefore`, in place of outputs of earlier ones.
+    """
+    collected: list[PartCall] = []
+    for source in sources:
+        call = source.call
+
+        def given(leaf: Any) -> Any:
+            return collected[leaf.part].outputs[leaf.output] if _is_made(leaf) else leaf
+
+        args, kwargs = jax.tree.map(given, (call.args, call.kwargs))
+        traced = trace(replace(call, args=args, kwargs=kwargs))
+        outputs = [_stated(out.aval) for out in opened_jaxpr(traced.traced.jaxpr).outvars]
+        collected.append(PartCall(kept=source.kept, call=traced, outputs=outputs))
+    return composed(collected)[0]
+
+
+def _is_made(leaf: Any) -> bool:
+    return isinstance(leaf, MadeBefore)
+
+
+def _stated(aval: Any) -> jax.ShapeDtypeStruct:
+    """Returns an output without data; on Explicit axes its type says how it is split."""
+    sharding = getattr(aval, "sharding", None)
+    is_typed = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
+    weak = bool(getattr(aval, "weak_type", False))
+    to = sharding if is_typed else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=to, weak_type=weak)
 
 
 def _constrained(outputs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from automesh.program.absent.device_queries import showing
 from automesh.program.capture.abstract.trace import in_this_thread
+from automesh.program.capture.foreign.commands import commands_in_layer
 from automesh.program.capture.foreign.files import led_to_layer
 from automesh.program.capture.world import told
 from automesh.program.capture.world.kept_apart import kept_apart
@@ -41,5 +42,6 @@ def world(
         stack.enter_context(wishes_heard(is_late=is_late))
         stack.enter_context(kept_apart())
         stack.enter_context(led_to_layer())
+        stack.enter_context(commands_in_layer())
         stack.enter_context(left_out())
         yield

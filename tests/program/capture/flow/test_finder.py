@@ -193,7 +193,7 @@ SCRIPTS = {
             params, moments, loss = train_step(params, moments, batch(step))
     """,
     "pmapped": """
-        step_fn = jax.pmap(lambda w, x: w - 0.1 * x)
+        step_fn = jax.pmap(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum((w - x) ** 2))(w))
         w = jnp.ones((4, 8))
         for step in range(10**6):
             w = step_fn(w, w)
@@ -432,6 +432,31 @@ SCRIPTS = {
             loss, grads = jax.value_and_grad(odd_loss)(params, scale(batch(step)))
             params, _ = momentum(params, zeros, grads)
     """,
+    "while_it_is_large": """# bare
+        train_step, moments, loss = jax.jit(train), zeros, float("inf")
+        while float(loss) > 0.5:
+            params, moments, loss = train_step(params, moments, batch(0))
+    """,
+    "pmap_beside": """
+        hosts_wait = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
+        print(hosts_wait(jnp.ones(jax.local_device_count())))
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
+    "pmap_beside_without_arrays": """# bare
+        hosts_wait = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
+        print(hosts_wait(jnp.ones(jax.local_device_count())))
+        large = hosts_wait(jnp.ones((jax.local_device_count(), 512, 512)))
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step) + large.mean())
+    """,
+    "only_pmapped": """
+        infer = jax.pmap(lambda x: 2 * x)
+        for step in range(3):
+            infer(jnp.ones((jax.local_device_count(), 8)))
+    """,
     "caught_by_a_framework": """# bare
         import sys
         try:
@@ -577,6 +602,8 @@ STEPS = {
     "map_not_jitted": ("train_step", 2, 3),
     "map_by_its_old_name": ("train_step", 2, 3),
     "samples_for_long": ("train_step", 4, 3),
+    "pmap_beside": ("train_step", 4, 3),
+    "pmap_beside_without_arrays": ("train_step", 4, 3),
 }
 
 
@@ -739,6 +766,18 @@ def test_a_training_in_one_call_is_not_run_to_its_end(found: dict[str, dict[str,
 @pytest.mark.slow
 def test_pmap_is_refused_at_its_first_call(found: dict[str, dict[str, Any]]) -> None:
     assert "uses `jax.pmap` (pmapped.py:" in found["pmapped"]["error"]
+    assert "uses `jax.pmap` (only_pmapped.py:" in found["only_pmapped"]["error"]
+
+
+@pytest.mark.slow
+def test_a_loop_that_a_loss_without_data_has_ended_needs_the_loss(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """Before, the step was "called once"."""
+    assert found["while_it_is_large"]["error"] == (
+        "while_it_is_large.py:26 reads a number, which is not there: the script is run without the "
+        "data of its arrays"
+    )
 
 
 @pytest.mark.slow

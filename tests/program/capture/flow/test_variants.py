@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -63,3 +64,142 @@ def test_a_step_that_ends_early_keeps_its_values_on_the_host() -> None:
     made = found.with_values()
     assert np.array_equal(made.args[0], before)
     assert np.array_equal(made.args[1], np.full((16, 32), 2.0))
+
+
+def called(finder: StepFinder, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a call of a jitted function returns, from one line for all functions."""
+    jitted: Any = jax.jit(function, static_argnames=tuple(kwargs))
+    run = partial(jitted, *args, **kwargs)
+    settings = {"static_argnames": tuple(kwargs)}
+    return finder.call(
+        Call(jitted=jitted, args=args, kwargs=kwargs, run=run, function=function, settings=settings)
+    )
+
+
+def ends_with(calls: Iterator[Any]) -> int:
+    """How many calls a script makes until it is stopped."""
+    done = 0
+    with pytest.raises(ScriptStopped):
+        for _ in calls:
+            done += 1
+    return done
+
+
+def test_batches_of_another_length_in_every_call_have_a_step() -> None:
+    """Before, the training was run to its end: "without calling a jitted function twice with the
+    same shapes"."""
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def script() -> Iterator[None]:
+        w = jnp.eye(32)
+        for rows in (40, 8, 31, 12, 25, 9, 30, 5, 33, 7, 6, 4, 3):
+            w, _ = called(finder, train, w, np.ones((rows, 32), np.float32))
+            yield
+
+    assert ends_with(script()) < 10
+    found = finder.found
+    assert found is not None
+    assert not found.step.doubt
+    assert [(run.argument, run.output, run.count) for run in found.step.carried] == [(0, 0, 1)]
+    assert found.whole.args[1].shape[0] >= 25, "not one of the shortest"
+    (said,) = found.notices
+    assert "programs in" in said
+    assert "`x` is float32[40,32], float32[8,32], float32[31,32], ...; what is searched" in said
+
+
+def test_batches_of_a_few_lengths_have_a_step() -> None:
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def script() -> Iterator[None]:
+        w = jnp.eye(32)
+        for turn in range(100):
+            w, _ = called(finder, train, w, np.ones((8 * (1 + turn * 7 % 4), 32), np.float32))
+            yield
+
+    assert ends_with(script()) < 30
+    assert finder.found is not None
+    assert "ran 4 programs in" in finder.found.notices[0]
+
+
+def test_a_step_with_its_number_as_a_static_argument_is_found_and_told() -> None:
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def slower(w: jax.Array, x: jax.Array, turn: int) -> jax.Array:
+        return w - (0.1 / (1 + turn)) * jax.grad(lambda w: jnp.mean((x @ w - x) ** 2))(w)
+
+    def script() -> Iterator[None]:
+        w = jnp.eye(32)
+        for turn in range(100):
+            w = called(finder, slower, w, np.ones((16, 32), np.float32), turn=turn)
+            yield
+
+    assert ends_with(script()) < 10
+    assert finder.found is not None
+    assert "its static argument `turn` differs; pass as an array" in finder.found.notices[0]
+
+
+def test_a_critic_is_one_step_with_the_generator_that_is_trained_less_often() -> None:
+    """Before, the critic alone was the step, and the generator was not even named."""
+    finder = StepFinder(wanted="", on_long_loop=lambda: None, trains_often=lambda: True)
+
+    def critic(d: jax.Array, g: jax.Array, x: jax.Array) -> jax.Array:
+        return d - 0.1 * jax.grad(lambda d: jnp.mean(x @ d) - jnp.mean(x @ g @ d))(d)
+
+    def generator(g: jax.Array, d: jax.Array, x: jax.Array) -> jax.Array:
+        return g - 0.1 * jax.grad(lambda g: jnp.mean(x @ g @ d))(g)
+
+    def script() -> Iterator[None]:
+        d, g, x = jnp.eye(32), 2 * jnp.eye(32), np.ones((16, 32), np.float32)
+        for _ in range(100):
+            for _ in range(3):
+                d = called(finder, critic, d, g, x)
+                yield
+            g = called(finder, generator, g, d, x)
+            yield
+
+    assert ends_with(script()) < 20
+    assert finder.found is not None
+    assert [part.name for part in finder.found.step.parts] == [*["critic"] * 3, "generator"]
+    assert sum(run.count for run in finder.found.step.carried) == 2
+
+
+def test_what_stays_the_same_for_long_is_no_reason_to_wait_for_ever() -> None:
+    finder = StepFinder(wanted="", on_long_loop=lambda: None, trains_often=lambda: True)
+
+    def student(w: jax.Array, teacher: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w - x @ teacher) ** 2))(w)
+
+    def script() -> Iterator[None]:
+        w, teacher, x = jnp.eye(32), 2 * jnp.eye(32), np.ones((16, 32), np.float32)
+        for _ in range(100):
+            w = called(finder, student, w, teacher, x)
+            yield
+
+    assert 10 < ends_with(script()) < 20
+    assert finder.found is not None
+    assert finder.found.step.name == "student"
+
+
+def test_parts_that_hold_the_same_arrays_at_first_are_taken_later() -> None:
+    """Before, other runs took the first round, in which the target is the critic itself: "has 3
+    arrays as arguments there, and 4 elsewhere", and the script was run again for each mesh."""
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def critic(d: jax.Array, target: jax.Array, a: jax.Array, x: jax.Array) -> jax.Array:
+        return d - 0.1 * jax.grad(lambda d: jnp.mean((x @ d - x @ a @ target) ** 2))(d)
+
+    def actor(a: jax.Array, d: jax.Array, x: jax.Array) -> jax.Array:
+        return a - 0.1 * jax.grad(lambda a: jnp.mean(x @ a @ d))(a)
+
+    def script() -> Iterator[None]:
+        d, a, x = jnp.eye(32), 2 * jnp.eye(32), np.ones((16, 32), np.float32)
+        target = d
+        while True:
+            d = called(finder, critic, d, target, a, x)
+            a = called(finder, actor, a, d, x)
+            target = 0.9 * target + 0.1 * d
+            yield
+
+    ends_with(script())
+    assert finder.found is not None
+    assert [part.skipped for part in finder.found.step.parts] == [1, 1]
