@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -492,7 +492,41 @@ def _mirror(variant: Variant) -> tuple[range, range]:
     outputs = output_forms(variant)
     matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
     found = matcher.find_longest_match()
-    return range(found.a, found.a + found.size), range(found.b, found.b + found.size)
+    longest = range(found.a, found.a + found.size), range(found.b, found.b + found.size)
+    # Data may have the shape of a parameter: of runs of the same length, that of what is updated.
+    updated = _updated_run(mine, outputs, facts.updated_by)
+    return updated if len(updated[0]) >= found.size else longest
+
+
+def _updated_run(
+    leaves: Sequence[Any], outputs: Sequence[Any], updated_by: Sequence[int]
+) -> tuple[range, range]:
+    """Returns the longest run of leaves with the forms of a run of outputs that is placed as most
+    outputs are to the leaves that they are the updates of; both are empty without such outputs.
+
+    Args:
+      leaves, outputs: the form of each.
+      updated_by: see `FunctionFacts`.
+    """
+    apart: Counter[int] = Counter()
+    for output, mask in enumerate(updated_by):
+        if mask.bit_count() == 1:  # Else it is made of several, as with their common norm.
+            leaf = mask.bit_length() - 1
+            apart[leaf - output] += leaves[leaf] == outputs[output]
+    if not any(apart.values()):
+        return range(0), range(0)
+    ((offset, _),) = apart.most_common(1)
+    best, start = range(0), 0
+    for output in range(len(outputs) + 1):
+        leaf = output + offset
+        is_same = (
+            output < len(outputs) and 0 <= leaf < len(leaves) and leaves[leaf] == outputs[output]
+        )
+        if not is_same:
+            if output - start > len(best):
+                best = range(start, output)
+            start = output + 1
+    return range(best.start + offset, best.stop + offset), best
 
 
 def parameters_in(variant: Variant, function: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from automesh.program.capture.flow.finder import FoundStep, StepFinder
 from automesh.program.capture.hooks import Call
@@ -203,3 +206,36 @@ def test_parts_that_hold_the_same_arrays_at_first_are_taken_later() -> None:
     ends_with(script())
     assert finder.found is not None
     assert [part.skipped for part in finder.found.step.parts] == [1, 1]
+
+
+def test_data_with_the_shape_of_a_layer_is_no_parameter() -> None:
+    """A step that is timed: it gets the same arrays at each call, and nothing comes back."""
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    put = [NamedSharding(mesh, P(*spec)) for spec in ((("data",),), ("tensor",))]
+    x = jax.device_put(jnp.ones((32, 32)), put[0])
+    layers = tuple(jax.device_put(jnp.full((32, 32), 0.1 * turn), put[1]) for turn in range(3))
+
+    def training_step(x: jax.Array, layers: Any) -> Any:
+        def loss(layers: Any) -> jax.Array:
+            return jnp.mean(functools.reduce(lambda x, w: jnp.tanh(x @ w), layers, x))
+
+        slopes = jax.grad(loss)(layers)
+        return jax.tree.map(lambda w, slope: w - 0.1 * slope, layers, slopes)
+
+    jitted: Any = jax.jit(training_step)
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+    given = (x, layers)
+    for _ in range(5):
+        finder.call(
+            Call(
+                jitted=jitted,
+                args=given,
+                kwargs={},
+                run=partial(jitted, *given),
+                function=training_step,
+                settings={},
+            )
+        )
+    found = finder.ended()
+    assert isinstance(found, FoundStep)
+    assert found.batch_axes == ("data",)
