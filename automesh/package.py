@@ -16,7 +16,8 @@ _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purel
 LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in _FOLDERS)}))
 """Folders of the standard library and of the packages that are installed with it."""
 
-
+KEPT_APART = "automesh-run-"
+"""Beginning of the name of the private folder that keeps what a script writes."""
 _COUNTED: list[str] = []
 _OURS: dict[str, str] = {"automesh": str(PACKAGE)}
 _ASK_AS_USERS: set[str] = set()

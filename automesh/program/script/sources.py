@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from automesh.package import INSTALLED, our_folders
+from automesh.package import INSTALLED, KEPT_APART, our_folders
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import is_unicode
 
@@ -91,7 +91,7 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
     is_ours = any(path.is_relative_to(folder) for folder in our_folders())
     if is_ours or any(part in INSTALLED for part in path.parts):
         return False
-    if path.name.startswith(_GENERATED):
+    if path.name.startswith(_GENERATED) or any(one.startswith(KEPT_APART) for one in path.parts):
         return False
     inside = [root for root in roots if path.is_relative_to(root)]
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}

@@ -54,3 +54,4 @@ def test_what_autograph_generates_is_not_the_users(tmp_path: Path) -> None:
     """Before, a study whose script uses tf.data had changed sources at every resumption."""
     assert is_users(tmp_path / "train.py", (tmp_path,))
     assert not is_users(tmp_path / "__autograph_generated_filex1_2.py", (tmp_path,))
+    assert not is_users(tmp_path / "automesh-run-x1" / "params.pkl", (tmp_path,))

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from automesh.package import KEPT_APART
 from automesh.program.capture.world.layer import Layer
 from automesh.program.capture.world.threads import end_foreign_thread
 from automesh.program.capture.world.told import tell
@@ -69,7 +70,7 @@ def kept_apart() -> Generator[None]:
     """Keeps what the body writes apart from the files of this machine, and removes it at the
     end."""
     _install()
-    root = tempfile.mkdtemp(prefix="automesh-run-")
+    root = tempfile.mkdtemp(prefix=KEPT_APART)
     layer = Layer(root, free=_own_folders())
     opened, made, here = builtins.open, len(_STATE.made), os.getcwd()
     _STATE.layer = layer
