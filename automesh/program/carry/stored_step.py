@@ -396,7 +396,7 @@ def _split_of(array: Any) -> NamedSharding | None:
 
 def _is_here(place: NamedSharding) -> bool:
     """Whether arrays can be put there: the devices of a plan may be absent."""
-    return set(place.mesh.devices.flat) <= set(attached())
+    return place.device_set <= set(attached())
 
 
 def _arrays_of(step: StoredStep, binding: Binding, values: Values) -> list[Any]:
