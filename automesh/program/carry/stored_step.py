@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from automesh.errors import UsageError
 from automesh.foreign.private import read_own
 from automesh.limits import PAYLOAD_BYTES, STORED_STEP_BYTES
+from automesh.program.absent.device_queries import attached
 from automesh.program.capture.flow.sequence import composed_anew
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
@@ -391,6 +392,11 @@ def _split_of(array: Any) -> NamedSharding | None:
     return place if isinstance(place, NamedSharding) else None
 
 
+def _is_here(place: NamedSharding) -> bool:
+    """Whether arrays can be put there: the devices of a plan may be absent."""
+    return place.device_set <= set(attached())
+
+
 def _arrays_of(step: StoredStep, binding: Binding, values: Values) -> list[Any]:
     places = read_trace(step.held_at, binding, ())
     return [_constant(leaf, values, to) for leaf, to in zip(step.arrays, places, strict=True)]
@@ -398,7 +404,7 @@ def _arrays_of(step: StoredStep, binding: Binding, values: Values) -> list[Any]:
 
 def _constant(leaf: StoredLeaf, values: Values, to: NamedSharding | None) -> Any:
     if leaf.has_values:
-        return values.made(leaf, to)
+        return values.made(leaf, to if to is not None and _is_here(to) else None)
     return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=leaf.weak_type, sharding=to)
 
 

@@ -116,6 +116,8 @@ class Variant:
     outside: tuple[str, ...] = ()
     # Weak references to the arrays of each variable.
     like_it: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]], repr=False)
+    # Weak references to the leaves of the first call, and to those of the second one.
+    begun: list[list[Any]] = field(default_factory=list[list[Any]], repr=False)
     # Weak references to the leaves of the last call, and the maker of each.
     last: list[Any] = field(default_factory=list[Any], repr=False)
     last_origins: list[Origin | None] = field(default_factory=list[Origin | None], repr=False)
@@ -289,6 +291,8 @@ class CallLog:
         ]
         variant.last = [_reference(leaf) for leaf in leaves]
         variant.last_origins = origins
+        if variant.calls <= 2:
+            variant.begun.append(variant.last)
         pairs = _own_pairs(origins, function.number, variant.number)
         if not variant.origins or len(pairs) >= len(variant.own_pairs(function.number)):
             variant.origins = origins

@@ -429,12 +429,13 @@ class StepFinder:
         return round(until.count(function.number) / until.count(other.number))
 
     def _several(self, functions: list[Function], choice: Choice) -> ScriptStep:
+        is_apart = _hold_apart(functions)
         parts = tuple(
             StepPart(
                 name=function.name,
                 defined_at=function.defined_at,
                 called_at=function.called_at,
-                skipped=_skipped(function),
+                skipped=_skipped(function, is_apart=is_apart),
                 kept=self._round.kept[place] if self._round else self._kept(functions, place),
                 times=self._times(functions, function),
             )
@@ -640,13 +641,23 @@ class StepFinder:
         return tuple(sorted(found, key=lambda one: -one.argument_bytes * one.calls))
 
 
-def _skipped(function: Function) -> int:
-    """Returns how many calls of a part of a step other runs skip: also the first one of its usual
-    variant, if only such calls follow. Before it, several parts may hold the same arrays, as a
+def _hold_apart(functions: Sequence[Function]) -> bool:
+    """Whether parts of a step hold the same arrays in the first round, and others later, as a
     target that begins as the parameters."""
+    rounds = [function.usual.begun for function in functions]
+    if len(set(map(id, functions))) < len(functions) or min(map(len, rounds)) < 2:
+        return False
+    # Python keeps one weak reference for each array.
+    first, second = ({id(one) for calls in rounds for one in calls[place]} for place in (0, 1))
+    return len(first) < len(second)
+
+
+def _skipped(function: Function, *, is_apart: bool) -> int:
+    """Returns how many calls of a part of a step other runs skip: also the first one of its usual
+    variant, if parts hold the same arrays in it, and only such calls follow."""
     usual = function.usual
     is_steady = 1 < usual.calls == function.calls - usual.first
-    return usual.first + 1 if is_steady else usual.first
+    return usual.first + 1 if is_apart and is_steady else usual.first
 
 
 def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
