@@ -235,14 +235,24 @@ def write_jobset(
 
 
 def run_all(
-    request: SearchRequest, targets: Sequence[str], open_progress: Callable[[], Progress]
+    request: SearchRequest,
+    targets: Sequence[str],
+    open_progress: Callable[[], Progress],
+    *,
+    on_each: Callable[[Result], None] = lambda _: None,
 ) -> Results:
-    """Runs a checked request for several targets, one after the other."""
+    """Runs a checked request for several targets, one after the other; `on_each` gets the result
+    for each as soon as it is there."""
     from automesh.tuner.interrupts import interrupts_at_rest
     from automesh.tuner.several_targets import start_all
 
     with interrupts_at_rest():
-        found = start_all(request, targets, open_progress)
+        found = start_all(
+            request,
+            targets,
+            open_progress,
+            on_each=lambda one: on_each(Result(found=one, storage=request.storage)),
+        )
         return Results(found=found, storage=request.storage)
 
 

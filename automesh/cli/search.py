@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from automesh.cli.guard import interrupted, typed
-from automesh.cli.options import Script, named, print_result, spelled, takes
+from automesh.cli.options import Script, named, print_report, print_result, spelled, takes
 from automesh.errors import UsageError
 from automesh.options.table import JOBSET, SEARCH
 from automesh.plugins.service import Asked, find_service
@@ -186,8 +186,16 @@ def search(script: Script = None, **given: Unpack[SearchGiven]) -> None:
 def _search_all(request: SearchRequest, targets: list[str], given: SearchGiven) -> None:
     from automesh import api
 
-    found = api.run_all(request, targets, api.progress_on_stderr)
-    print_result(found, as_json=given["json"], top=request.top, verbose=given["verbose"])
+    top, verbose, as_json = request.top, given["verbose"], given["json"]
+
+    def show(result: Result) -> None:
+        # Its table is not held back until the other targets are searched, which takes minutes.
+        if not as_json:
+            print_result(result, as_json=False, top=top, verbose=verbose)
+            sys.stdout.flush()
+
+    found = api.run_all(request, targets, api.progress_on_stderr, on_each=show)
+    print_report(found.to_report(), as_json=as_json)
     for each in found.found.searches if given["report"] else ():
         if each.result is not None:
             _write_report(found[each.target])

@@ -29,6 +29,7 @@ def start_all(
     targets: Sequence[str],
     open_progress: Callable[[], Progress],
     *,
+    on_each: Callable[[SearchResult], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Several:
     """Runs a search for each target: each gets a study and a rule, and all share one budget.
@@ -36,6 +37,7 @@ def start_all(
     Args:
       request: the request; its target is ignored.
       open_progress: opens a new display for each search.
+      on_each: gets each result as soon as it is there, behind its display.
 
     Raises:
       UsageError: a text is no target, or is given twice, or names devices that cannot be compiled
@@ -62,9 +64,16 @@ def start_all(
             interrupted = True
             break
         searches.append(one)
-        if one.result is not None and one.result.facts.provenance.results_dir:
+        if one.result is None:
+            continue
+        try:
+            on_each(one.result)
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+        if one.result.facts.provenance.results_dir:
             folders.append(Path(one.result.facts.provenance.results_dir).absolute() / TERMS)
-        if one.result is not None and one.result.footer.interrupted:
+        if one.result.footer.interrupted:
             interrupted = True
             break
     left = targets[len(searches) :]
