@@ -113,8 +113,8 @@ class CompileRung:
       deadline_s: no compile starts after it, except the first one.
       grace_s: how long a running compile may continue after the deadline; then it is left for the
         next run.
-      on_first: is told once the first compile has ended: how many seconds it took, and how many of
-        the chosen plans are left.
+      on_first: gets the seconds that the first compile took, and how many of the chosen plans are
+        left after it.
       is_first: whether this run has compiled nothing before. Then it waits for its first compile,
         since a compile longer than the whole budget would otherwise never finish; it also waits for
         running compiles of the baseline and of a second plan.
