@@ -437,6 +437,19 @@ SCRIPTS = {
         while float(loss) > 0.5:
             params, moments, loss = train_step(params, moments, batch(0))
     """,
+    "many_losses_are_looked_at": """# bare
+        @jax.jit
+        def chunk(w, m, xs):
+            def turn(carry, x):
+                w, m, loss = train(*carry, x)
+                return (w, m), loss
+            return jax.lax.scan(turn, (w, m), xs)
+        moments = zeros
+        for step in range(10**6):
+            (params, moments), losses = chunk(params, moments, np.ones((10, 16, 32), np.float32))
+            if np.isnan(losses).any():
+                break
+    """,
     "pmap_beside": """
         hosts_wait = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
         print(hosts_wait(jnp.ones(jax.local_device_count())))
@@ -767,6 +780,15 @@ def test_a_training_in_one_call_is_not_run_to_its_end(found: dict[str, dict[str,
 def test_pmap_is_refused_at_its_first_call(found: dict[str, dict[str, Any]]) -> None:
     assert "uses `jax.pmap` (pmapped.py:" in found["pmapped"]["error"]
     assert "uses `jax.pmap` (only_pmapped.py:" in found["only_pmapped"]["error"]
+
+
+@pytest.mark.slow
+def test_a_chunk_of_steps_is_no_whole_training_where_the_script_needs_its_losses(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """Before, one turn was the step: "the one call is the whole training"."""
+    error = found["many_losses_are_looked_at"]["error"]
+    assert "needs the value of `losses`" in error
 
 
 @pytest.mark.slow

@@ -131,3 +131,25 @@ def test_a_turn_of_a_loop_does_what_its_first_turn_does() -> None:
     described, carried = described_turn(call, loop)
     assert carried == 2
     assert [leaf.shape for leaf in described.leaves] == [leaf.shape for leaf in turn.leaves]
+
+
+def test_a_search_along_a_line_is_a_part_of_one_step() -> None:
+    """Before, a turn of the search was the step, and the one call "the whole training"."""
+
+    def along(w: Any, x: Any) -> Any:
+        def closer(carry: Any) -> Any:
+            rate, tried = carry
+            return 0.5 * rate, tried - rate * jax.grad(loss)(tried, x)
+
+        slope = jax.grad(loss)(w, x)
+        _, found = jax.lax.while_loop(lambda carry: carry[0] > 1e-3, closer, (1.0, w - slope))
+        return found
+
+    assert facts(along, jnp.ones((4, 4)), jnp.ones((2, 4))).loop is None
+
+
+def test_a_parameter_with_its_update_is_told_from_its_gradient() -> None:
+    assert facts(step, jnp.ones((4, 4)), jnp.ones((2, 4))).updated_by[0] & 1
+    gradient = facts(lambda w, x: jax.grad(loss)(w, x), jnp.ones((4, 4)), jnp.ones((2, 4)))
+    assert gradient.trained_by[0] & 1
+    assert not gradient.updated_by[0] & 1

@@ -239,3 +239,48 @@ def test_data_with_the_shape_of_a_layer_is_no_parameter() -> None:
     found = finder.ended()
     assert isinstance(found, FoundStep)
     assert found.batch_axes == ("data",)
+
+
+def test_models_that_are_trained_in_turn_come_back_later() -> None:
+    """Before, the third call was the step, with no state, and "only loss and gradients are
+    jitted"."""
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def script() -> Iterator[None]:
+        models, x = [float(k) * jnp.eye(32) for k in range(1, 5)], np.ones((16, 32), np.float32)
+        while True:
+            for place, w in enumerate(models):
+                models[place], _ = called(finder, train, w, x)
+                yield
+
+    assert ends_with(script()) == 4
+    assert finder.found is not None
+    assert sum(run.count for run in finder.found.step.carried) == 1
+    assert not finder.found.step.about_outside()
+
+
+def test_gradients_that_a_jitted_function_clips_are_no_batch() -> None:
+    """Before, they were data, which axes of the model split, and nothing was said of their sum."""
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def slopes(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda w: jnp.mean((x @ w - x) ** 2))(w)
+
+    def clip(g: jax.Array) -> jax.Array:
+        return jnp.clip(g, -1, 1)
+
+    def update(w: jax.Array, m: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        m = 0.9 * m + g
+        return w - 0.1 * m, m
+
+    def script() -> Iterator[None]:
+        w, m, x = jnp.eye(32), jnp.zeros((32, 32)), np.ones((16, 32), np.float32)
+        while True:
+            total = sum(called(finder, slopes, w, x) for _ in range(2))
+            w, m = called(finder, update, w, m, called(finder, clip, total / 2))
+            yield
+
+    ends_with(script())
+    assert finder.found is not None
+    assert [part.name for part in finder.found.step.parts] == ["slopes", "update"]
+    assert "`g` is changed outside of jit between" in finder.found.step.about_outside()
