@@ -332,11 +332,15 @@ def _place(candidate: Candidate) -> _Place:
 
 def _is_tie(candidate: Candidate, best: Candidate) -> bool:
     """Whether the time of a plan is that of the best one, by the same evidence."""
-    here, there = candidate.outcome, best.outcome
-    if not isinstance(here, Compiled | Estimated) or type(here) is not type(there):
-        return False
-    is_apart = candidate.partly_counted and not best.partly_counted
-    return not is_apart and here.step_s <= there.step_s * (1 + _TIE)
+    match candidate.outcome, best.outcome:
+        case (Compiled() as here, Compiled() as there) | (
+            Estimated() as here,
+            Estimated() as there,
+        ):
+            is_apart = candidate.partly_counted and not best.partly_counted
+            return not is_apart and here.step_s <= there.step_s * (1 + _TIE)
+        case _:
+            return False
 
 
 def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
