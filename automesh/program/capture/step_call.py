@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun, primitives
-from jax.sharding import AxisType, Mesh, Sharding
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, primitives
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 from automesh.program.capture.abstract.arrays import described, is_abstract, without_data
 from automesh.program.capture.abstract.trace import is_without_arrays
@@ -160,7 +160,11 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         call, args = _with_split_state(call, args, capture, made)
     pairs = _replaced(call, capture.step.carried)
     arranged = _arranged(call, pairs)
-    held = [without_data(constant) for constant in call.settings.constants if _is_held(constant)]
+    held = [
+        constant if _is_split(constant) else without_data(constant)
+        for constant in (*call.settings.constants, *call.traced.jaxpr.consts)
+        if _is_held(constant)
+    ]
     return NamedWorkload(
         _jitted(call, capture.step.name, arranged),
         args,
@@ -184,8 +188,17 @@ def _has_all_devices(capture: Capture) -> bool:
 
 
 def _is_held(constant: Any) -> bool:
-    """Whether an array that the step holds has no data."""
-    return is_abstract(constant) or isinstance(constant, jax.ShapeDtypeStruct)
+    """Whether an array that the step holds is an argument of what is searched: it has no data, or
+    is split over the mesh, which only shardings of arguments say."""
+    is_described = is_abstract(constant) or isinstance(constant, jax.ShapeDtypeStruct)
+    return is_described or _is_split(constant)
+
+
+def _is_split(constant: Any) -> bool:
+    if is_abstract(constant) or not isinstance(constant, jax.Array):
+        return False
+    sharding = constant.sharding
+    return isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated
 
 
 def _with_split_state(
@@ -332,14 +345,16 @@ def _replaced(call: TracedCall, carried: Sequence[Carried]) -> list[tuple[int, i
 
 
 def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
-    traced, settings = call.traced, call.settings
-    function = jaxpr_as_fun(traced.jaxpr)
+    closed, settings = call.traced.jaxpr, call.settings
 
     def step(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         held = iter(kwargs.pop(_HELD, ()))
-        constants = [
-            next(held) if _is_held(constant) else constant for constant in settings.constants
-        ]
+        # Those that a jitted function hands to another, then those of the function itself.
+        constants, own = (
+            [next(held) if _is_held(constant) else constant for constant in one]
+            for one in (settings.constants, closed.consts)
+        )
+        function = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, own))
         leaves = jax.tree.leaves((args, kwargs))
         return arranged.outputs(function(*constants, *leaves))
 

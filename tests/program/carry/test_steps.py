@@ -335,6 +335,17 @@ def test_arrays_that_a_step_holds_are_split_there_too(tmp_path: Path) -> None:
     assert (dict(place.mesh.shape), place.spec) == (sizes, P("data"))
 
 
+def test_a_split_array_that_a_step_holds_is_an_argument_of_it(tmp_path: Path) -> None:
+    """Before, with the data of its arrays a data set that the loss holds counted as whole on each
+    device, and the axis that splits it as unused."""
+    case = CASES["constants"]
+    for built in (case.real(tmp_path, OWN), case.real(tmp_path, {"data": 8, "model": 1})):
+        (held,) = jax.tree.leaves(dict(built.workload.kwargs))
+        assert isinstance(held, jax.Array) and held.sharding.spec == P("data")
+        new, loss = jax.jit(built.workload.step)(*built.workload.args, **built.workload.kwargs)[:2]
+        assert np.isfinite(jax.tree.leaves((new, loss))[0]).all()
+
+
 def test_the_programs_of_two_meshes_are_told_apart(tmp_path: Path) -> None:
     """What is compared above differs from mesh to mesh."""
     case = CASES["plain"]
