@@ -169,7 +169,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         _jitted(call, capture.step.name, arranged),
         args,
         {_HELD: tuple(held)} if held else {},
-        advance=None if arranged.leads else _advance(pairs),
+        advance=None if arranged.leads else _advance(pairs, call.settings.donated),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types if capture.makes_mesh else None,
         # A mesh of fewer devices than there are cannot be compared with.
@@ -381,11 +381,12 @@ def _donated(call: TracedCall) -> tuple[int, ...]:
 
 
 def _advance(
-    pairs: Sequence[tuple[int, int]],
+    pairs: Sequence[tuple[int, int]], donated: Sequence[bool]
 ) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] | None:
     """Returns a function that gives the outputs to the arguments of the next call, as the script
-    does."""
-    if not pairs:
+    does: the same arguments, if nothing comes back. None if they are donated, which leaves it to
+    the forms of arguments and outputs what comes back."""
+    if not pairs and any(donated):
         return None
 
     def advance(outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from automesh.tuner.estimate.propagations import Sizes
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 16  # must be raised when the terms of an unchanged step change
+_FORMAT = 17  # must be raised when the terms of an unchanged step change
 _SECOND_NAME = ".name"  # ends the names of files that hold the name of another one
 _NAME = re.compile(rb"[0-9a-f]{32}\.json")
 

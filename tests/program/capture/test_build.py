@@ -61,3 +61,28 @@ def test_a_donated_argument_that_comes_back_as_it_was_is_carried_on() -> None:
     ready: Any = SimpleNamespace(workload=workload, donated=(True, True, True))
     lost: Any = Ready.lost
     assert lost.fget(ready) == (0,)
+
+
+def test_a_step_of_which_nothing_comes_back_is_given_the_same_arguments_each_time() -> None:
+    """Gradients have the form of parameters, and weights that of data. Before, the next step was
+    given the first results in place of the first arguments."""
+    line = SourceLine(file="/home/me/train.py", line=1)
+    step = ScriptStep(name="loss", defined_at=line, called_at=line, argument_bytes=1)
+    capture = Capture(
+        mesh=ScriptMesh(axes=(("data", 1),), axis_types=("auto",), made_at=line), step=step
+    )
+    args = ({"w": jnp.ones((4, 2), jnp.float32)}, jnp.ones((3, 4)))
+    for donated in ((), (0,)):
+        jitted = jax.jit(
+            jax.grad(lambda p, rows: jnp.mean((rows @ p["w"]) ** 2)), donate_argnums=donated
+        )
+        call = trace(
+            Call(jitted=jitted, args=args, kwargs={}, run=lambda: None, function=jitted.__wrapped__)
+        )
+        workload = workload_of(call, capture, None)
+        if donated:  # They are gone, so that something has to come back.
+            assert workload.advance is None
+            continue
+        assert workload.advance is not None
+        after = workload.advance(workload.step(*args), args)
+        assert after[0]["w"] is args[0]["w"] and after[1] is args[1]
