@@ -137,7 +137,7 @@ def test_a_script_has_its_right_outcome(name: str, target: str, tmp_path: Path) 
     done = searched([f"{name}.py"], target, tmp_path, argv=right.argv)
     check(right, target, done)
     found = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert found <= {f"{name}.py", "results", "rules.toml", "rules.toml.flock"}, found
+    assert found <= {f"{name}.py", "results", "rules.toml", ".rules.toml.lock"}, found
 
 
 @pytest.mark.long
