@@ -73,12 +73,10 @@ def test_a_step_of_which_nothing_comes_back_is_given_the_same_arguments_each_tim
     )
     args = ({"w": jnp.ones((4, 2), jnp.float32)}, jnp.ones((3, 4)))
     for donated in ((), (0,)):
-        jitted = jax.jit(
-            jax.grad(lambda p, rows: jnp.mean((rows @ p["w"]) ** 2)), donate_argnums=donated
-        )
-        call = trace(
-            Call(jitted=jitted, args=args, kwargs={}, run=lambda: None, function=jitted.__wrapped__)
-        )
+        function = jax.grad(lambda p, rows: jnp.mean((rows @ p["w"]) ** 2))
+        jitted: Any = jax.jit(function, donate_argnums=donated)
+        given = Call(jitted=jitted, args=args, kwargs={}, run=lambda: None, function=function)
+        call = trace(given)
         workload = workload_of(call, capture, None)
         if donated:  # They are gone, so that something has to come back.
             assert workload.advance is None
