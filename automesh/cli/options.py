@@ -17,7 +17,7 @@ from automesh.options.table import BY_NAME
 from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
-    from automesh.answers import Result, Results
+    from automesh.answers import Result
     from automesh.report.blocks.nouns import Report
 
 _T = TypeVar("_T")
@@ -189,7 +189,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
     sys.stdout.write(dumps(to_json(report), indent=1) + "\n" if as_json else told(report))
 
 
-def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:
+def print_result(result: Result, *, as_json: bool, top: int, verbose: bool) -> None:
     """Prints a result on stdout, as a table or as JSON."""
     if as_json:
         print_report(result.to_report(), as_json=True)

@@ -14,12 +14,17 @@ from automesh.tuner.request import SearchRequest, read_request
 from tests.support.samples.results_samples import compiled_search
 
 
+def requested(folder: Path) -> SearchRequest:
+    """A dry run of a script for two targets."""
+    script = folder / "train.py"
+    script.write_text("def build(mesh): ...\n")
+    return read_request(script, {"dry_run": True}, targets=["cpu:2", "cpu:4"])
+
+
 def test_each_result_is_handed_out_before_the_next_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("def build(mesh): ...\n")
-    request = read_request(script, {"dry_run": True}, targets=["cpu:2", "cpu:4"])
+    request = requested(tmp_path)
     seen: list[str] = []
 
     def start(request: SearchRequest, _: object) -> SearchResult:
@@ -41,9 +46,7 @@ def test_each_result_is_handed_out_before_the_next_search(
 def test_ctrl_c_while_a_result_is_shown_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("def build(mesh): ...\n")
-    request = read_request(script, {"dry_run": True}, targets=["cpu:2", "cpu:4"])
+    request = requested(tmp_path)
     monkeypatch.setattr(several_targets, "start", lambda *_: compiled_search())
 
     def show(_: SearchResult) -> None:
