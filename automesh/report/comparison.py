@@ -43,7 +43,8 @@ class Comparison:
       more_processes: further ones that should decide it, if what they say stays as it is; 0 where
         it is decided.
       more_s: seconds that these should take; 0 if unknown.
-      step_s: `ratio` times the step time of the exported plan; 0 where the outcome says it.
+      step_s: `ratio` times the measured step time of the exported plan; 0 where the outcome says
+        it, or if nothing was measured.
     """
 
     verdict: Verdict

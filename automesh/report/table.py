@@ -16,7 +16,7 @@ from automesh.report.predicted import predicted_lines, replay_of, stages_of, sta
 from automesh.report.result import NOT_ENDED, Candidate, SearchResult
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
-from automesh.units import format_count, format_seconds
+from automesh.units import format_count
 
 _STYLES = {
     **dict.fromkeys(EXPORTED, "bold green"),
@@ -24,9 +24,6 @@ _STYLES = {
     "undecided": "yellow",
     "not_measured": "dim",
 }
-
-# From this ratio on, a measured and a predicted time do not look like times of the same plan.
-_FAR_APART = 1.25
 
 _REPLAYED = (
     "predicted, not measured: the compiled program, replayed on the",
@@ -113,7 +110,7 @@ def _marks(rows: Sequence[Candidate], table: Table, *, made_up: Sequence[str]) -
     if "\u00b1" in names:
         text = "measured, the longer side of the 95 % interval"
         yield Note(mark="\u00b1", text=text, shown_with=("\u00b1",))
-        if any(row.standing.step_s for row in rows):
+        if any(row.standing.step_s and isinstance(row.outcome, Measured) for row in rows):
             text = "(of the ratio to the exported plan, by which rows are compared)"
             yield Note(mark="", text=text, shown_with=("\u00b1",))
     if measured:
@@ -144,26 +141,12 @@ def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[
         text = "predicted from the compiled program, not measured"
         hidden = ("bracket",) if replayed else ()
         yield Note(mark="*", text=text, shown_with=starred, hidden_with=hidden)
-        if (predicted_s := _prediction_of_exported(rows)) is not None:
-            text = f"(its ratio: to the {format_seconds(predicted_s)} predicted for the best)"
+        if any(row.standing.step_s and isinstance(row.outcome, Compiled) for row in rows):
+            text = "(the best's measured time, times the ratio of both predictions)"
             yield Note(mark="", text=text, shown_with=starred, hidden_with=hidden)
     if "estimated" in kinds:
         for mark, text in zip(("*", ""), _ESTIMATED, strict=True):
             yield Note(mark=mark, text=text, shown_with=starred)
-
-
-def _prediction_of_exported(rows: Sequence[Candidate]) -> float | None:
-    """Returns the step time with which predicted rows are compared; None if there are no such rows,
-    or if the exported plan was measured to take about as long."""
-    best = next((row for row in rows if row.standing.verdict in EXPORTED), None)
-    if best is None or not isinstance(best.outcome, Measured):
-        return None
-    for row in rows:
-        if isinstance(row.outcome, Compiled) and row.standing.basis and not row.partly_counted:
-            predicted_s = row.outcome.step_s / row.standing.ratio
-            apart = max(predicted_s, best.outcome.step_s) / min(predicted_s, best.outcome.step_s)
-            return predicted_s if apart > _FAR_APART else None
-    return None
 
 
 def _fallen(result: SearchResult, top: int) -> KeyValues:

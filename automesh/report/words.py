@@ -92,7 +92,8 @@ def peak_is_measured(candidate: Candidate) -> bool:
 def step_s(candidate: Candidate) -> float | None:
     """Returns the seconds of one step, measured, predicted or estimated; None if there are none.
 
-    For a measured plan that was compared with the exported one, it follows from that ratio.
+    For a plan that was compared with the exported one, by measurements or by predictions, it
+    follows from that ratio.
     """
     outcome = candidate.outcome
     if candidate.standing.step_s:
@@ -106,7 +107,7 @@ def half_interval(candidate: Candidate) -> str:
     For a plan that was compared with the exported one it is the half of the ratio's interval.
     """
     standing = candidate.standing
-    if not standing.step_s:
+    if not standing.step_s or not isinstance(candidate.outcome, Measured):
         return half_of(candidate.outcome)
     low, high = standing.interval
     return _half(standing.ratio, low, high) if low > 0.0 else ""

@@ -79,7 +79,8 @@ def build_by_running(
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
         on = ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
         note_start(capture.folder, f"{on} ({why})" if why else on)
-        with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
+        is_bare = capture.without_arrays and not capture.runs_with_arrays
+        with meaning(capture.splits), without_arrays() if is_bare else nullcontext():
             ended = run_script(entry, run)
         if run.workload is None:
             raise _early(entry, ended)

@@ -45,11 +45,12 @@ from automesh.program.capture.run_script import (
     run_script,
     stop_script,
 )
-from automesh.program.capture.step_call import TracedCall
+from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on, text_of
 from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.trace_file import Handed, write_trace
 from automesh.program.infer.classes import step_classes
 from automesh.program.infer.search.layout import Split
 from automesh.program.lower.static_args import is_ref, leaf_shape
@@ -473,8 +474,12 @@ class _ScriptWatch:
             self.not_carried = error.message
 
     def own_mesh(self, found: FoundStep) -> Mesh:
-        """Returns the mesh of the script that the step uses."""
-        return self.made[self._mesh_of(found)] if self.meshes else self._one_device()
+        """Returns the mesh of the script that the step uses; one of one device if it uses none."""
+        return self.made[self._mesh_of(found)] if self._is_on_mesh(found) else self._one_device()
+
+    def _is_on_mesh(self, found: FoundStep) -> bool:
+        """Whether the script makes a mesh, and its step uses one."""
+        return bool(self.meshes) and _uses_mesh(found, self.made[self._mesh_of(found)])
 
     def _one_device(self) -> Mesh:
         """Returns a mesh of one device for a script that makes none; it is not noted down."""
@@ -522,6 +527,9 @@ class _ScriptWatch:
             notices = (*found.notices, *self._never_reached(), *self._waited_in_vain())
             return replace(_without_mesh(found), notices=notices)
         own = self._mesh_of(found)
+        if not self._is_on_mesh(found):
+            notices = (*found.notices, *self._waited_in_vain())
+            return replace(_without_mesh(found), unused_mesh=own, notices=notices)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),
             batch_axes=_axes_of(found, self.made[own]),
@@ -541,6 +549,24 @@ class _ScriptWatch:
             return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
         # If the arguments are on none of the meshes, chooses the last one with the most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
+
+
+def _uses_mesh(found: FoundStep, own: Mesh) -> bool:
+    """Whether the arguments of a step, its results or its program name a mesh. A script may make
+    one for its data or for a later model, and train on one device."""
+    call = found.whole
+    if found.meshes or call.context is not None:
+        return True
+    stated = (*call.settings.in_shardings, *call.settings.out_shardings)
+    held = [place_of(array) for array in call.settings.constants]
+    if any(isinstance(one, NamedSharding) for one in (*stated, *held)):
+        return True
+    handed = Handed(own=own)
+    try:
+        write_trace(call.traced.jaxpr, handed)
+    except CannotCarry:
+        return True
+    return bool(handed.meshes)
 
 
 def _without_mesh(found: FoundStep) -> Discovery:

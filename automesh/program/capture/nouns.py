@@ -246,6 +246,8 @@ class Capture:
       step: the step at which the script is stopped.
       splits: axes of its mesh that the search divides into several axes.
       without_arrays: whether its arrays have no data, see `capture.abstract`.
+      runs_with_arrays: whether the script itself is run with its arrays all the same, as its first
+        run was: it may decide by their values.
       folder: folder in which its step is stored (`program.carry`) and its starts are counted, or
         empty.
       carried_by: how workers carry the stored step to other meshes; empty if they run the script
@@ -263,6 +265,7 @@ class Capture:
     num_devices: int = 0
     layout: Layout | None = None
     # These are not part of what is searched.
+    runs_with_arrays: bool = field(default=False, compare=False)
     folder: str = field(default="", compare=False)
     carried_by: CarriedBy | Literal[""] = field(default="", compare=False)
     start_s: float = field(default=0.0, compare=False)
@@ -271,6 +274,11 @@ class Capture:
     def is_carried(self) -> bool:
         """Whether workers load the step from its folder."""
         return bool(self.carried_by)
+
+    def stored(self, by: CarriedBy) -> Capture:
+        """Returns how workers use the stored step: without data, until they measure."""
+        had_arrays = self.runs_with_arrays or not self.without_arrays
+        return replace(self, carried_by=by, without_arrays=True, runs_with_arrays=had_arrays)
 
     @property
     def makes_mesh(self) -> bool:
@@ -294,7 +302,8 @@ class Discovery:
       num_devices: number of devices that the script saw; its mesh may have fewer.
       classes: classes of the dimensions of its step, if it makes no mesh or they are wanted; else
         None.
-      makes_mesh: whether the script makes a mesh.
+      makes_mesh: whether the script makes a mesh that its step uses.
+      unused_mesh: the mesh that it makes and its step does not use; None if there is none.
       written: for each leaf of the step's arguments, the axes of the script's mesh over which it
         splits each dimension; None for a leaf that is not on that mesh. Empty if not wanted.
       asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
@@ -317,6 +326,7 @@ class Discovery:
     asked_devices: int = 0
     classes: StepClasses | None = None
     makes_mesh: bool = True
+    unused_mesh: ScriptMesh | None = None
     written: tuple[Split | None, ...] = ()
 
 

@@ -121,6 +121,16 @@ class Binding:
         order = [self.plan.axis_names.index(name) for name in names]
         return Mesh(devices.transpose(order), names, axis_types=types)
 
+    def joined(self) -> Mesh:
+        """Returns the mesh of the script's own axes on the devices of the plan: the parts of a
+        split axis are one axis again."""
+        groups = [self.into.get(name, (name,)) for name in self.own.names]
+        order = [self.plan.axis_names.index(part) for parts in groups for part in parts]
+        sizes = [math.prod(int(self.plan.shape[part]) for part in parts) for parts in groups]
+        types = tuple(_TYPES[word] for word in self.own.types)
+        devices = self.plan.devices.transpose(order).reshape(sizes)
+        return Mesh(devices, self.own.names, axis_types=types)
+
     def _mesh_for(self, stored: StoredMesh) -> Mesh:
         own, devices = self.own, self.plan.devices
         if stored.places == ():

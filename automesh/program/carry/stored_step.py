@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.capture.flow.sequence import composed_anew
 from automesh.program.capture.hooks import JitSettings
 from automesh.program.capture.nouns import AxisSplit, CarriedBy
-from automesh.program.capture.split_axes import meaning
 from automesh.program.capture.step_call import (
     PartSource,
     Program,
@@ -277,8 +276,7 @@ def carried_call(
     binding = Binding(plan=plan, stored=step.meshes, own=step.own, splits=splits)
     values = Values(folder / _VALUES)
     arrays = _arrays_of(step, binding, values)
-    in_shardings, out_shardings, placed, context, entered = read_trace(step.frame, binding, arrays)
-    described = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
+    in_shardings, out_shardings, placed, context, _ = read_trace(step.frame, binding, arrays)
     if by == "trace":
         program, constants = read_trace(step.trace, binding, arrays)
         traced: Any = Program(jaxpr=program)
@@ -290,10 +288,11 @@ def carried_call(
             compiler_options=dict(step.compiler_options),
         )
     else:
-        traced, settings = _traced_anew(step, binding, arrays, described, (context, entered))
-    leaves = described
+        traced, settings = _traced_anew(step, binding, values)
     if with_values:
         leaves = [values.made(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
+    else:
+        leaves = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
     args, first = [], 0
     for paths in step.paths:
         args.append(tree_of(paths, leaves[first : first + len(paths)]))
@@ -340,43 +339,58 @@ def is_indivisible(error: BaseException) -> bool:
     return isinstance(error, ValueError) and bool(_INDIVISIBLE.search(str(error)))
 
 
-def _traced_anew(
-    step: StoredStep,
-    binding: Binding,
-    arrays: Sequence[Any],
-    leaves: Sequence[Any],
-    in_force: tuple[Mesh | None, Mesh | None],
-) -> tuple[Any, JitSettings]:
+def _traced_anew(step: StoredStep, binding: Binding, values: Values) -> tuple[Any, JitSettings]:
     """Traces the step's function on the mesh of a plan; returns the trace and the settings of its
     jit.
 
-    Args:
-      in_force: the meshes that `jax.set_mesh` and `with mesh:` put in force there.
+    If an axis is split, the function is traced on the mesh that the script would make of the same
+    devices, as it knows no other names of axes: some of its objects, such as a function of
+    `shard_map`, hold them. That trace is then carried to the mesh of the plan.
     """
+    if not binding.splits:
+        return _traced_on(step, binding, values)
+    whole = Binding(plan=binding.joined(), stored=step.meshes, own=step.own)
+    traced, settings = _traced_on(step, whole, values)
+    handed = Handed(own=whole.own_mesh())
+    shardings = (tuple(settings.in_shardings), tuple(settings.out_shardings))
+    written = write_trace((traced.jaxpr, settings.constants, *shardings), handed)
+    own = stored_mesh(handed.own, handed.own)
+    parts = Binding(plan=binding.plan, stored=handed.meshes, own=own, splits=binding.splits)
+    program, constants, in_shardings, out_shardings = read_trace(written, parts, handed.arrays)
+    return Program(jaxpr=program), replace(
+        settings,
+        constants=tuple(constants),
+        in_shardings=tuple(in_shardings),
+        out_shardings=tuple(out_shardings),
+    )
+
+
+def _traced_on(step: StoredStep, binding: Binding, values: Values) -> tuple[Any, JitSettings]:
+    """Traces the step's function on a mesh with the script's own axes."""
     if not step.function:
         raise CannotCarry("its function is not stored")
-    # The function says the script's own names; an axis that is split means all of its parts.
-    with meaning(binding.splits):
-        sources, tags = read_functions(step.function, binding, arrays=arrays, leaves=leaves)
-        context, entered = in_force
-        with ExitStack() as stack:
-            if context is not None:
-                stack.enter_context(jax.set_mesh(context))
-            if entered is not None:
-                with warnings.catch_warnings():
-                    # That `with mesh:` is out of date was said to the script.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    stack.enter_context(entered)
-            stack.enter_context(contexts_of(tags))
-            try:
-                again = trace(sources[0].call) if len(sources) == 1 else composed_anew(sources)
-            # An object is not as in the process of the script, or the arguments do not suit this
-            # mesh, for which libraries have errors of their own.
-            except Exception as error:
-                if isinstance(error, UsageError) or is_indivisible(error):
-                    raise
-                why = f"its function cannot be traced again ({sentence_of(error)})"
-                raise CannotCarry(why) from error
+    arrays = _arrays_of(step, binding, values)
+    *_, placed, context, entered = read_trace(step.frame, binding, arrays)
+    leaves = [_description(leaf, to) for leaf, to in zip(step.leaves, placed, strict=True)]
+    sources, tags = read_functions(step.function, binding, arrays=arrays, leaves=leaves)
+    with ExitStack() as stack:
+        if context is not None:
+            stack.enter_context(jax.set_mesh(context))
+        if entered is not None:
+            with warnings.catch_warnings():
+                # That `with mesh:` is out of date was said to the script.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                stack.enter_context(entered)
+        stack.enter_context(contexts_of(tags))
+        try:
+            again = trace(sources[0].call) if len(sources) == 1 else composed_anew(sources)
+        # An object is not as in the process of the script, or the arguments do not suit this
+        # mesh, for which libraries have errors of their own.
+        except Exception as error:
+            if isinstance(error, UsageError) or is_indivisible(error):
+                raise
+            why = f"its function cannot be traced again ({sentence_of(error)})"
+            raise CannotCarry(why) from error
     if len(again.leaves) != len(leaves) or any(
         leaf_shape(leaf) != leaf_shape(other)
         for leaf, other in zip(again.leaves, leaves, strict=True)

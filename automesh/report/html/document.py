@@ -202,7 +202,7 @@ def _interval(candidate: Candidate) -> tuple[float | None, float | None]:
     """Returns the 95 % interval of a measured time, or the bracket of a prediction."""
     outcome, standing = candidate.outcome, candidate.standing
     replay = replay_of(outcome)
-    if standing.step_s and standing.interval[0] > 0.0:
+    if isinstance(outcome, Measured) and standing.step_s and standing.interval[0] > 0.0:
         one_s = standing.step_s / standing.ratio
         return one_s * standing.interval[0], one_s * standing.interval[1]
     if isinstance(outcome, Measured) and outcome.interval_s[0] < outcome.interval_s[1]:

@@ -129,14 +129,7 @@ def rank(
     if baseline and winner:
         mark = "kept" if winner[0] in baseline else "new"
     apart = partly_counted(compiled)
-    best_predicted_s = min(
-        (
-            outcome.step_s
-            for plan, outcome in compiled.items()
-            if isinstance(outcome, Compiled) and plan not in apart
-        ),
-        default=0.0,
-    )
+    best_predicted_s = _best_predicted_seconds(compiled, winner, apart)
     rows: list[tuple[tuple[int, float, str], Candidate]] = []
     for plan in dict.fromkeys([*compiled, *measured]):
         outcome = measured.get(plan) or compiled[plan]
@@ -225,6 +218,20 @@ def _best_seconds(measured: Mapping[Plan, Outcome], winner: Sequence[Plan]) -> f
     return min(times, default=0.0)
 
 
+def _best_predicted_seconds(
+    compiled: Mapping[Plan, Outcome], winner: Sequence[Plan], apart: Collection[Plan]
+) -> float:
+    """Returns the predicted time of the exported plan, with which those of other plans are
+    compared; the shortest one if there is none."""
+    seconds = {
+        plan: outcome.step_s
+        for plan, outcome in compiled.items()
+        if isinstance(outcome, Compiled) and plan not in apart
+    }
+    exported = [seconds[plan] for plan in winner if plan in seconds]
+    return min(exported or seconds.values(), default=0.0)
+
+
 def _standing(
     plan: Plan,
     outcome: Outcome,
@@ -236,8 +243,14 @@ def _standing(
 ) -> Comparison:
     if isinstance(outcome, Compiled):
         ratio = outcome.step_s / best_predicted_s if best_predicted_s else 1.0
+        # Its prediction alone does not compare with measured times: predictions may be far off.
+        step_s = best_s * ratio if best_predicted_s else 0.0
         return Comparison(
-            verdict="not_measured", ratio=ratio, interval=(ratio, ratio), basis="replay"
+            verdict="not_measured",
+            ratio=ratio,
+            interval=(ratio, ratio),
+            basis="replay",
+            step_s=step_s,
         )
     if not isinstance(outcome, Measured):
         return Comparison(verdict="failed")

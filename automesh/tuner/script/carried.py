@@ -63,8 +63,7 @@ def carried(
     if answer.difference:
         where = f"on {answer.mesh}, " if answer.mesh else ""
         return _with_notice(found, f"{where}{answer.difference}: {name} is {_AGAIN}")
-    capture = replace(found.capture, carried_by=answer.by, without_arrays=True)
-    return replace(found, capture=capture)
+    return replace(found, capture=found.capture.stored(answer.by))
 
 
 def _sizes_of(mesh: str) -> Sizes:

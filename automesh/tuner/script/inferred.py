@@ -39,21 +39,21 @@ def inferred(
     Raises:
       UsageError: no dimension can be split, the step cannot be stored, or an option needs a mesh.
     """
-    name, classes = Path(request.entry.location).name, found.classes
+    name, classes, mesh = Path(request.entry.location).name, found.classes, _mesh_of(found)
     assert classes is not None
     if request.splits:
         raise UsageError(
-            f"`--split {request.splits[0]}`: {name} makes no mesh whose axis could be split",
+            f"`--split {request.splits[0]}` divides an axis of the step's mesh, but {name} {mesh}",
             hint="leave `--split` out",
         )
     if request.space != "auto":
         raise UsageError(
-            f"{name} makes no mesh, so that nothing in it has axes of the space `{request.space}`",
+            f"{name} {mesh}, so that nothing in it has axes of the space `{request.space}`",
             hint="leave `--space` out: the axes are inferred",
         )
     if found.not_carried:
         raise UsageError(
-            f"{name} makes no mesh, and its step {found.capture.step.in_short()} cannot be taken "
+            f"{name} {mesh}, and its step {found.capture.step.in_short()} cannot be taken "
             f"to one: {found.not_carried}",
             hint="write a function `build(mesh)` that returns the step and its arguments",
         )
@@ -67,8 +67,8 @@ def inferred(
             "`--target tpu-v5p-16`, or write a function `build(mesh)`",
         )
     devices, granules = known_devices(target)
-    layout = lay_out(classes, num_devices=devices or found.num_devices, script=name)
-    capture = replace(found.capture, layout=layout, carried_by="trace", without_arrays=True)
+    layout = lay_out(classes, num_devices=devices or found.num_devices, script=name, mesh=mesh)
+    capture = replace(found.capture, layout=layout).stored("trace")
     notices = (*_notices(found, layout), *said)
     for notice in notices:
         progress.notice(notice)
@@ -114,10 +114,18 @@ def _listed_roots(layout: Layout) -> str:
     return " and ".join(f"`{root}`" for root in roots)
 
 
+def _mesh_of(found: Discovery) -> str:
+    """Says which mesh the script has, in the words after its name."""
+    unused = found.unused_mesh
+    if unused is None:
+        return "makes no mesh"
+    return f"makes the mesh {unused} ({unused.made_at}), and no array of its step is on it"
+
+
 def _notices(found: Discovery, layout: Layout) -> tuple[str, ...]:
     step = found.capture.step
     said = [
-        f"the script makes no mesh; it was run up to its step {step.in_words()} with "
+        f"the script {_mesh_of(found)}; it was run up to its step {step.in_words()} with "
         f"{format_bytes(step.argument_bytes)} of arguments, which is searched for several devices "
         f"with {count(layout.mappings, 'mapping')} of its dimensions to mesh axes"
     ]

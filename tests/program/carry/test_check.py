@@ -56,6 +56,24 @@ for step in range(6):
     x = jax.device_put(np.ones((48, 16), np.float32), jax.NamedSharding(mesh, P("data")))
     loss = train_step(model, x)
 """
+# Its step is for one device, but for what `loss` says.
+NO_MESH = """# data:2,model:4
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+@jax.jit
+def train_step(w, x):
+    loss, slope = jax.value_and_grad(lambda w: jnp.mean(({} @ w) ** 2))(w)
+    return w - 0.1 * slope, loss
+
+
+w = jnp.full((16, 32), 0.1)
+for step in range(6):
+    w, loss = train_step(w, np.ones((48, 16), np.float32))
+"""
 PARTS = {
     "meshes": "data:2,model:4",
     "mesh": "(4, 2)",
@@ -137,6 +155,17 @@ CASES: dict[str, dict[str, str]] = {
     },
     # Before, it was run for each mesh: "No update context found" by the function's own context.
     "nnx_in_parts": {"all": NNX},
+    "mesh_for_nothing": {"all": NO_MESH.format("x")},
+    "mesh_in_the_program": {
+        "all": NO_MESH.format(
+            "jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P('data', None)))"
+        )
+    },
+    # The run for a rule had no arrays, and so it ended at this line.
+    "decides_by_data": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "then": "\ncount = int(w.sum())",
+    },
     "prints": {"loss": "(jax.debug.print('{}', x[0, 0]), jnp.mean((x @ w) ** 2))[1]"},
 }
 
@@ -162,7 +191,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         assert done.returncode == 0, done.stderr
         both.append(json.loads(done.stdout.splitlines()[-1]))
         for name in CASES if what == "store" else ():
-            if both[0][name]["not_carried"]:
+            if both[0][name]["not_carried"] or both[0][name]["unused_mesh"]:
                 (folder / f"{name}.py").unlink()
     stored, checked = both
     return {name: stored[name] | checked.get(name, {}) for name in CASES}
@@ -186,6 +215,8 @@ SAID = {
     "asks_its_mesh": "",
     "nnx_in_parts": "",
     "own_nodes": "",
+    "decides_by_data": "",
+    "mesh_in_the_program": "",
     # What only shows something is left out of the step.
     "prints": "",
     "ends_after_two": "",
@@ -202,11 +233,23 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
     else:
         assert one["difference"] == ""
     # Where the stored step is taken to no mesh, the script is not started for it.
-    assert len(one["starts"]) == {"no_mesh": 0, "placed_on_axis_of_one": 2}.get(name, 1)
+    assert len(one["starts"]) == {
+        "no_mesh": 0,
+        "placed_on_axis_of_one": 2,
+        "decides_by_data": 2,
+    }.get(name, 1)
     if name == "placed_on_axis_of_one":
         assert one["starts"][0] == "data:2,model:4"
         assert one["starts"][1].endswith(" (its own mesh has axes of size 1)")
     assert one["stored_on"] == ("data:2,model:4" if name == "placed_on_axis_of_one" else "")
+
+
+def test_a_mesh_that_the_step_does_not_use_is_not_searched(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """All meshes were ruled out, since the step uses no axis; it is a step for one device."""
+    assert found["mesh_for_nothing"]["unused_mesh"] == "data:4,model:2"
+    assert found["mesh_in_the_program"]["unused_mesh"] == ""
 
 
 @pytest.mark.slow

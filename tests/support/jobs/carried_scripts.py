@@ -3,7 +3,8 @@
     python -m tests.support.jobs.carried_scripts store FOLDER
     python -m tests.support.jobs.carried_scripts check FOLDER
 
-The first line of each script is `# MESH ...`, the meshes that are tried for its second run. `store`
+The first line of each script is `# MESH ... [| MESH]`, the meshes that are tried for its second
+run, and the mesh on which it is run once more, as for a rule, if its step is carried. `store`
 leaves a folder beside each script; `check`, in a fresh process, reads it. Both print one JSON
 object, by script.
 """
@@ -44,19 +45,24 @@ def stored(script: Path) -> dict[str, Any]:
         "step": capture.step.name,
         "not_carried": found.not_carried,
         "has_values": has_values,
+        "unused_mesh": str(found.unused_mesh or ""),
     }
 
 
 def checked(script: Path) -> dict[str, Any]:
     folder = script.with_suffix("")
     entry = pickle.loads((folder / "entry.pickle").read_bytes())
-    words = script.read_text().partition("\n")[0].removeprefix("#").split()
-    meshes = [tuple(map(_axis, word.split(","))) for word in words]
+    second, _, last = script.read_text().partition("\n")[0].removeprefix("#").partition("|")
+    meshes = [tuple(map(_axis, word.split(","))) for word in second.split()]
     stages: list[str] = []
     found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     stored_on = found.mesh if found.is_stored else ""
     if stored_on:  # The step of this run is compared with that of a run on the last mesh.
         found = check_carried(entry, meshes[::-1], lower=lower_any, entering=stages.append)
+    if last and not found.difference:
+        entry = dataclasses.replace(entry, capture=entry.capture.stored(found.by))
+        meshes = [tuple(map(_axis, last.strip().split(",")))]
+        found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     return {
         **dataclasses.asdict(found),
         "stored_on": stored_on,

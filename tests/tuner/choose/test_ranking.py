@@ -87,6 +87,23 @@ def test_what_may_not_be_exported_is_never_the_best() -> None:
     assert ranked[0].plan == plan("dp:2,tp:2")
 
 
+def test_a_prediction_is_compared_with_that_of_the_exported_plan() -> None:
+    """It was compared with the fastest prediction, whose plan had lost: "+50 %" for a plan that is
+    predicted to take half of the winner's time."""
+    known = {plan("dp:4"): compiled(2.0), plan("tp:4"): compiled(1.0), plan("dp:8"): compiled(4.0)}
+    ranked = rank(
+        compiled={**known, plan("dp:2,tp:2"): compiled(0.5)},
+        measured={plan("dp:4"): measured(30.0, confirmed=True), plan("dp:2,tp:2"): measured(60.0)},
+        comparisons=[],
+        baseline=[],
+        chip=CPU,
+        winner=[plan("dp:4")],
+    )
+    found = {one.plan.mesh: one.standing for one in ranked}
+    assert (found["tp:4"].ratio, found["tp:4"].step_s) == (0.5, 15.0)
+    assert (found["dp:8"].ratio, found["dp:8"].step_s) == (2.0, 60.0)
+
+
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=6, unique=True))
 def test_every_plan_appears_once_and_predictions_are_in_order(times: list[float]) -> None:
     meshes = ["dp:4", "tp:4", "dp:2,tp:2", "dp:4,tp:2", "dp:2,tp:4", "dp:8"]

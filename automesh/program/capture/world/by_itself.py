@@ -7,6 +7,7 @@ past the line at which it failed. Its files are kept apart, as in every run.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import linecache
 import os
@@ -99,10 +100,11 @@ def _watch(file: str, line: int) -> None:
     """Ends the process as soon as the script has gone past a line: the function or module of the
     line runs code below its statement, or any code after it."""
     executed: set[int] = set()
-    first, last = _statement(file, line)
 
     def inside(frame: FrameType, event: str, arg: object) -> Any:
         del arg
+        # Only now: the text of a notebook's cell is known once the cell runs.
+        first, last = statement()
         if event == "exception":
             executed.discard(id(frame))
         elif event == "line" and first <= frame.f_lineno <= last:
@@ -118,6 +120,7 @@ def _watch(file: str, line: int) -> None:
         is_there = code.co_filename == file and any(one == line for _, _, one in code.co_lines())
         return inside if is_there else None
 
+    statement = functools.cache(lambda: _statement(file, line))
     threading.settrace(outside)
     sys.settrace(outside)
 

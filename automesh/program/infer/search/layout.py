@@ -181,22 +181,25 @@ class Layout:
         return math.prod(len(axis.choices) for axis in self.logical)
 
 
-def lay_out(classes: StepClasses, *, num_devices: int, script: str) -> Layout:
+def lay_out(
+    classes: StepClasses, *, num_devices: int, script: str, mesh: str = "makes no mesh"
+) -> Layout:
     """Makes the layout of a step for a number of devices.
 
     Args:
       script: its name, for errors.
+      mesh: which mesh the script has, as the words after its name.
 
     Raises:
       UsageError: no dimension of the step can be split over these devices; says why.
     """
     if not classes.arguments:
-        raise nothing_held(script)
+        raise nothing_held(script, mesh=mesh)
     chosen = ChosenClasses.of(classes, num_devices)
     logical = chosen.logical()
     most = chosen.most_parts() if logical else 1
     if most % num_devices or num_devices < 2:
-        raise nothing_to_split(classes, num_devices, script, most=most)
+        raise nothing_to_split(classes, num_devices, script, mesh=mesh, most=most)
     names = frozenset(axis.name for axis in logical)
     arguments = tuple(
         NamedSplit(name=array.name, split=chosen.split_of(number, names), classes=array.dims)

@@ -11,21 +11,22 @@ _TRAINED = (Role.PARAMETER, Role.FROZEN, Role.MOMENT)
 
 
 def nothing_to_split(
-    classes: StepClasses, num_devices: int, script: str, *, most: int
+    classes: StepClasses, num_devices: int, script: str, *, mesh: str, most: int
 ) -> UsageError:
     """Makes the error that nothing can be split, or not over so many devices.
 
     Args:
+      mesh: which mesh the script has, as the words after its name: `makes no mesh`.
       most: product of the possible parts of all classes.
     """
     if num_devices < 2:
         return UsageError(
-            f"{script} makes no mesh, and there is one device: nothing can be split",
+            f"{script} {mesh}, and there is one device: nothing can be split",
             hint="name several with `--target`: `cpu:8` for virtual ones, `tpu-v5p-16`",
         )
     if not classes.batches and not any(one.role in _TRAINED for one in classes.arguments):
         return UsageError(
-            f"{script} makes no mesh, and its step trains nothing: no array has a gradient, and no "
+            f"{script} {mesh}, and its step trains nothing: no array has a gradient, and no "
             "dimension is a batch, so that nothing tells what could be split",
             hint="choose the training step with `--step NAME`, or split the arrays in the script",
         )
@@ -38,21 +39,21 @@ def nothing_to_split(
     cures = next((f"`{one.name}`: {one.cure}" for one in changed if one.cure), "")
     if (fewer := math.gcd(most, num_devices)) > 1:
         return UsageError(
-            f"{script} makes no mesh, and the dimensions of its step can be split over {fewer} "
+            f"{script} {mesh}, and the dimensions of its step can be split over {fewer} "
             f"devices, not over {num_devices}: {sizes}",
             hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide",
         )
     return UsageError(
-        f"{script} makes no mesh, and no dimension of its step can be split over {num_devices} "
+        f"{script} {mesh}, and no dimension of its step can be split over {num_devices} "
         f"devices: {sizes or 'it has none'}",
         hint=cures or "give it a batch that the devices divide",
     )
 
 
-def nothing_held(script: str) -> UsageError:
-    """Makes the error that a step takes no arrays."""
+def nothing_held(script: str, *, mesh: str) -> UsageError:
+    """Makes the error that a step takes no arrays; `mesh` is as for `nothing_to_split`."""
     return UsageError(
-        f"{script} makes no mesh, and its step takes no arrays: it computes with those that it "
+        f"{script} {mesh}, and its step takes no arrays: it computes with those that it "
         "holds, as they were when `jax.jit` first traced it",
         hint="give the step its parameters and its batch as arguments, and return the parameters",
     )

@@ -59,3 +59,17 @@ def test_of_a_notebook_nothing_is_run_after_the_cell_that_fails(tmp_path: Path) 
     entry = Entry(kind="script", location=str(path))
     verdict = run_by_itself(entry, cell_name(path, 1), 2, limit_s=20)
     assert verdict == Verdict(what="fails", error="ValueError: no")
+
+
+def test_a_statement_of_a_cell_over_several_lines_is_passed_when_it_is_done(
+    tmp_path: Path,
+) -> None:
+    """Its second line was taken for code below it: what Jupyter refuses as well was said to fail
+    "only as automesh runs it"."""
+    path = tmp_path / "train.ipynb"
+    cell = {"cell_type": "code", "source": "same = int(\n    'no',\n    10,\n)\nprint(same)"}
+    path.write_text(json.dumps({"cells": [cell]}))
+    entry = Entry(kind="script", location=str(path))
+    verdict = run_by_itself(entry, cell_name(path, 1), 1, limit_s=60)
+    assert verdict.what == "fails"
+    assert "invalid literal" in verdict.error
