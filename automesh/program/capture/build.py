@@ -3,6 +3,7 @@ runs the script up to its step, with `mesh` instead of the script's own (jax).""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,11 @@ from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.build import carried_build
+from automesh.program.carry.by_mesh import keep_call, kept_call
 from automesh.program.carry.starts import note_start
+from automesh.program.carry.stored_step import read_step
+from automesh.program.carry.values import StoredStepLost
+from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 from automesh.texts.exceptions import in_one_line
@@ -40,6 +45,11 @@ _LARGEST_KEPT_BYTES = 2**30
 
 class EndedEarly(RuntimeError):
     """The error that on this mesh the script ends before its step."""
+
+
+class OtherBatch(RuntimeError):
+    """The error that on this mesh the script gives its step another batch than on its own mesh, so
+    that no time there compares with times elsewhere."""
 
 
 def captured_build(entry: Entry) -> Any:
@@ -61,11 +71,12 @@ def captured_build(entry: Entry) -> Any:
 def build_by_running(
     entry: Entry, keep: Callable[[TracedCall, Mesh], None] | None = None, *, why: str = ""
 ) -> Any:
-    """Returns the function `build(mesh)` that runs the script, once for each mesh in this process.
+    """Returns the function `build(mesh)` that runs the script, once for each mesh: later processes
+    load the step that this run has left for them.
 
     Args:
       keep: is called after each run with the call of the step, and with the mesh that the script
-        got.
+        got. With it the script is always run.
       why: the reason, which is noted with the mesh where the starts of the script are counted.
     """
     assert entry.capture is not None
@@ -76,6 +87,11 @@ def build_by_running(
         key = (mesh, mesh.axis_types)
         if key in known:
             return known[key].workload()
+        if keep is None:
+            kept = kept_call(capture, mesh, with_values=not capture.without_arrays)
+            if kept is not None:
+                _check_batch(entry, mesh, kept.call)
+                return workload_of(kept.call, capture, kept.made)
         run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
         on = ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
         note_start(capture.folder, f"{on} ({why})" if why else on)
@@ -84,14 +100,56 @@ def build_by_running(
             ended = run_script(entry, run)
         if run.workload is None:
             raise _early(entry, ended)
-        if keep is not None and run.whole is not None and run.made is not None:
-            keep(run.whole, run.made)
-        kept = _kept(run.workload)
-        if kept is not None:
-            known[key] = kept
+        if run.whole is not None and run.made is not None:
+            if keep is not None:
+                keep(run.whole, run.made)
+            keep_call(capture, mesh, run.whole, run.made)
+        if keep is None and run.whole is not None:
+            _check_batch(entry, mesh, run.whole)
+        if (on_host := _kept(run.workload)) is not None:
+            known[key] = on_host
         return run.workload
 
     return build
+
+
+def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
+    """Checks that a step gets as many numbers as on the script's own mesh, besides its state.
+
+    Meshes of fewer devices are only looked at to learn what the step does there.
+
+    Raises:
+      OtherBatch: it gets another number.
+    """
+    capture = entry.capture
+    assert capture is not None
+    if mesh.size != capture.mesh.num_devices:
+        return
+    sizes = [math.prod(leaf_shape(leaf)) for leaf in call.leaves]
+    state = sum(sum(sizes[one.argument :][: one.count]) for one in capture.step.carried)
+    here, own = sum(sizes) - state, capture.step.new_elements
+    if here == own:
+        return
+    how = ", ".join(_other_leaves(capture, call)[:2]) or f"{here:,} numbers, and {own:,} there"
+    raise OtherBatch(
+        f"{Path(entry.location).name} takes another batch here than on its own mesh "
+        f"{capture.mesh} ({how}): give it one batch for all meshes to compare them"
+    )
+
+
+def _other_leaves(capture: Capture, call: TracedCall) -> list[str]:
+    """Describes the arguments that have other shapes than in the script's first run."""
+    try:
+        step = read_step(Path(capture.folder))
+    except StoredStepLost:
+        return []
+    if step.own.sizes != tuple(size for _, size in capture.mesh.axes):
+        return []
+    return [
+        f"`{name}` {list(leaf_shape(leaf))}, and {list(first.shape)} there"
+        for name, leaf, first in zip(step.names, call.leaves, step.leaves, strict=False)
+        if leaf_shape(leaf) != first.shape
+    ]
 
 
 def _early(entry: Entry, ended: Ended | None) -> Exception:

@@ -275,8 +275,13 @@ class Capture:
         """Whether workers load the step from its folder."""
         return bool(self.carried_by)
 
-    def stored(self, by: CarriedBy) -> Capture:
-        """Returns how workers use the stored step: without data, until they measure."""
+    def stored(self, by: CarriedBy | Literal[""]) -> Capture:
+        """Returns how workers use stored steps: without data, until they measure.
+
+        Args:
+          by: how they carry the step of the first run to other meshes; empty if each mesh has a run
+            and a stored step of its own.
+        """
         had_arrays = self.runs_with_arrays or not self.without_arrays
         return replace(self, carried_by=by, without_arrays=True, runs_with_arrays=had_arrays)
 
@@ -340,6 +345,8 @@ class CarryCheck:
         mesh.
       by: how the step was carried.
       difference: what the real run does differently, a sentence; empty if both are the same.
+      batch: the batch of the real run, if that is all that differs, and that of the script's own
+        mesh: the step can be carried with the latter. Empty if both are the same.
       took_s: seconds of the real run.
       is_stored: whether the step of this run, on a mesh that divides more, replaces the stored one,
         which differs.
@@ -348,6 +355,7 @@ class CarryCheck:
     mesh: str = ""
     by: CarriedBy = "trace"
     difference: str = ""
+    batch: str = ""
     took_s: float = 0.0
     is_stored: bool = False
 

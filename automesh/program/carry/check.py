@@ -17,6 +17,7 @@ from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck, Sizes
 from automesh.program.capture.step_call import TracedCall, place_of
+from automesh.program.carry.batches import batch_there, build_with_batch
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import read_step, store_in
@@ -84,6 +85,10 @@ def check_carried(
         again = _first_carried({"function": builds["function"]}, [carried.axes], axis_types, lower)
         if isinstance(again, CarriedStep) and not difference(real, again, lower, name):
             said, by = "", again.by
+    if said and taken:
+        found = _other_batch(entry, carried, real, taken[-1][0], lower)
+        if found is not None:
+            return replace(found, mesh=mesh, took_s=took_s)
     is_stored = (
         bool(said and taken)
         and said == _of_splits(real, carried.built)
@@ -92,6 +97,43 @@ def check_carried(
         and _stored(capture.folder, *taken[-1])
     )
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=is_stored)
+
+
+def _other_batch(
+    entry: Entry,
+    carried: CarriedStep,
+    real: Built,
+    call: TracedCall,
+    lower: Callable[[Built], Any],
+) -> CarryCheck | None:
+    """Returns how the step is carried with the batch of the script's own mesh, if its batch is all
+    that a real run does differently; else returns None.
+
+    Args:
+      carried: the stored step on the mesh of that run.
+      call: the call of the step in that run.
+    """
+    capture = entry.capture
+    assert capture is not None
+    batch = batch_there(capture, call, _text(carried.axes))
+    if not batch:
+        return None
+
+    def traced(build: Any) -> CarriedStep | str:
+        return _first_carried({"function": build}, [carried.axes], real.axis_types, lower)
+
+    again, other = (
+        traced(_build(entry, capture, "function")),
+        traced(build_with_batch(capture, call)),
+    )
+    if isinstance(again, str) or isinstance(other, str):
+        return None
+    name = capture.step.name
+    if difference(real, other, lower, name):
+        return None
+    # The function may read the sizes of the mesh, then the trace is of no use elsewhere.
+    is_same = carried.by == "trace" and not difference(carried.built, again, lower, name)
+    return CarryCheck(by="trace" if is_same else "function", batch=batch)
 
 
 def _text(axes: Sequence[MeshAxis]) -> str:

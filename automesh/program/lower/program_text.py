@@ -23,6 +23,9 @@ _REFERENCE = re.compile(r"#loc\d*")
 _FUNCTION = re.compile(r'  func\.func (?:public |private )?@("[^"]*"|[\w.$-]+)')
 _SYMBOL = re.compile(r'@("[^"]*"|[\w.$-]+)')
 _ADDRESS = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = ")\d+')
+# Whole on each device: jax names a mesh there or none, as the array came from a `device_put` or
+# from a compiled function.
+_WHOLE = re.compile(r"(#sdy\.sharding<@)empty_mesh(, \[(?:\{\}(?:, \{\})*)?\]>)")
 _NEAR = 12  # lines that are searched for a place if a line has none of its own
 _SHOWN = 100  # characters of a line
 _BEFORE = 30  # of these, the most before the first that differs
@@ -166,7 +169,8 @@ def _excerpt(line: str, start: int) -> str:
 
 def in_one_form(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
     """Returns a program whose functions are numbered in the order in which `main` reaches them,
-    those with the same text once, and whose custom partitionings have no address.
+    those with the same text once, whose custom partitionings have no address, and whose whole
+    arrays name the mesh.
 
     It depends on jax's caches whether two traces of one function become one function of the program
     or two, and the numbers in the names depend on that. Both are the same program. An operation of
@@ -175,7 +179,9 @@ def in_one_form(lines: Sequence[TextLine]) -> tuple[TextLine, ...]:
     Returns:
       The lines of `main`, then those of the others; `lines` if there is no `main`.
     """
-    lines = [replace(one, text=_ADDRESS.sub(r"\1", one.text)) for one in lines]
+    lines = [
+        replace(one, text=_WHOLE.sub(r"\1mesh\2", _ADDRESS.sub(r"\1", one.text))) for one in lines
+    ]
     functions = _functions(lines)
     main = next((name for name in functions if name.strip('"') == "main"), None)
     if main is None:

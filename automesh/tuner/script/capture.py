@@ -39,6 +39,8 @@ from automesh.worker.temporary import folder_until_exit
 
 # A space of a name that no file has: the axes are the script's own.
 _OWN_AXES = "auto"
+# Names for the parts of an axis that splits the batch.
+_PARTS = ("dp", "fsdp", "shard")
 
 
 def check_capture_options(request: SearchRequest) -> None:
@@ -262,7 +264,7 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
             "others are not compared with it; name one that has them all with `--baseline`"
         )
-    said += [_about_split(split, capture) for split in capture.splits]
+    said += [_about_split(split, capture) for split in capture.splits] or _about_one_axis(found)
     if not step.carried and not step.outside:
         said.append(
             f"no output of `{step.name}` comes back as its argument: every step is measured from "
@@ -307,6 +309,20 @@ def _about_other_meshes(found: Discovery) -> list[str]:
         if meshes:
             said.append(f"the script makes {what}: {', '.join(meshes[:3])}")
     return said
+
+
+def _about_one_axis(found: Discovery) -> list[str]:
+    """Says how more than one plan is searched for a mesh of one axis, if that may help: if the axis
+    splits the batch, and arrays do not say in their types how they are split."""
+    mesh = found.capture.mesh
+    if len(mesh.axes) != 1 or "explicit" in mesh.axis_types or not found.batch_axes:
+        return []
+    (axis,) = mesh.names
+    into = [name for name in _PARTS if name != axis][:2]
+    return [
+        f"the one axis of its mesh leaves one plan; `--split {axis}={','.join(into)}` divides it "
+        f"into two, of which `{into[1]}` also splits the state that `{axis}` leaves whole"
+    ]
 
 
 def _about_split(split: AxisSplit, capture: Capture) -> str:

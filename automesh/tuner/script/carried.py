@@ -63,6 +63,10 @@ def carried(
     if answer.difference:
         where = f"on {answer.mesh}, " if answer.mesh else ""
         return _with_notice(found, f"{where}{answer.difference}: {name} is {_AGAIN}")
+    if answer.batch:
+        said = f"the batch of {name} depends on its mesh ({answer.batch}): all are searched with"
+        notices = (*found.notices, f"{said} that of {found.capture.mesh}, its own mesh")
+        found = replace(found, notices=notices)
     return replace(found, capture=found.capture.stored(answer.by))
 
 
@@ -115,6 +119,7 @@ def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
 
 
 def _with_notice(found: Discovery, notice: str) -> Discovery:
+    found = replace(found, capture=found.capture.stored(""))
     took = f", which takes {found.took_s:.1f} s each time" if found.took_s >= 1 else ""
     return replace(found, notices=(*found.notices, notice + took))
 
@@ -140,6 +145,10 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
     answer = _check(request, target, entry, [Plan(axes=axes)], progress)
     if isinstance(answer, Failure):
         return f"{name} itself fails there: {inspection_error(answer, entry).message}"
+    if answer.batch:
+        return (
+            f"{name} itself takes another batch there ({answer.batch}); give it one for all meshes"
+        )
     return answer.difference
 
 

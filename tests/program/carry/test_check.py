@@ -90,6 +90,23 @@ PARTS = {
 CASES: dict[str, dict[str, str]] = {
     "equal": {},
     "batch_by_mesh": {"rows": "8 * data"},
+    "batch_and_loss_by_mesh": {"rows": "8 * data", "loss": "jnp.mean((x @ w) ** 2) / data"},
+    "batch_by_mesh_in_parts": {
+        "rows": "8 * data",
+        "first": "split = jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), "
+        '"data") / mesh.shape["data"], mesh=mesh, in_specs=(P(None, None), P("data")), '
+        "out_specs=P(), check_vma=False)",
+        "loss": "split(w, x)",
+    },
+    "run_for_each": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "weights": 'P("data" if data > 2 else "model", None)',
+    },
+    "batch_by_run": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "rows": "8 * data",
+        "loss": "jnp.mean((x @ w) ** 2) / data",
+    },
     "sharding_by_mesh": {"weights": 'P("data" if data > 2 else "model", None)'},
     "constant_by_mesh": {"loss": "jnp.mean((x @ w) ** 2) / data"},
     "steps_by_mesh": {"loss": "sum(jnp.mean((p @ w) ** 2) for p in jnp.split(x, data))"},
@@ -200,7 +217,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 # What each is told; in order of the cases. Nothing: the step may be carried.
 SAID = {
     "equal": "",
-    "batch_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
+    "batch_by_mesh": "",
+    "batch_and_loss_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
+    "batch_by_mesh_in_parts": "",
     "sharding_by_mesh": "('model', None) there, and by ",
     "constant_by_mesh": "stablehlo.constant dense<2.000000e+00> : tensor<f32>`, and not `",
     "steps_by_mesh": "`train_step` is another program there at steps_by_mesh.py:13: `",
@@ -242,6 +261,32 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
         assert one["starts"][0] == "data:2,model:4"
         assert one["starts"][1].endswith(" (its own mesh has axes of size 1)")
     assert one["stored_on"] == ("data:2,model:4" if name == "placed_on_axis_of_one" else "")
+
+
+def test_a_step_whose_batch_depends_on_the_mesh_is_carried_with_that_of_its_own(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """The script was run for each mesh, and a mesh with half of the batch was ranked best."""
+    for name, by in (("batch_by_mesh", "trace"), ("batch_by_mesh_in_parts", "function")):
+        said = "`x` is [16, 16] on data:2,model:4, and [32, 16] on data:4,model:2"
+        assert (found[name]["batch"], found[name]["by"]) == (said, by)
+    assert found["equal"]["batch"] == found["batch_and_loss_by_mesh"]["batch"] == ""
+
+
+def test_a_script_that_is_run_for_each_mesh_is_run_once_for_each(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """It was run by every process that estimated, compiled or measured a mesh."""
+    assert found["run_for_each"]["starts"] == ["data:2,model:4", "data:8,model:1"]
+    assert found["run_for_each"]["same_program"]
+
+
+def test_a_mesh_with_another_batch_is_not_compared(found: dict[str, dict[str, Any]]) -> None:
+    said = (
+        "batch_by_run.py takes another batch here than on its own mesh data:4,model:2 (`x` [64, "
+        "16], and [32, 16] there): give it one batch for all meshes to compare them"
+    )
+    assert found["batch_by_run"]["error"] == said
 
 
 def test_a_mesh_that_the_step_does_not_use_is_not_searched(

@@ -75,3 +75,20 @@ def test_the_address_of_a_custom_partitioning_is_no_difference() -> None:
     assert first_difference(*map(in_one_form, (before, after))) is None
     other = (before[0], TextLine(text=after[1].text.replace("rule = 1", "rule = 2"), place=""))
     assert first_difference(*map(in_one_form, (before, other))) is not None
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "is_same"),
+    [("[]", True), ("[{}]", True), ("[{}, {}]", True), ("[{}, {?}]", False), ('[{"x"}]', False)],
+)
+def test_an_array_that_is_whole_everywhere_may_name_no_mesh(dimensions: str, is_same: bool) -> None:
+    """A script was run again for each mesh because a temperature, which an optimizer had returned,
+    was described so."""
+    argument = (
+        "  func.func public @main(%arg0: tensor<f32> {{sdy.sharding = #sdy.sharding<@{}, {}>}}"
+    )
+    one, other = (
+        (TextLine(text=argument.format(mesh, dimensions), place=""),)
+        for mesh in ("mesh", "empty_mesh")
+    )
+    assert (first_difference(in_one_form(one), in_one_form(other)) is None) == is_same

@@ -4,9 +4,9 @@
     python -m tests.support.jobs.carried_scripts check FOLDER
 
 The first line of each script is `# MESH ... [| MESH]`, the meshes that are tried for its second
-run, and the mesh on which it is run once more, as for a rule, if its step is carried. `store`
-leaves a folder beside each script; `check`, in a fresh process, reads it. Both print one JSON
-object, by script.
+run, and the mesh on which it is run once more, as for a rule, if its step is carried; if it is not,
+its step is built there twice. `store` leaves a folder beside each script; `check`, in a fresh
+process, reads it. Both print one JSON object, by script.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import Any
 
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import MeshAxis
-from automesh.program.capture.build import EndedEarly
+from automesh.program.capture.build import EndedEarly, OtherBatch, build_by_running
 from automesh.program.capture.discover import discover
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import starts
 from automesh.program.carry.stored_step import read_step, store_in
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
+from automesh.program.script.build import build_on
 
 
 def stored(script: Path) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def checked(script: Path) -> dict[str, Any]:
     second, _, last = script.read_text().partition("\n")[0].removeprefix("#").partition("|")
     meshes = [tuple(map(_axis, word.split(","))) for word in second.split()]
     stages: list[str] = []
+    same_program = False
     found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     stored_on = found.mesh if found.is_stored else ""
     if stored_on:  # The step of this run is compared with that of a run on the last mesh.
@@ -63,8 +65,15 @@ def checked(script: Path) -> dict[str, Any]:
         entry = dataclasses.replace(entry, capture=entry.capture.stored(found.by))
         meshes = [tuple(map(_axis, last.strip().split(",")))]
         found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
+    elif last:
+        axes = tuple(map(_axis, last.strip().split(",")))
+        entry = dataclasses.replace(entry, capture=entry.capture.stored(""))
+        built = [build_on(build_by_running(entry), axes) for _ in range(2)]
+        one, other = ("\n".join(line.text for line in lower_any(one).lines()) for one in built)
+        same_program = one == other
     return {
         **dataclasses.asdict(found),
+        "same_program": same_program,
         "stored_on": stored_on,
         "stages": stages,
         "starts": starts(str(folder)),
@@ -83,7 +92,7 @@ def main(what: str, folder: Path) -> None:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 found[script.stem] = run(script)
-        except (AutomeshError, EndedEarly) as error:
+        except (AutomeshError, EndedEarly, OtherBatch) as error:
             found[script.stem] = {"error": str(error)}
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
