@@ -84,7 +84,7 @@ def test_the_command_of_the_guide_is_searched_to_a_rule(source: str, tmp_path: P
 def test_what_the_guide_says_of_a_second_run_is_what_is_said() -> None:
     told = " ".join(GUIDE.split())
     assert f"with their values (up to {LARGEST_STORED_BYTES // 2**30} GiB)" in told
-    assert SAID["batch_by_mesh"] in told
+    assert SAID["batch_and_loss_by_mesh"] in told
     assert SAID["in_parts"].partition("works")[2] in told
     starts = ("first run", "data:2,model:4", "data:8,model:1")
     assert f"started {count(len(starts), 'time')}: {', '.join(starts)}`" in told
