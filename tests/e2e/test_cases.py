@@ -140,6 +140,14 @@ def test_a_script_has_its_right_outcome(name: str, target: str, tmp_path: Path) 
     assert found <= {f"{name}.py", "results", "rules.toml", ".rules.toml.lock"}, found
 
 
+@pytest.mark.slow
+def test_a_script_that_names_its_devices_is_not_run_for_nothing(tmp_path: Path) -> None:
+    """Its first run without data had found how many it names; one with data came after it."""
+    shutil.copy(CASES / "hardcoded_mesh.py", tmp_path)
+    done = searched(["hardcoded_mesh.py"], "tpu-v5p-16", tmp_path)
+    check(RIGHT["hardcoded_mesh"], "tpu-v5p-16", done)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_module_of_a_package_has_its_right_outcome(target: str, tmp_path: Path) -> None:
@@ -205,5 +213,7 @@ def test_the_first_run_finds_the_step_and_the_axes_of_the_batch(
         assert right.refused in one["error"]
         return
     assert one["name"] == right.step
+    # Else the step is not measured, or the script is started for it again.
+    assert one["has_values"]
     assert set(one["batch_axes"]) == (set(right.batch) if right.has_mesh else set())
     assert not one["doubt"] or right.words

@@ -46,6 +46,7 @@ from automesh.program.capture.run_script import (
     stop_script,
 )
 from automesh.program.capture.step_call import TracedCall, place_of
+from automesh.program.capture.world import told
 from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on, text_of
 from automesh.program.capture.world.modes import outside_of_modes
@@ -301,7 +302,8 @@ def discover_for_absent(
     try:
         return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
     except UsageError as error:
-        if seen().most_bytes > _LARGEST_MADE:
+        # A run with its arrays would want other devices, too.
+        if seen().most_bytes > _LARGEST_MADE or told.wanted_devices():
             raise
         reason, needed = error.message, isinstance(error, ValueNeeded)
     again("with its arrays")

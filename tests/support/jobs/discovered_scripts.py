@@ -17,8 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from automesh.errors import AutomeshError
 from automesh.program.capture.discover import discover
+from automesh.program.capture.step_call import TracedCall
 from automesh.program.nouns import Entry
 
 
@@ -27,10 +31,16 @@ def found_in(script: Path) -> dict[str, Any]:
     words = first.removeprefix("#").split() if first.startswith("#") else []
     step = next((word[5:] for word in words if word.startswith("step=")), "")
     printed = io.StringIO()
+    has_values: list[bool] = []
+
+    def keep(call: TracedCall, *_: Any) -> None:
+        arrays = [leaf for leaf in call.leaves if hasattr(leaf, "shape")]
+        has_values.append(all(isinstance(one, (jax.Array, jax.Ref, np.ndarray)) for one in arrays))
+
     try:
         with contextlib.redirect_stdout(printed):
             entry = Entry(kind="script", location=str(script), function="")
-            found = discover(entry, step=step, bare="bare" in words)
+            found = discover(entry, step=step, bare="bare" in words, keep=keep)
     except AutomeshError as error:
         return {"error": error.message, "hint": error.hint, "printed": printed.getvalue()}
     return {
@@ -42,6 +52,7 @@ def found_in(script: Path) -> dict[str, Any]:
         "batch_axes": list(found.batch_axes),
         "notices": list(found.notices),
         "printed": printed.getvalue(),
+        "has_values": has_values == [True],
     }
 
 

@@ -32,7 +32,7 @@ from automesh.program.capture.flow.choice import (
     is_usual,
 )
 from automesh.program.capture.flow.host_copies import HostLeaf
-from automesh.program.capture.flow.loops import described_turn
+from automesh.program.capture.flow.loops import described_turn, turn_of
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.restless import about_programs
 from automesh.program.capture.flow.rounds import (
@@ -75,7 +75,8 @@ class FoundStep:
       placed: per leaf of its arguments, its placement at the first call of the variant that is the
         step, see `step_call.place_of`.
       kept: the arguments on the host, where the script has ended and the call has none; None if
-        they are not kept.
+        they are not kept. For a turn of a loop, those of the call that holds the loop.
+      around: that call, without its arguments; None for any other step.
       notices: what is unusual about its calls, a sentence each.
     """
 
@@ -86,14 +87,17 @@ class FoundStep:
     whole: TracedCall
     placed: tuple[Any, ...]
     kept: tuple[HostLeaf, ...] | None = None
+    around: tuple[TracedCall, TrainingLoop] | None = None
     notices: tuple[str, ...] = ()
 
     def with_values(self) -> TracedCall:
         """Returns the call of the step, with the values of its arguments where they are known."""
         if self.kept is None:
             return self.whole
-        tree = jax.tree.structure(self.whole.args)
-        return replace(self.whole, args=tree.unflatten([leaf.made() for leaf in self.kept]))
+        call, loop = self.around or (self.whole, None)
+        tree = jax.tree.structure(call.args)
+        call = replace(call, args=tree.unflatten([leaf.made() for leaf in self.kept]))
+        return call if loop is None else turn_of(call, loop)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -591,7 +595,8 @@ class StepFinder:
             flops=_flops(variant) / max(loop.turns, 1),
         )
         runs = (Carried(output=0, argument=0, count=carried),)
-        return self._assembled(step, turn, runs, set(), set())
+        found = self._assembled(step, turn, runs, set(), set())
+        return replace(found, kept=variant.kept, around=(variant.described, loop))
 
     def _assembled(
         self,

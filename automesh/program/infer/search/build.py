@@ -68,8 +68,9 @@ def _check_values(step: StoredStep, entry: Entry) -> None:
     """Refuses to measure a step whose arguments are not stored."""
     if not step.has_values:
         raise UsageError(
-            f"the arguments of the step of {Path(entry.location).name} are too large to be "
-            "stored, so that it cannot be measured on another mesh",
+            f"the arguments of the step of {Path(entry.location).name} are not stored with their "
+            "values, so that it cannot be measured on another mesh: they are too large, or the "
+            "script was run without its data",
             hint="search it for devices that are named, `--target tpu-v5p-16`, which needs no "
             "values",
         )
