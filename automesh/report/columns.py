@@ -68,7 +68,8 @@ def _columns(
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))
-    brackets = [words.bracket(row.outcome) for row in rows]
+    # A bracket of a prediction does not compare with a measured time.
+    brackets = ["" if row.standing.step_s else words.bracket(row.outcome) for row in rows]
     if any(brackets):
         columns.append(_figures("bracket", brackets, predicted))
     marks = [row.standing.verdict for row in rows if row.standing.verdict in EXPORTED]

@@ -143,7 +143,7 @@ def _predicted(rows: Sequence[Candidate], starred: tuple[str, ...]) -> Iterator[
         yield Note(mark="*", text=text, shown_with=starred, hidden_with=hidden)
         if any(row.standing.step_s and isinstance(row.outcome, Compiled) for row in rows):
             text = "(the best's measured time, times the ratio of both predictions)"
-            yield Note(mark="", text=text, shown_with=starred, hidden_with=hidden)
+            yield Note(mark="", text=text, shown_with=starred)
     if "estimated" in kinds:
         for mark, text in zip(("*", ""), _ESTIMATED, strict=True):
             yield Note(mark=mark, text=text, shown_with=starred)

@@ -26,7 +26,7 @@ from automesh.program.capture.nouns import (
 from automesh.program.capture.step_call import TracedCall, place_of, trace, workload_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.stored_step import StoredStep, store
+from automesh.program.carry.stored_step import LARGEST_STORED_BYTES, StoredStep, store
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
@@ -86,7 +86,13 @@ class Case:
         own = self.mesh()
         call = self.call(own)
         placed = [place_of(leaf) for leaf in call.leaves]
-        return store(call, folder, own=own, placed=placed, with_values=with_values)
+        return store(
+            call,
+            folder,
+            own=own,
+            placed=placed,
+            most_bytes=LARGEST_STORED_BYTES if with_values else 0,
+        )
 
     def entry(
         self,

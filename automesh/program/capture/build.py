@@ -3,7 +3,6 @@ runs the script up to its step, with `mesh` instead of the script's own (jax).""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from automesh.program.capture.run_script import Ended, run_script, stop_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
+from automesh.program.carry.batches import is_key, state_places
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.by_mesh import keep_call, kept_call
 from automesh.program.carry.starts import note_start
@@ -114,42 +114,37 @@ def build_by_running(
 
 
 def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
-    """Checks that a step gets as many numbers as on the script's own mesh, besides its state.
+    """Checks that a step gets arguments of the same sizes as on the script's own mesh, besides its
+    state and its random keys.
 
     Meshes of fewer devices are only looked at to learn what the step does there.
 
     Raises:
-      OtherBatch: it gets another number.
+      OtherBatch: it gets others.
     """
     capture = entry.capture
     assert capture is not None
-    if mesh.size != capture.mesh.num_devices:
+    if mesh.size < capture.mesh.num_devices:
         return
-    sizes = [math.prod(leaf_shape(leaf)) for leaf in call.leaves]
-    state = sum(sum(sizes[one.argument :][: one.count]) for one in capture.step.carried)
-    here, own = sum(sizes) - state, capture.step.new_elements
-    if here == own:
-        return
-    how = ", ".join(_other_leaves(capture, call)[:2]) or f"{here:,} numbers, and {own:,} there"
-    raise OtherBatch(
-        f"{Path(entry.location).name} takes another batch here than on its own mesh "
-        f"{capture.mesh} ({how}): give it one batch for all meshes to compare them"
-    )
-
-
-def _other_leaves(capture: Capture, call: TracedCall) -> list[str]:
-    """Describes the arguments that have other shapes than in the script's first run."""
     try:
         step = read_step(Path(capture.folder))
     except StoredStepLost:
-        return []
-    if step.own.sizes != tuple(size for _, size in capture.mesh.axes):
-        return []
-    return [
+        return
+    if len(step.leaves) != len(call.leaves):
+        return  # The state itself depends on the mesh.
+    state = state_places(capture.step.carried)
+    said = [
         f"`{name}` {list(leaf_shape(leaf))}, and {list(first.shape)} there"
-        for name, leaf, first in zip(step.names, call.leaves, step.leaves, strict=False)
-        if leaf_shape(leaf) != first.shape
+        for place, (name, leaf, first) in enumerate(
+            zip(step.names, call.leaves, step.leaves, strict=True)
+        )
+        if place not in state and leaf_shape(leaf) != first.shape and not is_key(leaf)
     ]
+    if said:
+        raise OtherBatch(
+            f"{Path(entry.location).name} takes another batch here than on {step.own} "
+            f"({', '.join(said[:2])}): give it one batch for all meshes to compare them"
+        )
 
 
 def _early(entry: Entry, ended: Ended | None) -> Exception:

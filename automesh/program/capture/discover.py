@@ -7,7 +7,7 @@ that is its step (jax).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -465,13 +465,19 @@ class _ScriptWatch:
         """Passes the call of the step to `keep`, while its arguments are alive."""
         if self.keep is None or found is None:
             return
-        own = self.own_mesh(found)
+        own, call = self.own_mesh(found), found.whole
+        if found.around is None:
+            call = found.with_values()
+        else:
+            # What the program does before its loop may need more memory than there is.
+            with suppress(jax.errors.JaxRuntimeError, MemoryError):
+                call = found.with_values()
         # An argument on another mesh of the same devices has a sharding on the script's own mesh,
         # too.
         placed = [same_on(place, own) or place for place in found.placed]
         try:
             with among_real_files(), outside_of_modes():
-                self.keep(found.with_values(), own, placed)
+                self.keep(call, own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
 

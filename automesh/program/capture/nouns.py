@@ -121,8 +121,6 @@ class ScriptStep:
       loop: the loop, if its body is the step.
       calls: number of calls of the function until the script was stopped, in all variants.
       flops: FLOPs of one call, counted in its trace.
-      new_elements: number of elements of the arguments that are not carried. If another run has
-        another number, the batch depends on the mesh.
       doubt: why another function may be the step; empty if this one has all properties of a step.
       outside: variables of the script that change with the step and are made outside of jit.
       is_unjitted: whether the script calls it outside of any jit.
@@ -138,7 +136,6 @@ class ScriptStep:
     loop: LoopStep | None = None
     calls: int = 0
     flops: float = 0.0
-    new_elements: int = 0
     doubt: str = ""
     outside: tuple[str, ...] = ()
     is_unjitted: bool = False

@@ -8,18 +8,37 @@ of that run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from automesh.program.capture.nouns import Capture
+from automesh.program.capture.nouns import Capture, Carried
 from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.carry.stored_step import StoredStep, carried_call, read_step
 from automesh.program.carry.values import dtype_of
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.script.workload import Workload
+
+
+def state_places(carried: Sequence[Carried]) -> frozenset[int]:
+    """Returns the positions of the leaves of a step's arguments that it carries on."""
+    return frozenset(
+        place for one in carried for place in range(one.argument, one.argument + one.count)
+    )
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys: how many there are is no amount of work."""
+    dtype: Any = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return False
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    return dtype == "uint32" and leaf_shape(leaf)[-1:] == (2,)
 
 
 def batch_there(capture: Capture, call: TracedCall, mesh: str) -> str:
@@ -33,11 +52,7 @@ def batch_there(capture: Capture, call: TracedCall, mesh: str) -> str:
     step = read_step(Path(capture.folder))
     if len(step.leaves) != len(call.leaves):
         return ""
-    state = {
-        place
-        for one in capture.step.carried
-        for place in range(one.argument, one.argument + one.count)
-    }
+    state = state_places(capture.step.carried)
     said: list[str] = []
     for place, (first, leaf) in enumerate(zip(step.leaves, call.leaves, strict=True)):
         shape = leaf_shape(leaf)
@@ -46,12 +61,8 @@ def batch_there(capture: Capture, call: TracedCall, mesh: str) -> str:
         is_same_kind = len(shape) == len(first.shape) and leaf_dtype(leaf) == dtype_of(first).name
         if place in state or not is_same_kind:
             return ""
-        own = ",".join(
-            f"{name}:{size}" for name, size in zip(step.own.names, step.own.sizes, strict=True)
-        )
-        said.append(
-            f"`{step.names[place]}` is {list(shape)} on {mesh}, and {list(first.shape)} on {own}"
-        )
+        here, there = f"{list(shape)} on {mesh}", f"{list(first.shape)} on {step.own}"
+        said.append(f"`{step.names[place]}` is {here}, and {there}")
     return "; ".join(said[:2])
 
 

@@ -12,37 +12,51 @@ import hashlib
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
 from automesh.foreign.private import is_own_folder
+from automesh.program.absent.device_queries import attached
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.stored_step import CarriedCall, carried_call, read_step, store
-from automesh.program.carry.values import StoredStepLost, bytes_of
+from automesh.program.carry.stored_step import (
+    LARGEST_STORED_BYTES,
+    CarriedCall,
+    carried_call,
+    read_step,
+    set_config,
+    store,
+)
+from automesh.program.carry.values import StoredStepLost
 
 # Values of larger arguments are not kept: there may be many meshes.
 _LARGEST_BYTES = 2**28
+_WITH_VALUES = "-values"
 
 
 def kept_call(capture: Capture, mesh: Mesh, *, with_values: bool) -> CarriedCall | None:
-    """Returns the call of the step that an earlier run has left for a mesh; None if there is none,
-    or if its values are needed and too large to be kept.
+    """Returns the call of the step that an earlier run has left for a mesh, and gives jax the
+    settings of that run; None if no run has left one, or if values are needed and were not kept.
 
     Args:
       mesh: the mesh of a plan, with the axes of the search.
     """
     folder = _folder(capture, mesh)
-    if folder is None or not is_own_folder(folder):
+    if folder is None:
         return None
-    try:
-        step = read_step(folder)
-        if with_values and not step.has_values:
-            return None
-        return carried_call(step, folder, mesh, by="trace", with_values=with_values)
-    except (StoredStepLost, CannotCarry):
-        return None
+    folders = (_valued(folder),) if with_values else (_valued(folder), folder)
+    for one in folders:
+        if not is_own_folder(one):
+            continue
+        try:
+            step = read_step(one)
+            set_config(step)
+            return carried_call(step, one, mesh, by="trace", with_values=with_values)
+        except (StoredStepLost, CannotCarry):
+            continue
+    return None
 
 
 def keep_call(capture: Capture, mesh: Mesh, call: TracedCall, made: Mesh) -> None:
@@ -52,24 +66,44 @@ def keep_call(capture: Capture, mesh: Mesh, call: TracedCall, made: Mesh) -> Non
       made: the mesh that the script got for its own.
     """
     folder = _folder(capture, mesh)
-    if folder is None or folder.exists():
+    if folder is None or _valued(folder).exists():
         return
     draft = Path(tempfile.mkdtemp(dir=capture.folder))
     placed = [place_of(leaf) for leaf in call.leaves]
-    is_small = bytes_of(call.leaves) <= _LARGEST_BYTES
+    left = LARGEST_STORED_BYTES - _bytes_in(Path(capture.folder))
     try:
-        store(call, draft, own=made, placed=placed, with_values=is_small)
-        draft.rename(folder)  # Fails if another process was faster.
+        step = store(
+            call, draft, own=made, placed=placed, most_bytes=max(min(_LARGEST_BYTES, left), 0)
+        )
+        # Fails if another process was faster.
+        draft.rename(_valued(folder) if step.has_values else folder)
     except (CannotCarry, OSError):
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _valued(folder: Path) -> Path:
+    return folder.with_name(folder.name + _WITH_VALUES)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Returns the bytes of all files in the folders of the meshes."""
+    return sum(one.stat().st_size for one in folder.glob("on-*/*"))
+
+
 def _folder(capture: Capture, mesh: Mesh) -> Path | None:
     """Returns the folder of the step on a mesh; None where nothing is stored, as on a host other
-    than that of the search."""
+    than that of the search.
+
+    What the script can see is part of the name: the estimates of one search may run it on virtual
+    CPU devices, and its measurements on GPUs.
+    """
     if not capture.folder or not is_own_folder(Path(capture.folder)):
         return None
-    devices = [device.id for device in mesh.devices.flat]
-    described = (tuple(mesh.shape.items()), tuple(map(str, mesh.axis_types)), devices)
-    digest = hashlib.sha256(repr((described, capture.splits)).encode()).hexdigest()[:16]
+    seen = [_described(device) for device in (*mesh.devices.flat, *attached())]
+    key = (tuple(mesh.shape.items()), tuple(map(str, mesh.axis_types)), capture.splits, seen)
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     return Path(capture.folder) / f"on-{digest}"
+
+
+def _described(device: Any) -> tuple[str, str, int]:
+    return (str(device.platform), str(device.device_kind), int(device.id))

@@ -35,6 +35,9 @@ class StoredMesh:
     types: tuple[str, ...]
     places: tuple[int, ...] | None
 
+    def __str__(self) -> str:
+        return ",".join(f"{name}:{size}" for name, size in zip(self.names, self.sizes, strict=True))
+
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 _TYPES = {word: kind for kind, word in _WORDS.items()}
@@ -134,9 +137,7 @@ class Binding:
     def _mesh_for(self, stored: StoredMesh) -> Mesh:
         own, devices = self.own, self.plan.devices
         if stored.places == ():
-            raise CannotCarry(
-                f"it makes a mesh of other devices ({_text(stored)}) than its own ({_text(own)})"
-            )
+            raise CannotCarry(f"it makes a mesh of other devices ({stored}) than its own ({own})")
         assert stored.places is not None
         names, sizes, types = self._shape(stored)
         flat = devices.reshape(-1)
@@ -144,7 +145,7 @@ class Binding:
             # The script's mesh has one device, so any device will do: the first one.
             flat = flat[:1] if stored.places[0] == 0 else flat[-1:]
         elif len(flat) != len(stored.places) and _is_reordered(stored.places):
-            raise CannotCarry(f"its mesh {_text(stored)} has its devices in an order of its own")
+            raise CannotCarry(f"its mesh {stored} has its devices in an order of its own")
         elif len(flat) == len(stored.places):
             flat = flat[list(stored.places)]
         array = np.empty(len(flat), dtype=object)
@@ -161,9 +162,7 @@ class Binding:
             return stored.names, stored.sizes, types
         if math.prod(stored.sizes) == math.prod(self.own.sizes):
             return stored.names, self._scaled(stored), types
-        raise CannotCarry(
-            f"it makes a mesh {_text(stored)} of some of the devices of its own, {_text(self.own)}"
-        )
+        raise CannotCarry(f"it makes a mesh {stored} of some of the devices of its own, {self.own}")
 
     def _has_own_sizes(self, stored: StoredMesh) -> bool:
         own = dict(zip(self.own.names, self.own.sizes, strict=True))
@@ -191,7 +190,7 @@ class Binding:
         longest = max(range(len(stored.sizes)), key=lambda place: stored.sizes[place])
         rest = before // stored.sizes[longest]
         if total % rest:
-            raise CannotCarry(f"its mesh {_text(stored)} cannot be made of {total} devices")
+            raise CannotCarry(f"its mesh {stored} cannot be made of {total} devices")
         return tuple(
             total // rest if place == longest else size for place, size in enumerate(stored.sizes)
         )
@@ -215,7 +214,3 @@ class Binding:
 
 def _is_reordered(places: Sequence[int]) -> bool:
     return tuple(places) != tuple(range(len(places)))
-
-
-def _text(mesh: StoredMesh) -> str:
-    return ",".join(f"{name}:{size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))

@@ -122,7 +122,7 @@ def store(
     *,
     own: Mesh,
     placed: Sequence[Any],
-    with_values: bool = True,
+    most_bytes: int = LARGEST_STORED_BYTES,
 ) -> StoredStep:
     """Writes a call with its trace to a folder.
 
@@ -130,7 +130,8 @@ def store(
       own: the script's mesh.
       placed: per leaf of the arguments, where it was when the step was first called so, see
         `step_call.place_of`; what comes back from the step is where the compiler has put it.
-      with_values: False for a run without arrays.
+      most_bytes: values of arguments, and of arrays that the step holds, are stored if they have at
+        most so many bytes.
 
     Raises:
       CannotCarry: the trace means nothing in another process.
@@ -149,7 +150,7 @@ def store(
     function = _function_of(call, leaves, handed)
     held_at = write_trace(tuple(map(_split_of, handed.arrays)), handed)
     every = [*leaves, *handed.arrays]
-    kept = with_values and bytes_of(every) <= LARGEST_STORED_BYTES
+    kept = bytes_of(every) <= most_bytes
     described = write_values(every, folder / _VALUES, with_values=kept)
     step = StoredStep(
         own=stored_mesh(own, own),
@@ -354,9 +355,12 @@ def _traced_anew(step: StoredStep, binding: Binding, values: Values) -> tuple[An
     handed = Handed(own=whole.own_mesh())
     shardings = (tuple(settings.in_shardings), tuple(settings.out_shardings))
     written = write_trace((traced.jaxpr, settings.constants, *shardings), handed)
+    held_at = write_trace(tuple(map(_split_of, handed.arrays)), handed)
     own = stored_mesh(handed.own, handed.own)
     parts = Binding(plan=binding.plan, stored=handed.meshes, own=own, splits=binding.splits)
-    program, constants, in_shardings, out_shardings = read_trace(written, parts, handed.arrays)
+    places = read_trace(held_at, parts, ())
+    arrays = [_moved(one, to) for one, to in zip(handed.arrays, places, strict=True)]
+    program, constants, in_shardings, out_shardings = read_trace(written, parts, arrays)
     return Program(jaxpr=program), replace(
         settings,
         constants=tuple(constants),
@@ -404,6 +408,15 @@ def _split_of(array: Any) -> NamedSharding | None:
     mesh; None for one that is on no mesh."""
     place = place_of(array)
     return place if isinstance(place, NamedSharding) else None
+
+
+def _moved(array: Any, to: NamedSharding | None) -> Any:
+    """Returns an array that a step holds, or its description, on another mesh."""
+    if to is None:
+        return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array.update(sharding=to)
+    return jax.device_put(array, to) if _is_here(to) else array
 
 
 def _is_here(place: NamedSharding) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
@@ -124,12 +124,24 @@ def rank(
       estimates: estimates of the tried plans.
     """
     verdicts = dict(comparisons)
-    best_s = _best_seconds(measured, winner)
+    first = _first_measured(measured, winner)
+    outcome = measured.get(first) if first is not None else None
+    best_s = outcome.step_s if isinstance(outcome, Measured) else 0.0
     mark: Verdict = "best"
     if baseline and winner:
         mark = "kept" if winner[0] in baseline else "new"
     apart = partly_counted(compiled)
-    best_predicted_s = _best_predicted_seconds(compiled, winner, apart)
+    predicted_s = {
+        plan: outcome.step_s
+        for plan, outcome in compiled.items()
+        if isinstance(outcome, Compiled) and plan not in apart
+    }
+    known = first is not None and first in predicted_s
+    base = _Base(
+        best_s=best_s,
+        predicted_s=predicted_s[first] if known else min(predicted_s.values(), default=0.0),
+        is_of_best=known,
+    )
     rows: list[tuple[tuple[int, float, str], Candidate]] = []
     for plan in dict.fromkeys([*compiled, *measured]):
         outcome = measured.get(plan) or compiled[plan]
@@ -137,7 +149,7 @@ def rank(
         candidate = Candidate(
             plan=plan,
             outcome=outcome,
-            standing=_standing(plan, outcome, verdicts, winner, mark, best_s, best_predicted_s),
+            standing=_standing(plan, outcome, verdicts, winner, mark, base),
             bound_by=_program_bound_by(prediction, chip),
             peak_bytes=_peak(outcome, prediction),
             compiled=prediction if isinstance(prediction, Compiled) else None,
@@ -210,26 +222,32 @@ def estimated_candidates(
     )
 
 
-def _best_seconds(measured: Mapping[Plan, Outcome], winner: Sequence[Plan]) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The times with which those of all plans are compared.
+
+    Attributes:
+      best_s: measured time of the exported plan, or of the fastest that may be exported; 0 if
+        there is none.
+      predicted_s: predicted time of the same plan, or the shortest prediction if it has none; 0 if
+        there is none.
+      is_of_best: whether it is that of the same plan.
+    """
+
+    best_s: float
+    predicted_s: float
+    is_of_best: bool
+
+
+def _first_measured(measured: Mapping[Plan, Outcome], winner: Sequence[Plan]) -> Plan | None:
+    """Returns the exported plan, or the fastest that may be exported; None if there is none."""
     eligible = winner or [plan for plan, outcome in measured.items() if may_be_exported(outcome)]
     times = [
-        outcome.step_s for plan in eligible if isinstance(outcome := measured.get(plan), Measured)
+        (outcome.step_s, str(plan), plan)
+        for plan in eligible
+        if isinstance(outcome := measured.get(plan), Measured)
     ]
-    return min(times, default=0.0)
-
-
-def _best_predicted_seconds(
-    compiled: Mapping[Plan, Outcome], winner: Sequence[Plan], apart: Collection[Plan]
-) -> float:
-    """Returns the predicted time of the exported plan, with which those of other plans are
-    compared; the shortest one if there is none."""
-    seconds = {
-        plan: outcome.step_s
-        for plan, outcome in compiled.items()
-        if isinstance(outcome, Compiled) and plan not in apart
-    }
-    exported = [seconds[plan] for plan in winner if plan in seconds]
-    return min(exported or seconds.values(), default=0.0)
+    return min(times, key=lambda one: one[:2])[2] if times else None
 
 
 def _standing(
@@ -238,19 +256,18 @@ def _standing(
     verdicts: Mapping[Plan, Comparison],
     winner: Sequence[Plan],
     mark: Verdict,
-    best_s: float,
-    best_predicted_s: float,
+    base: _Base,
 ) -> Comparison:
+    best_s = base.best_s
     if isinstance(outcome, Compiled):
-        ratio = outcome.step_s / best_predicted_s if best_predicted_s else 1.0
+        ratio = outcome.step_s / base.predicted_s if base.predicted_s else 1.0
         # Its prediction alone does not compare with measured times: predictions may be far off.
-        step_s = best_s * ratio if best_predicted_s else 0.0
         return Comparison(
             verdict="not_measured",
             ratio=ratio,
             interval=(ratio, ratio),
             basis="replay",
-            step_s=step_s,
+            step_s=best_s * ratio if base.is_of_best else 0.0,
         )
     if not isinstance(outcome, Measured):
         return Comparison(verdict="failed")

@@ -264,7 +264,9 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
             "others are not compared with it; name one that has them all with `--baseline`"
         )
-    said += [_about_split(split, capture) for split in capture.splits] or _about_one_axis(found)
+    said += [_about_split(split, capture) for split in capture.splits]
+    if not capture.splits and not space.mapping and found.num_devices > 1:
+        said += _about_one_axis(found)
     if not step.carried and not step.outside:
         said.append(
             f"no output of `{step.name}` comes back as its argument: every step is measured from "

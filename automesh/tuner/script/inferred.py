@@ -48,7 +48,7 @@ def inferred(
         )
     if request.space != "auto":
         raise UsageError(
-            f"{name} {mesh}, so that nothing in it has axes of the space `{request.space}`",
+            f"{name} {mesh}, so that no array has axes of the space `{request.space}`",
             hint="leave `--space` out: the axes are inferred",
         )
     if found.not_carried:

@@ -283,8 +283,8 @@ def test_a_script_that_is_run_for_each_mesh_is_run_once_for_each(
 
 def test_a_mesh_with_another_batch_is_not_compared(found: dict[str, dict[str, Any]]) -> None:
     said = (
-        "batch_by_run.py takes another batch here than on its own mesh data:4,model:2 (`x` [64, "
-        "16], and [32, 16] there): give it one batch for all meshes to compare them"
+        "batch_by_run.py takes another batch here than on data:4,model:2 (`x` [64, 16], "
+        "and [32, 16] there): give it one batch for all meshes to compare them"
     )
     assert found["batch_by_run"]["error"] == said
 

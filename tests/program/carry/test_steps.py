@@ -478,7 +478,8 @@ def test_a_function_is_traced_with_the_parts_of_an_axis_that_is_split(tmp_path: 
 
 def test_a_function_that_names_its_axes_is_traced_for_the_parts_of_one(tmp_path: Path) -> None:
     """A `shard_map` that is made before the step holds the names of its axes, and so does the
-    script. Before, jax refused the names of the parts, and the script was started for each mesh."""
+    script; a data set that the step holds is split over the same parts. Before, jax refused the
+    names of the parts, and the script was started for each mesh."""
     splits = (AxisSplit(axis="data", into=("dp", "fsdp")),)
     sizes = {"dp": 2, "fsdp": 2}
     of_four, of_eight = tmp_path / "four", tmp_path / "eight"
@@ -486,14 +487,16 @@ def test_a_function_that_names_its_axes_is_traced_for_the_parts_of_one(tmp_path:
     of_eight.mkdir()
 
     def mapped(mesh: Mesh) -> Any:
-        @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-        def loss(w: Any, x: Any) -> Any:
+        held = put(mesh, np.ones((32, 32), np.float32), "data")
+
+        @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
+        def inner(w: Any, x: Any, y: Any) -> Any:
             if mesh.axis_names != ("data",) or dict(mesh.shape_tuple)["data"] != mesh.size:
                 raise ValueError("the mesh has other axes than the script gave it")
-            return jax.lax.pmean(jnp.mean((x @ w["up"] @ w["down"] - x) ** 2), "data")
+            return jax.lax.pmean(jnp.mean((x @ w["up"] @ w["down"] - y) ** 2), "data")
 
         w = {"up": np.ones((32, 64), np.float32), "down": np.ones((64, 32), np.float32)}
-        step = jax.jit(trained(loss), donate_argnums=0)
+        step = jax.jit(trained(lambda w, x: inner(w, x, held)), donate_argnums=0)
         return step, (put(mesh, w), put(mesh, np.ones((32, 32), np.float32), "data")), {}
 
     (case := Case(make=mapped, sizes={"data": 4})).stored(of_four)

@@ -2,11 +2,13 @@
 
     python -m tests.support.jobs.carried_scripts store FOLDER
     python -m tests.support.jobs.carried_scripts check FOLDER
+    python -m tests.support.jobs.carried_scripts build FOLDER
 
 The first line of each script is `# MESH ... [| MESH]`, the meshes that are tried for its second
 run, and the mesh on which it is run once more, as for a rule, if its step is carried; if it is not,
 its step is built there twice. `store` leaves a folder beside each script; `check`, in a fresh
-process, reads it. Both print one JSON object, by script.
+process, reads it; `build` builds the step on the last mesh in one more process. All print one JSON
+object, by script.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def checked(script: Path) -> dict[str, Any]:
     second, _, last = script.read_text().partition("\n")[0].removeprefix("#").partition("|")
     meshes = [tuple(map(_axis, word.split(","))) for word in second.split()]
     stages: list[str] = []
-    same_program = False
+    program, same_program = "", False
     found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     stored_on = found.mesh if found.is_stored else ""
     if stored_on:  # The step of this run is compared with that of a run on the last mesh.
@@ -66,18 +68,32 @@ def checked(script: Path) -> dict[str, Any]:
         meshes = [tuple(map(_axis, last.strip().split(",")))]
         found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     elif last:
-        axes = tuple(map(_axis, last.strip().split(",")))
-        entry = dataclasses.replace(entry, capture=entry.capture.stored(""))
-        built = [build_on(build_by_running(entry), axes) for _ in range(2)]
-        one, other = ("\n".join(line.text for line in lower_any(one).lines()) for one in built)
-        same_program = one == other
+        program, again = _program_on(entry, last), _program_on(entry, last)
+        same_program = program == again
     return {
         **dataclasses.asdict(found),
         "same_program": same_program,
+        "program": program,
         "stored_on": stored_on,
         "stages": stages,
         "starts": starts(str(folder)),
     }
+
+
+def built(script: Path) -> dict[str, Any]:
+    folder = script.with_suffix("")
+    entry = pickle.loads((folder / "entry.pickle").read_bytes())
+    last = script.read_text().partition("\n")[0].rpartition("|")[2]
+    return {"program": _program_on(entry, last), "starts": starts(str(folder))}
+
+
+def _program_on(entry: Entry, mesh: str) -> str:
+    """Returns the text of the step of a script that is run for each mesh."""
+    assert entry.capture is not None
+    entry = dataclasses.replace(entry, capture=entry.capture.stored(""))
+    build = build_by_running(entry)
+    program: Any = lower_any(build_on(build, tuple(map(_axis, mesh.strip().split(",")))))
+    return "\n".join(line.text for line in program.lines())
 
 
 def _axis(text: str) -> MeshAxis:
@@ -86,7 +102,7 @@ def _axis(text: str) -> MeshAxis:
 
 
 def main(what: str, folder: Path) -> None:
-    run = {"store": stored, "check": checked}[what]
+    run = {"store": stored, "check": checked, "build": built}[what]
     found: dict[str, Any] = {}
     for script in sorted(folder.glob("*.py")):
         try:

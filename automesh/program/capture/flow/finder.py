@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -617,13 +616,11 @@ class StepFinder:
         taken = frozenset(run.argument + offset for run in carried for offset in range(run.count))
         leaves = call.leaves
         names = {part.name for part in step.parts} or {step.name}
-        sizes = [math.prod(leaf_shape(leaf)) for leaf in leaves]
         return FoundStep(
             step=replace(
                 step,
                 carried=carried,
                 argument_bytes=sum(map(leaf_bytes, leaves)),
-                new_elements=sum(size for place, size in enumerate(sizes) if place not in taken),
             ),
             batch_axes=batch_axes(call, carried=taken | parameters, constant=frozenset(constant)),
             meshes=meshes_of(call),

@@ -68,9 +68,8 @@ def _check_values(step: StoredStep, entry: Entry) -> None:
     """Refuses to measure a step whose arguments are not stored."""
     if not step.has_values:
         raise UsageError(
-            f"the arguments of the step of {Path(entry.location).name} are not stored with their "
-            "values, so that it cannot be measured on another mesh: they are too large, or the "
-            "script was run without its data",
+            f"the step of {Path(entry.location).name} cannot be measured on another mesh: the "
+            "values of its arguments are not stored",
             hint="search it for devices that are named, `--target tpu-v5p-16`, which needs no "
             "values",
         )

@@ -825,11 +825,6 @@ def test_64_bits_count_as_jax_takes_them(found: dict[str, dict[str, Any]]) -> No
 
 
 @pytest.mark.slow
-def test_what_is_no_state_is_counted_in_elements(found: dict[str, dict[str, Any]]) -> None:
-    assert found["grad_then_apply"]["new_elements"] == 16 * 32
-
-
-@pytest.mark.slow
 def test_a_counter_has_its_value_without_arrays(found: dict[str, dict[str, Any]]) -> None:
     assert "step 2 3" in found["counts_for_real"]["printed"]
 
