@@ -136,11 +136,11 @@ def rank(
         for plan, outcome in compiled.items()
         if isinstance(outcome, Compiled) and plan not in apart
     }
-    known = first is not None and first in predicted_s
+    of_best_s = predicted_s.get(first) if first is not None else None
     base = _Base(
         best_s=best_s,
-        predicted_s=predicted_s[first] if known else min(predicted_s.values(), default=0.0),
-        is_of_best=known,
+        predicted_s=of_best_s or min(predicted_s.values(), default=0.0),
+        is_of_best=of_best_s is not None,
     )
     rows: list[tuple[tuple[int, float, str], Candidate]] = []
     for plan in dict.fromkeys([*compiled, *measured]):
