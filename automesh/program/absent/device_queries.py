@@ -258,6 +258,17 @@ def attached() -> list[Any]:
     return _STATE.real.get("devices", jax.devices)()
 
 
+def seen_by_scripts() -> tuple[str, str, int, bool]:
+    """Returns platform, kind and number of the devices that user code sees now, and whether virtual
+    ones answer for attached ones."""
+    answers = _STATE.answers
+    if answers is not None:
+        one = answers.one
+        return one.platform, one.device_kind, one.num_devices, one.is_attached
+    here = attached()[: _STATE.shown or None]
+    return str(here[0].platform), str(here[0].device_kind), len(here), False
+
+
 def own() -> list[Any]:
     """Returns the real devices of this process: in a gang a part of them, else all."""
     index = _STATE.real.get("process_index", jax.process_index)()

@@ -3,6 +3,8 @@ runs the script up to its step, with `mesh` instead of the script's own (jax).""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.abstract.trace import without_arrays
 from automesh.program.capture.flow.host_copies import HostLeaf, copied
+from automesh.program.capture.flow.program import flops_of, is_in_parts, opened_jaxpr
 from automesh.program.capture.flow.sequence import StepCollector
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Call, MakeMesh
@@ -38,6 +41,9 @@ from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 from automesh.texts.exceptions import in_one_line
 
+# A step that computes this many times as much on a mesh as on the script's own has other work
+# there; sizes that are padded for a mesh change it by less.
+_MOST_WORK = 1.2
 # Bytes of arguments up to which they are kept on the host, so that the script runs once for each
 # mesh.
 _LARGEST_KEPT_BYTES = 2**30
@@ -114,37 +120,59 @@ def build_by_running(
 
 
 def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
-    """Checks that a step gets arguments of the same sizes as on the script's own mesh, besides its
-    state and its random keys.
+    """Checks that a step gets as many numbers as on the script's own mesh, besides its state and
+    its random keys, and computes as much.
 
     Meshes of fewer devices are only looked at to learn what the step does there.
 
     Raises:
-      OtherBatch: it gets others.
+      OtherBatch: it does not.
     """
     capture = entry.capture
     assert capture is not None
     if mesh.size < capture.mesh.num_devices:
         return
+    name, own = Path(entry.location).name, str(capture.mesh)
+    if said := _other_leaves(capture, call):
+        raise OtherBatch(
+            f"{name} takes another batch here than on {own} ({', '.join(said[:2])}): give it one "
+            "batch for all meshes to compare them"
+        )
+    step, jaxpr = capture.step, opened_jaxpr(call.traced.jaxpr)
+    # What a part of `shard_map` computes is counted for one device; what loops and several
+    # functions compute, per turn and per call.
+    if step.loop is not None or step.parts or not step.flops or is_in_parts(jaxpr):
+        return
+    times = flops_of(jaxpr) / step.flops
+    if not 1 / _MOST_WORK < times < _MOST_WORK:
+        raise OtherBatch(
+            f"the step of {name} computes {times:.2g} times as much here as on {own}: times of "
+            "different work do not compare"
+        )
+
+
+def _other_leaves(capture: Capture, call: TracedCall) -> list[str]:
+    """Describes the arguments that have other sizes than in the script's first run, if their sizes
+    together differ: rows may also be divided otherwise among micro-batches."""
     try:
         step = read_step(Path(capture.folder))
     except StoredStepLost:
-        return
+        return []
     if len(step.leaves) != len(call.leaves):
-        return  # The state itself depends on the mesh.
+        return []  # The state itself depends on the mesh.
     state = state_places(capture.step.carried)
-    said = [
-        f"`{name}` {list(leaf_shape(leaf))}, and {list(first.shape)} there"
+    pairs = [
+        (name, leaf_shape(leaf), first.shape)
         for place, (name, leaf, first) in enumerate(
             zip(step.names, call.leaves, step.leaves, strict=True)
         )
-        if place not in state and leaf_shape(leaf) != first.shape and not is_key(leaf)
+        if place not in state and not is_key(leaf)
     ]
-    if said:
-        raise OtherBatch(
-            f"{Path(entry.location).name} takes another batch here than on {step.own} "
-            f"({', '.join(said[:2])}): give it one batch for all meshes to compare them"
-        )
+    if sum(math.prod(here) for _, here, _ in pairs) == sum(math.prod(own) for *_, own in pairs):
+        return []
+    return [
+        f"`{name}` {list(here)}, and {list(own)} there" for name, here, own in pairs if here != own
+    ]
 
 
 def _early(entry: Entry, ended: Ended | None) -> Exception:
@@ -157,7 +185,18 @@ def _early(entry: Entry, ended: Ended | None) -> Exception:
         return EndedEarly(f"{name} fails at {place}: {text}")
     if ended is not None and ended.exit_code:
         return EndedEarly(f"{name} ends with exit code {ended.exit_code} before its step")
-    return EndedEarly(f"{name} ends before its step")
+    assert entry.capture is not None
+    names = [part.name for part in entry.capture.step.parts]
+    if len(set(names)) == len(names):
+        return EndedEarly(f"{name} ends before its step")
+    # The number of micro-batches, which are calls, may depend on the mesh.
+    called = ", then ".join(
+        f"`{function}`" + (f" {times} times" if times > 1 else "")
+        for function, times in ((one, len(list(run))) for one, run in itertools.groupby(names))
+    )
+    return EndedEarly(
+        f"{name} ends and has never called {called}, which is its step on {entry.capture.mesh}"
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -562,7 +562,7 @@ class _ScriptWatch:
 def _uses_mesh(found: FoundStep, own: Mesh) -> bool:
     """Whether the arguments of a step, its results or its program name a mesh. A script may make
     one for its data or for a later model, and train on one device."""
-    call = found.whole
+    call = found.whole if found.around is None else found.around[0]
     if found.meshes or call.context is not None:
         return True
     stated = (*call.settings.in_shardings, *call.settings.out_shardings)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, primitives
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
+from automesh.program.absent.device_queries import seen_by_scripts
 from automesh.program.capture.abstract.arrays import described, is_abstract, without_data
 from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.flow.names import leaf_names
@@ -183,7 +184,7 @@ def _has_all_devices(capture: Capture) -> bool:
     return (
         capture.makes_mesh
         and not capture.num_devices
-        and capture.mesh.num_devices == jax.device_count()
+        and capture.mesh.num_devices == seen_by_scripts()[2]
     )
 
 

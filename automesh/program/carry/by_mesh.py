@@ -12,12 +12,11 @@ import hashlib
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from jax.sharding import Mesh
 
 from automesh.foreign.private import is_own_folder
-from automesh.program.absent.device_queries import attached
+from automesh.program.absent.device_queries import seen_by_scripts
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.meshes import CannotCarry
@@ -94,16 +93,11 @@ def _folder(capture: Capture, mesh: Mesh) -> Path | None:
     """Returns the folder of the step on a mesh; None where nothing is stored, as on a host other
     than that of the search.
 
-    What the script can see is part of the name: the estimates of one search may run it on virtual
-    CPU devices, and its measurements on GPUs.
+    The devices that the script sees are part of the name: the estimates of one search may run it on
+    virtual CPU devices, and its measurements on GPUs.
     """
     if not capture.folder or not is_own_folder(Path(capture.folder)):
         return None
-    seen = [_described(device) for device in (*mesh.devices.flat, *attached())]
-    key = (tuple(mesh.shape.items()), tuple(map(str, mesh.axis_types)), capture.splits, seen)
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    return Path(capture.folder) / f"on-{digest}"
-
-
-def _described(device: Any) -> tuple[str, str, int]:
-    return (str(device.platform), str(device.device_kind), int(device.id))
+    axes = (tuple(mesh.shape.items()), tuple(map(str, mesh.axis_types)))
+    digest = hashlib.sha256(repr((axes, capture.splits, seen_by_scripts())).encode())
+    return Path(capture.folder) / f"on-{digest.hexdigest()[:16]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -74,6 +75,27 @@ w = jnp.full((16, 32), 0.1)
 for step in range(6):
     w, loss = train_step(w, np.ones((48, 16), np.float32))
 """
+# The whole training is one call, which alone says how its arguments are split.
+LOOP = """# data:2,model:4
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def train_step(w, xs):
+    def turn(w, x):
+        loss, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * slope, loss
+
+    return jax.lax.scan(turn, w, xs)
+
+
+split = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P(None, "data"))
+xs = np.ones((2000, 48, 16), np.float32)
+w, losses = jax.jit(train_step, in_shardings=split)(np.full((16, 32), 0.1, np.float32), xs)
+print(float(losses[-1]))
+"""
 PARTS = {
     "meshes": "data:2,model:4",
     "mesh": "(4, 2)",
@@ -107,6 +129,16 @@ CASES: dict[str, dict[str, str]] = {
         "rows": "8 * data",
         "loss": "jnp.mean((x @ w) ** 2) / data",
     },
+    "work_by_run": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "rows": "64",
+        "loss": "jnp.mean((x[: 8 * data] @ w) ** 2)",
+    },
+    "micro_batches_by_run": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "rows": "data, 32 // data",
+    },
+    "loop_with_shardings": {"all": LOOP},
     "sharding_by_mesh": {"weights": 'P("data" if data > 2 else "model", None)'},
     "constant_by_mesh": {"loss": "jnp.mean((x @ w) ** 2) / data"},
     "steps_by_mesh": {"loss": "sum(jnp.mean((p @ w) ** 2) for p in jnp.split(x, data))"},
@@ -218,6 +250,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 SAID = {
     "equal": "",
     "batch_by_mesh": "",
+    "micro_batches_by_run": "float32[2, 16, 16] there, and float32[4, 8, 16] elsewhere",
+    "loop_with_shardings": "",
     "batch_and_loss_by_mesh": "`args[1]` is float32[16, 16] there, and float32[32, 16] elsewhere",
     "batch_by_mesh_in_parts": "",
     "sharding_by_mesh": "('model', None) there, and by ",
@@ -256,6 +290,7 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
         "no_mesh": 0,
         "placed_on_axis_of_one": 2,
         "decides_by_data": 2,
+        "micro_batches_by_run": 2,
     }.get(name, 1)
     if name == "placed_on_axis_of_one":
         assert one["starts"][0] == "data:2,model:4"
@@ -287,6 +322,9 @@ def test_a_mesh_with_another_batch_is_not_compared(found: dict[str, dict[str, An
         "and [32, 16] there): give it one batch for all meshes to compare them"
     )
     assert found["batch_by_run"]["error"] == said
+    said = r"the step of work_by_run.py computes (1\.9|2) times as much here as on data:4,model:2: "
+    assert re.match(said, found["work_by_run"]["error"])
+    assert found["micro_batches_by_run"]["same_program"]
 
 
 def test_a_mesh_that_the_step_does_not_use_is_not_searched(
@@ -295,6 +333,7 @@ def test_a_mesh_that_the_step_does_not_use_is_not_searched(
     """All meshes were ruled out, since the step uses no axis; it is a step for one device."""
     assert found["mesh_for_nothing"]["unused_mesh"] == "data:4,model:2"
     assert found["mesh_in_the_program"]["unused_mesh"] == ""
+    assert found["loop_with_shardings"]["unused_mesh"] == ""
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from automesh.program.capture.flow.program import (
 )
 from automesh.program.capture.hooks import settings_of
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.lower.static_args import is_ref
 from automesh.program.spec_entries import entries_of
 
 
@@ -32,7 +33,11 @@ def turn_of(call: TracedCall, loop: TrainingLoop) -> TracedCall:
     only reads, in this order.
     """
     turn = _Turn.of(call, loop)
-    made = plain_jit(turn.operands)(*call.settings.constants, *call.leaves)
+    leaves = [
+        leaf if to is None or is_ref(leaf) else jax.device_put(leaf, to)
+        for leaf, to in zip(call.leaves, call.settings.in_shardings, strict=True)
+    ]
+    made = plain_jit(turn.operands)(*call.settings.constants, *leaves)
     return turn.call(made)
 
 
@@ -43,9 +48,14 @@ def described_turn(call: TracedCall, loop: TrainingLoop) -> tuple[TracedCall, in
     """
     turn = _Turn.of(call, loop)
     inputs = [*call.settings.constants, *call.leaves]
+    stated = [getattr(one, "sharding", None) for one in call.settings.constants]
+    stated += [
+        to or getattr(leaf, "sharding", None)
+        for leaf, to in zip(call.leaves, call.settings.in_shardings, strict=True)
+    ]
     made = list(jax.eval_shape(turn.operands, *described(tuple(inputs))))
     for place, source in enumerate(turn.sources):
-        sharding = getattr(inputs[source], "sharding", None) if source is not None else None
+        sharding = stated[source] if source is not None else None
         if isinstance(sharding, NamedSharding):
             spec = (
                 PartitionSpec(*entries_of(sharding.spec)[1:])

@@ -221,6 +221,14 @@ def _written(jaxpr: Any) -> set[Any]:
     return found
 
 
+def is_in_parts(jaxpr: Any) -> bool:
+    """Whether some of a program runs on each device apart, in a `shard_map`."""
+    return any(
+        equation.primitive.name == "shard_map" or any(map(is_in_parts, _bodies(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
 def flops_of(jaxpr: Any) -> float:
     """Returns the FLOPs of a program; a loop of unknown length is counted as one turn."""
     total = 0.0
