@@ -26,7 +26,8 @@ from automesh.hardware.model import HardwareModel
 from automesh.ir.findings.state import REPLICATED_STATE
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.nouns import Propagation, StepRef
+from automesh.outcomes import RuledOut
+from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.findings import FindingsOfPlans
 from automesh.report.progress import Progress
@@ -35,7 +36,12 @@ from automesh.report.words import partly_counted_notice, uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.partly_counted import partly_counted
 from automesh.tuner.choose.ranking import estimated_candidates
-from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
+from automesh.tuner.estimate.buildable import (
+    MOST_SUSPECTS,
+    BuildCheck,
+    is_indivisible,
+    refusal_notices,
+)
 from automesh.tuner.estimate.propagations import Active, Need
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
@@ -183,7 +189,7 @@ class Session:
         doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(STEP_REFUSES)]
         check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         refused = check.refused(legal.plans)
-        notices = refusal_notices(refused)
+        notices = (*refusal_notices(refused), *_not_run_there(self.request.entry, refused))
         listed = [plan for plan in ranked if plan not in refused][: self.request.top]
         if not all(check.is_done(plan) for plan in listed):
             notices += ("the time did not suffice to build the step on all meshes that are listed",)
@@ -289,6 +295,20 @@ def notices_of(legal: LegalPlans, estimates: Estimates) -> tuple[str, ...]:
     said.append(partly_counted_notice(len(partly_counted(estimates.found))))
     said += uncounted_notices(list(estimates.found.values()))
     return tuple(dict.fromkeys(filter(None, said)))
+
+
+def _not_run_there(entry: Entry, refused: Mapping[Plan, RuledOut]) -> tuple[str, ...]:
+    """Says that a script whose step is carried was not run on meshes that do not divide its
+    arrays: it may make others there."""
+    capture = entry.capture
+    if capture is None or not (capture.is_carried and capture.makes_mesh):
+        return ()
+    if not any(is_indivisible(why) for why in refused.values()):
+        return ()
+    return (
+        f"{Path(entry.location).name} was not run on meshes that do not divide its arrays as "
+        f"they are on {capture.mesh}: if it pads them for its mesh, these meshes are legal",
+    )
 
 
 def _step_on_virtual_devices(preparation: Preparation, target: Target) -> StepRef:

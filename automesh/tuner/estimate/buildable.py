@@ -38,6 +38,7 @@ MOST_SUSPECTS = 32
 _STAGES = ("build", "lower")
 _RAISED = re.compile(r"(?P<where>.*?) raised (?P<kind>\w+)(?:: (?P<message>.*))?", re.DOTALL)
 _CHARS = 160
+_DIVIDES = re.compile(r"\S+ divides \d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +260,11 @@ def _indivisible(plan: Plan, part: _Part, name: str) -> RuledOut:
         fact=f"dimension {part.place} of `{name}`",
     )
     return RuledOut(rule=rule.name, detail=rule.detail(plan.sizes))
+
+
+def is_indivisible(why: RuledOut) -> bool:
+    """Whether a plan was refused because its sizes do not divide an array."""
+    return bool(_DIVIDES.fullmatch(why.rule))
 
 
 def _rule_of(failed: Failed) -> RuledOut:
