@@ -218,6 +218,9 @@ CASES: dict[str, dict[str, str]] = {
     "prints": {"loss": "(jax.debug.print('{}', x[0, 0]), jnp.mean((x @ w) ** 2))[1]"},
 }
 
+# The script ends by itself before it is stopped: its function is known all the same.
+CASES["in_parts_ends_after_two"] = CASES["in_parts"] | {"turns": "2"}
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
@@ -273,6 +276,7 @@ SAID = {
     # What only shows something is left out of the step.
     "prints": "",
     "ends_after_two": "",
+    "in_parts_ends_after_two": "",
 }
 
 

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from automesh.errors import UsageError
 from automesh.program.capture.abstract.arrays import without_data
 from automesh.program.capture.abstract.trace import is_without_arrays
-from automesh.program.capture.flow.host_copies import HostLeaf, copied
+from automesh.program.capture.flow.host_copies import HostLeaf, copied, without_leaves
 from automesh.program.capture.flow.names import (
     describe_call,
     parameter_names,
@@ -90,6 +90,8 @@ class Variant:
         user's names.
       kept: the arguments of that call with their values, on the host; None if they are too large,
         or have none.
+      source: the call itself without its arrays, see `host_copies.without_leaves`; None if they
+        have no values.
       placed: the placement of each argument of its first call, see `step_call.place_of`.
       leaf_bytes: per leaf of the arguments of one call, its bytes unsharded, at the type that jax
         gives it.
@@ -108,6 +110,7 @@ class Variant:
     refusal: UsageError | None = None
     described: TracedCall | None = None
     kept: tuple[HostLeaf, ...] | None = field(default=None, repr=False)
+    source: Call | None = field(default=None, repr=False)
     calls: int = 0
     placed: tuple[Any, ...] = ()
     leaf_bytes: tuple[int, ...] = ()
@@ -271,6 +274,7 @@ class CallLog:
         variant.described = replace(traced, args=args, source=None)
         if not is_without_arrays():
             variant.kept = self._kept(variant, traced.leaves)
+            variant.source = without_leaves(call, traced.leaves)
 
     def _kept(self, variant: Variant, leaves: Sequence[Any]) -> tuple[HostLeaf, ...] | None:
         """Copies the arguments of a call to the host, as the script may end before it is stopped at

@@ -30,7 +30,7 @@ from automesh.program.capture.flow.choice import (
     is_enough,
     is_usual,
 )
-from automesh.program.capture.flow.host_copies import HostLeaf
+from automesh.program.capture.flow.host_copies import HostLeaf, with_leaves
 from automesh.program.capture.flow.loops import described_turn, turn_of
 from automesh.program.capture.flow.program import TrainingLoop
 from automesh.program.capture.flow.restless import about_programs
@@ -76,6 +76,7 @@ class FoundStep:
       kept: the arguments on the host, where the script has ended and the call has none; None if
         they are not kept. For a turn of a loop, those of the call that holds the loop.
       around: that call, without its arguments; None for any other step.
+      source: where the arguments are kept, the call as the script made it, without its arrays.
       notices: what is unusual about its calls, a sentence each.
     """
 
@@ -87,6 +88,7 @@ class FoundStep:
     placed: tuple[Any, ...]
     kept: tuple[HostLeaf, ...] | None = None
     around: tuple[TracedCall, TrainingLoop] | None = None
+    source: Call | None = None
     notices: tuple[str, ...] = ()
 
     def with_values(self) -> TracedCall:
@@ -94,9 +96,11 @@ class FoundStep:
         if self.kept is None:
             return self.whole
         call, loop = self.around or (self.whole, None)
-        tree = jax.tree.structure(call.args)
-        call = replace(call, args=tree.unflatten([leaf.made() for leaf in self.kept]))
-        return call if loop is None else turn_of(call, loop)
+        tree, made = jax.tree.structure(call.args), [leaf.made() for leaf in self.kept]
+        call = replace(call, args=tree.unflatten(made))
+        if loop is not None:
+            return turn_of(call, loop)
+        return call if self.source is None else replace(call, source=with_leaves(self.source, made))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,7 +225,9 @@ class StepFinder:
             return None
         self._choice = choice
         return replace(
-            self._found_single(functions[0], variant.described, choice), kept=variant.kept
+            self._found_single(functions[0], variant.described, choice),
+            kept=variant.kept,
+            source=variant.source,
         )
 
     def _called_once(self) -> Choice | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from automesh.program.capture.hooks import Call
 from automesh.program.capture.step_call import weakly_typed
 from automesh.program.lower.static_args import is_ref
 
@@ -85,3 +86,40 @@ def _on_host(leaf: Any) -> HostLeaf | None:
         is_committed=bool(getattr(array, "committed", True)),
         is_weak=bool(getattr(array, "weak_type", False)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Stands for a leaf of the arguments, by its position among the dynamic ones."""
+
+    number: int
+
+
+def without_leaves(call: Call, leaves: Sequence[Any]) -> Call:
+    """Returns a call that keeps none of its arrays alive and cannot be run.
+
+    Args:
+      leaves: leaves of its dynamic arguments.
+    """
+    places = {id(leaf): place for place, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
+
+    def placed(leaf: Any) -> Any:
+        number = places.get(id(leaf))
+        return leaf if number is None else _Place(number=number)
+
+    args, kwargs = jax.tree.map(placed, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs, run=_nothing)
+
+
+def with_leaves(call: Call, leaves: Sequence[Any]) -> Call:
+    """Returns a call that `without_leaves` has made, with its arrays."""
+
+    def taken(leaf: Any) -> Any:
+        return leaves[leaf.number] if isinstance(leaf, _Place) else leaf
+
+    args, kwargs = jax.tree.map(taken, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _nothing() -> None:
+    """Runs nothing: the call is only traced."""
