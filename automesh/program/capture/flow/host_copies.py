@@ -89,7 +89,7 @@ def _on_host(leaf: Any) -> HostLeaf | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _LeafPlace:
     """Stands for a leaf of the arguments, by its position among the dynamic ones."""
 
     number: int
@@ -105,7 +105,7 @@ def without_leaves(call: Call, leaves: Sequence[Any]) -> Call:
 
     def placed(leaf: Any) -> Any:
         number = places.get(id(leaf))
-        return leaf if number is None else _Place(number=number)
+        return leaf if number is None else _LeafPlace(number=number)
 
     args, kwargs = jax.tree.map(placed, (call.args, call.kwargs))
     return replace(call, args=args, kwargs=kwargs, run=_nothing)
@@ -115,7 +115,7 @@ def with_leaves(call: Call, leaves: Sequence[Any]) -> Call:
     """Returns a call that `without_leaves` has made, with its arrays."""
 
     def taken(leaf: Any) -> Any:
-        return leaves[leaf.number] if isinstance(leaf, _Place) else leaf
+        return leaves[leaf.number] if isinstance(leaf, _LeafPlace) else leaf
 
     args, kwargs = jax.tree.map(taken, (call.args, call.kwargs))
     return replace(call, args=args, kwargs=kwargs)
