@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ from automesh.program.carry.stored_step import LARGEST_STORED_BYTES, StoredStep,
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
+from tests.support.paths import ROOT
 
 # What the code of a script does on its mesh: the jitted function, its arguments and keyword ones.
 Make = Callable[[Mesh], tuple[Any, tuple[Any, ...], dict[str, Any]]]
@@ -182,3 +187,18 @@ def _whole(at: NamedSharding, ndim: int) -> tuple[Any, ...]:
         names = part if isinstance(part, tuple) else () if part is None else (part,)
         found.append(tuple(name for name in names if at.mesh.shape[name] > 1))
     return tuple(found)
+
+
+def carried_scripts(what: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Does a job of `tests.support.jobs.carried_scripts` on eight CPU devices; returns what it
+    prints, by script."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.jobs.carried_scripts", what, str(folder)],
+        cwd=ROOT,
+        env=dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

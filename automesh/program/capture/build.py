@@ -130,7 +130,8 @@ def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
     """
     capture = entry.capture
     assert capture is not None
-    if mesh.size < capture.mesh.num_devices:
+    is_own = tuple(mesh.shape.items()) == capture.searched.axes
+    if is_own or mesh.size < capture.mesh.num_devices:
         return
     name, own = Path(entry.location).name, str(capture.mesh)
     if said := _other_leaves(capture, call):

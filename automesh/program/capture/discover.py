@@ -7,7 +7,7 @@ that is its step (jax).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -56,6 +56,7 @@ from automesh.program.infer.classes import step_classes
 from automesh.program.infer.search.layout import Split
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
+from automesh.texts.exceptions import in_one_line
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 # Bytes of arrays up to which they are made on this machine, if a script cannot do without them.
@@ -470,8 +471,13 @@ class _ScriptWatch:
             call = found.with_values()
         else:
             # What the program does before its loop may need more memory than there is.
-            with suppress(jax.errors.JaxRuntimeError, MemoryError):
+            try:
                 call = found.with_values()
+            except (jax.errors.JaxRuntimeError, MemoryError) as error:
+                told.tell(
+                    "what the script computes before its loop could not be computed "
+                    f"({in_one_line(error)}): its step can be estimated and compiled, not measured"
+                )
         # An argument on another mesh of the same devices has a sharding on the script's own mesh,
         # too.
         placed = [same_on(place, own) or place for place in found.placed]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import ROOT
+from tests.support.carried import carried_scripts
 
 # The settings of the script decide which program it is; `data` depends on the mesh.
 SCRIPT = """# data:2,model:4 | data:8,model:1
@@ -36,17 +32,7 @@ for step in range(6):
 
 
 def job(what: str, folder: Path) -> dict[str, Any]:
-    environment = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.jobs.carried_scripts", what, str(folder)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])["wide"]
+    return carried_scripts(what, folder)["wide"]
 
 
 def test_a_later_process_has_the_settings_of_the_run(tmp_path: Path) -> None:

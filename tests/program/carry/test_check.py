@@ -3,16 +3,12 @@ mesh, where it may not."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.carried import carried_scripts
 
 SCRIPT = """# {meshes}
 import jax, jax.numpy as jnp, numpy as np
@@ -228,20 +224,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     for name, parts in CASES.items():
         text = parts.get("all") or SCRIPT.format(**(PARTS | parts))
         (folder / f"{name}.py").write_text(text)
-    environment = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     both: list[dict[str, dict[str, Any]]] = []
     for what in ("store", "check"):
-        words = ["-m", "tests.support.jobs.carried_scripts", what, str(folder)]
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-        assert done.returncode == 0, done.stderr
-        both.append(json.loads(done.stdout.splitlines()[-1]))
+        both.append(carried_scripts(what, folder))
         for name in CASES if what == "store" else ():
             if both[0][name]["not_carried"] or both[0][name]["unused_mesh"]:
                 (folder / f"{name}.py").unlink()
