@@ -48,7 +48,8 @@ def check_carried(
     """Runs the script on a mesh, and compares its step there with the stored one.
 
     If they split arguments differently, and axes that have size 1 in the script's own mesh are
-    larger in this one, the step of this run replaces the stored one.
+    larger in this one, the step of this run replaces the stored one. The new one is then carried
+    back to the script's own mesh, and compared with the old one, which a real run gave there.
 
     Args:
       meshes: meshes to try in order; the first one on which jax accepts the stored step is used.
@@ -71,7 +72,7 @@ def check_carried(
     begun_s = perf_counter()
     # `build` runs again if the axis types differ, so use the right types at once.
     taken: list[tuple[TracedCall, Mesh]] = []
-    # The step of a second run has replaced that of the first one: this is the third.
+    # The step of a second run may have replaced that of the first one: this is the third.
     is_first = _own_sizes(capture) == tuple(map(tuple, capture.mesh.axes))
     why = "" if is_first else "its own mesh has axes of size 1"
     running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)), why=why)
@@ -89,14 +90,55 @@ def check_carried(
         found = _other_batch(entry, carried, real, taken[-1][0], lower)
         if found is not None:
             return replace(found, mesh=mesh, took_s=took_s)
-    is_stored = (
+    may_replace = (
         bool(said and taken)
         and said == _of_splits(real, carried.built)
         and _singles(size for _, size in capture.mesh.axes)
         > _singles(axis.size for axis in carried.axes)
-        and _stored(capture.folder, *taken[-1])
     )
-    return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=is_stored)
+    if may_replace:
+        replaced = _replaced(entry, carried.axes, taken[-1], lower)
+        if replaced is not None:
+            return replace(replaced, mesh=mesh, took_s=took_s)
+    return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
+
+
+def _replaced(
+    entry: Entry,
+    axes: tuple[MeshAxis, ...],
+    taken: tuple[TracedCall, Mesh],
+    lower: Callable[[Built], Any],
+) -> CarryCheck | None:
+    """Replaces the stored step by that of a real run on another mesh, and compares it with the
+    former one, on the mesh of the former one. Returns None if the step of that run cannot be
+    stored.
+
+    Args:
+      axes: of that mesh.
+    """
+    capture = entry.capture
+    assert capture is not None
+    own = [tuple(MeshAxis(name=name, ici=size) for name, size in _own_sizes(capture))]
+    axis_types = capture.searched.axis_types
+    former = _first_carried({"trace": _build(entry, capture, "trace")}, own, axis_types, lower)
+    if not _stored(capture.folder, *taken):
+        return None
+    sizes = tuple((axis.name, axis.size) for axis in axes)
+    stored = replace(capture, mesh=replace(capture.mesh, axes=sizes))
+    said = former if isinstance(former, str) else ""
+    for by in _WAYS:
+        if isinstance(former, str):
+            break
+        builds = {by: _build(entry, stored, by)}
+        again = _first_carried(builds, own, axis_types, lower)
+        said = (
+            again
+            if isinstance(again, str)
+            else difference(former.built, again, lower, capture.step.name)
+        )
+        if not said:
+            return CarryCheck(by=by, is_stored=True)
+    return CarryCheck(difference=said, is_stored=True)
 
 
 def _other_batch(

@@ -2,10 +2,10 @@
 script itself gives the winner's program.
 
 A script is started at most three times: for its step; on another mesh, to see what depends on the
-mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes of size 1, it
-may be started once more, since jax shows only on another mesh what it would split over those axes;
-the step of that mesh is then carried. All other processes use the stored step
-(`automesh.program.carry`).
+mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes of size 1, jax
+shows only on another mesh what it would split over those axes: the step of that mesh is carried
+then, back to the script's own mesh for the check, and if it differs there, the script is started
+once more. All other processes use the stored step (`automesh.program.carry`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def carried(
     entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
     plans = other_meshes(found.capture.mesh, found.num_devices)
     answer = _check(request, target, entry, plans, progress)
-    if isinstance(answer, CarryCheck) and answer.is_stored:
+    if isinstance(answer, CarryCheck) and answer.is_stored and answer.difference:
         # If an axis has size 1, jax does not show what it would split over that axis.
         progress.now(f"running {name} a third time: its own mesh does not divide over all axes")
         stored = replace(found.capture.mesh, axes=_sizes_of(answer.mesh))

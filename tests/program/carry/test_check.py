@@ -158,6 +158,14 @@ CASES: dict[str, dict[str, str]] = {
         "then": "; w = jax.jit(lambda w: jax.lax.with_sharding_constraint("
         "w * 2, NamedSharding(mesh, P('data', 'model'))))(w)",
     },
+    "placed_and_constant": {
+        "meshes": "data:2,model:4 data:4,model:2",
+        "mesh": "(8, 1)",
+        "weights": "P()",
+        "loss": "jnp.mean((x @ w) ** 2) / data",
+        "then": "; w = jax.jit(lambda w: jax.lax.with_sharding_constraint("
+        "w * 2, NamedSharding(mesh, P('data', 'model'))))(w)",
+    },
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
@@ -248,6 +256,7 @@ SAID = {
     "next_mesh": "",
     "axis_of_one": "",
     "placed_on_axis_of_one": "",
+    "placed_and_constant": "stablehlo.",
     "members_as_names": "",
     "no_mesh": "on data:5,model:1 jax refuses its step (IndivisibleError: dimension 0 of an array ",
     # The trace has other shapes there; the function is traced again.
@@ -277,14 +286,15 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
     # Where the stored step is taken to no mesh, the script is not started for it.
     assert len(one["starts"]) == {
         "no_mesh": 0,
-        "placed_on_axis_of_one": 2,
+        "placed_and_constant": 2,
         "decides_by_data": 2,
         "micro_batches_by_run": 2,
     }.get(name, 1)
-    if name == "placed_on_axis_of_one":
+    # The step of the second run is carried, and was compared with that of the first one.
+    assert one["stored_on"] == ("data:2,model:4" if name.startswith("placed") else "")
+    if name == "placed_and_constant":
         assert one["starts"][0] == "data:2,model:4"
         assert one["starts"][1].endswith(" (its own mesh has axes of size 1)")
-    assert one["stored_on"] == ("data:2,model:4" if name == "placed_on_axis_of_one" else "")
 
 
 def test_a_step_whose_batch_depends_on_the_mesh_is_carried_with_that_of_its_own(

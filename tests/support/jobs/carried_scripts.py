@@ -61,7 +61,7 @@ def checked(script: Path) -> dict[str, Any]:
     program, same_program = "", False
     found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     stored_on = found.mesh if found.is_stored else ""
-    if stored_on:  # The step of this run is compared with that of a run on the last mesh.
+    if stored_on and found.difference:  # A third run shows whether this step can be carried.
         found = check_carried(entry, meshes[::-1], lower=lower_any, entering=stages.append)
     if last and not found.difference:
         entry = dataclasses.replace(entry, capture=entry.capture.stored(found.by))
