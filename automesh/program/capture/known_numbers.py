@@ -39,6 +39,15 @@ _MOVES = frozenset({"sharding_constraint", "reshard", "mesh_cast", "device_put",
 _COMPARISONS = frozenset({"eq", "lt", "le", "gt", "ge"})
 
 
+@dataclass(slots=True)
+class _Counter:
+    count: int = 0
+
+
+# Of numbers without data, in this process.
+_COMPARISONS_MADE = _Counter()
+
+
 class _NotThere(Exception):
     """The error that a number depends on data that are not there."""
 
@@ -55,23 +64,28 @@ class KnownNumber:
     Attributes:
       depth: length of the longest chain of other numbers that it is made of.
       reads_nan: whether it is made of floating numbers without data.
+      compares: whether such a number was compared to compute it; a question whether one is finite
+        is no comparison.
     """
 
     make: Callable[[], Any] | None
     depth: int = 0
     reads_nan: bool = False
+    compares: bool = False
     _value: Any = field(default=None)
 
     def value(self) -> Any:
         """Returns the number as a NumPy array, or as an array of random keys, computed at the first
         call; None if it depends on data that are not there."""
         if self.make is not None:
+            before = _COMPARISONS_MADE.count
             try:
                 made = self.make()
                 is_key = jax.dtypes.issubdtype(made.dtype, jax.dtypes.extended)
                 self._value = made if is_key else np.asarray(made)
             except _NotThere:
                 self._value = None
+            self.compares = _COMPARISONS_MADE.count > before
             self.make = None
         return self._value
 
@@ -298,6 +312,7 @@ def _of_unread(name: str, values: Sequence[Any], outs: Sequence[Any]) -> list[An
     if name == "ne":  # So `isnan` asks.
         return [np.asarray(values[0] is not values[1])]
     if name in _COMPARISONS:
+        _COMPARISONS_MADE.count += 1
         return [np.asarray(False)]
     if not all(map(_is_floating, outs)):
         raise _NotThere

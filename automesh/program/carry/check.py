@@ -129,7 +129,7 @@ def _replaced(
     for by in _WAYS:
         if isinstance(former, str):
             break
-        builds = {by: _build(entry, stored, by)}
+        builds: dict[CarriedBy, Any] = {by: _build(entry, stored, by)}
         again = _first_carried(builds, own, axis_types, lower)
         said = (
             again

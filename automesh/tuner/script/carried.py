@@ -1,11 +1,11 @@
 """Checks whether the step of a script's first run can be carried to other meshes, and whether the
 script itself gives the winner's program.
 
-A script is started at most three times: for its step; on another mesh, to see what depends on the
-mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes of size 1, jax
-shows only on another mesh what it would split over those axes: the step of that mesh is carried
-then, back to the script's own mesh for the check, and if it differs there, the script is started
-once more. All other processes use the stored step (`automesh.program.carry`).
+A script is started at most three times: for its step; on another mesh, if there is one, to see what
+depends on the mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes
+of size 1, jax shows only on another mesh what it would split over those axes: the step of that mesh
+is carried then, back to the script's own mesh for the check, and if it differs there, the script is
+started once more. All other processes use the stored step (`automesh.program.carry`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ def carried(
     name = Path(request.entry.location).name
     if found.not_carried:
         return _with_notice(found, f"{name} is {_AGAIN}: {found.not_carried}")
+    plans = other_meshes(found.capture.mesh, found.num_devices)
+    if not plans:
+        # A mesh of one axis over all devices: what depends on the mesh cannot differ.
+        return replace(found, capture=found.capture.stored("trace"))
     progress.now(f"running {name} a second time, to see what depends on its mesh")
     entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
-    plans = other_meshes(found.capture.mesh, found.num_devices)
     answer = _check(request, target, entry, plans, progress)
     if isinstance(answer, CarryCheck) and answer.is_stored and answer.difference:
         # If an axis has size 1, jax does not show what it would split over that axis.
@@ -101,8 +104,8 @@ def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
     """Returns meshes for the second run, the best first: most sizes differ from the script's mesh,
     and the largest size is small, so that it divides most arrays.
 
-    The script's own mesh is among them only if there is no other one: the stored step is always
-    equal to that of a second run there, which tells nothing about other meshes.
+    The script's own mesh is not among them: the stored step is always equal to that of a second run
+    there, which tells nothing about other meshes.
     """
     sizes = [size for _, size in own.axes]
 
@@ -111,7 +114,7 @@ def other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
         return -changed, max(others)
 
     every = factorizations(num_devices, len(sizes)).tolist()
-    ordered = sorted([one for one in every if one != sizes] or every, key=unlike)
+    ordered = sorted([one for one in every if one != sizes], key=unlike)
     return [
         Plan(axes=tuple(MeshAxis(name=n, ici=size) for n, size in zip(own.names, one, strict=True)))
         for one in ordered[:_MOST_MESHES]

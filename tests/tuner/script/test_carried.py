@@ -18,5 +18,5 @@ def test_the_second_run_is_never_on_the_scripts_own_mesh() -> None:
     assert meshes(("data", 4), ("model", 2)) == ["data:2,model:4", "data:8", "model:8"]
 
 
-def test_a_script_with_one_axis_is_run_on_its_own_mesh_again() -> None:
-    assert meshes(("data", 8)) == ["data:8"]
+def test_a_script_with_one_axis_has_no_second_run() -> None:
+    assert meshes(("data", 8)) == []

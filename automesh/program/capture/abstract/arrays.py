@@ -18,6 +18,7 @@ from jax.experimental.layout import Format
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from automesh.program.absent.device_queries import attached
+from automesh.program.capture.abstract.deferred import CHEAP, Deferred, computed
 from automesh.program.capture.abstract.record import STATE, needed
 from automesh.program.capture.abstract.work import aval_bytes
 from automesh.program.capture.frames import asking_line
@@ -74,9 +75,10 @@ class AbstractShard:
 class AbstractArray(_CORE.Tracer):
     """An array without data, as the script sees it."""
 
-    __slots__ = ("nbytes", "number", "placed", "state")
+    __slots__ = ("later", "nbytes", "number", "placed", "state")
 
     number: KnownNumber | None
+    later: Deferred | None
     placed: Sharding | None
     nbytes: int
 
@@ -87,6 +89,7 @@ class AbstractArray(_CORE.Tracer):
             self.aval = aval
         self.placed = sharding
         self.number = None
+        self.later = None
         self.nbytes = aval_bytes(aval)
         # Python empties modules before it deletes the last arrays, so each array keeps the state
         # itself.
@@ -174,21 +177,38 @@ class AbstractArray(_CORE.Tracer):
         with _CORE.set_current_trace(_CORE.eval_trace):
             value = self.number.value()
         if value is not None and self.number.reads_nan:
+            # A script that decides by a number goes another way with nan, or fails.
+            if self.number.compares and self.later is not None:
+                real = computed(self.later, most=CHEAP)
+                if real is not None:
+                    return real
             place = asking_line()
             STATE.printed.setdefault(place)
             STATE.decided = STATE.decided or place
         return value
 
     def _told(self) -> Any:
-        """Returns the number that this array holds.
+        """Returns the values that this array holds, and computes them if need be.
 
         Raises:
-          ValueNeeded: it is not known without data.
+          ValueNeeded: they cannot be computed.
         """
-        value = self._value_if_known()
+        value = self._computed()
         if value is None:
             raise needed(self)
         return value
+
+    def _computed(self) -> Any:
+        value = self._value_if_known()
+        return computed(self.later) if value is None and self.later is not None else value
+
+    def to_concrete_value(self) -> Any:
+        """Returns the values of an array that jax needs to know the shape of a result: of a mask,
+        or a count; None of any other."""
+        aval: Any = self.aval
+        is_mask = aval.dtype == np.bool_
+        is_count = not aval.shape and jax.numpy.issubdtype(aval.dtype, np.integer)
+        return self._computed() if is_mask or is_count else None
 
     def __bool__(self) -> bool:
         return bool(self._told())

@@ -66,10 +66,12 @@ def _instead(original: Any, made: Callable[..., Any]) -> Any:
 
 
 def _placed(shape: Sequence[int], dtype: Any, sharding: Any) -> Any:
-    """Returns zeros with a sharding. jax makes them, so that the array has the type that jax gives
-    it."""
-    zeros = jax.numpy.zeros(tuple(shape), dtype)
-    return jax.device_put(zeros, sharding)
+    """Returns an array of unknown values with a sharding. jax makes it of zeros, so that it has the
+    type that jax gives it."""
+    made = jax.device_put(jax.numpy.zeros(tuple(shape), dtype), sharding)
+    if is_abstract(made):
+        made.number = made.later = None
+    return made
 
 
 def _of_callback(shape: Any, sharding: Any, data_callback: Any, dtype: Any = None) -> Any:

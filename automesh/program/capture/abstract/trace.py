@@ -38,6 +38,7 @@ import numpy as np
 
 from automesh.errors import UsageError
 from automesh.program.capture.abstract.arrays import AbstractArray, is_abstract, typed_on_mesh
+from automesh.program.capture.abstract.deferred import copied, deferred, given
 from automesh.program.capture.abstract.makers import hook_arrays, hook_likes, hook_meshes
 from automesh.program.capture.abstract.placements import own_jit, placements
 from automesh.program.capture.abstract.record import STATE
@@ -69,7 +70,9 @@ class AbstractTrace(_CORE.Trace):
         if np.asarray(val).nbytes <= SMALL_BYTES and concrete_mesh_in_force().empty:
             with _CORE.set_current_trace(_CORE.eval_trace):
                 return _CORE.eval_trace.stage_value(val)
-        return AbstractArray(self, _CORE.typeof(val), None)
+        made = AbstractArray(self, _CORE.typeof(val), None)
+        made.later = given(val)
+        return made
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         args = list(tracers)
@@ -92,6 +95,11 @@ class AbstractTrace(_CORE.Trace):
                 numbers = find(primitive, args, params, outs, _number_of)
             for array, number in zip(made, numbers, strict=True):
                 array.number = number
+        if any(array.number is None or array.number.reads_nan for array in made):
+            kept = list(map(_kept, args))
+            found = deferred(primitive, kept, params, outs, placed)
+            for array, later in zip(made, found or (), strict=False):
+                array.later = later
         return made if primitive.multiple_results else made[0]
 
     # jax passes these parameters by name.
@@ -130,6 +138,17 @@ class AbstractTrace(_CORE.Trace):
 
 def _number_of(value: Any) -> KnownNumber | None:
     return value.number if is_abstract(value) else None
+
+
+def _kept(value: Any) -> Any:
+    """Returns what is kept of an argument until its operation is computed; None if its value is
+    unknown."""
+    if is_abstract(value):
+        is_known = value.number is not None and not value.number.reads_nan
+        return value.number if is_known else value.later
+    if is_unread_number(value):
+        return None
+    return copied(value) if isinstance(value, np.ndarray) else value
 
 
 def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
