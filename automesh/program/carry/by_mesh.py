@@ -11,28 +11,43 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
-from automesh.foreign.private import is_own_folder
+from automesh.foreign.private import append_own, is_own_folder, read_own
+from automesh.limits import SMALL_RECORD_BYTES
 from automesh.program.absent.device_queries import seen_by_scripts
-from automesh.program.capture.nouns import Capture
+from automesh.program.capture.nouns import AxisSplit, Capture
 from automesh.program.capture.step_call import TracedCall, place_of
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.stored_step import (
     LARGEST_STORED_BYTES,
+    OWN_MESH,
     CarriedCall,
     carried_call,
     read_step,
     set_config,
     store,
+    store_in,
 )
 from automesh.program.carry.values import StoredStepLost
 
 # Values of larger arguments are not kept: there may be many meshes.
 _LARGEST_BYTES = 2**28
 _WITH_VALUES = "-values"
+
+
+def keep_first(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) -> None:
+    """Stores the step of a script's first run, as `stored_step.store` does, and notes its mesh.
+
+    Args:
+      own: the script's own mesh.
+    """
+    store_in(folder, call, own, placed)
+    append_own(Path(folder) / OWN_MESH, f"{_digest(own, ())}\n".encode())
 
 
 def kept_call(capture: Capture, mesh: Mesh, *, with_values: bool) -> CarriedCall | None:
@@ -46,6 +61,9 @@ def kept_call(capture: Capture, mesh: Mesh, *, with_values: bool) -> CarriedCall
     if folder is None:
         return None
     folders = (_valued(folder),) if with_values else (_valued(folder), folder)
+    first = folder.parent
+    if _is_own(first, folder) and (not with_values or _has_values(first)):
+        folders = (*folders, first)
     for one in folders:
         if not is_own_folder(one):
             continue
@@ -80,6 +98,22 @@ def keep_call(capture: Capture, mesh: Mesh, call: TracedCall, made: Mesh) -> Non
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _is_own(first: Path, folder: Path) -> bool:
+    """Whether the first run of the script was on the mesh of a folder, and has left its step."""
+    path = first / OWN_MESH
+    if not path.exists():
+        return False
+    noted = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode().split()
+    return folder.name in noted
+
+
+def _has_values(first: Path) -> bool:
+    try:
+        return read_step(first).has_values
+    except StoredStepLost:
+        return False
+
+
 def _valued(folder: Path) -> Path:
     return folder.with_name(folder.name + _WITH_VALUES)
 
@@ -98,6 +132,10 @@ def _folder(capture: Capture, mesh: Mesh) -> Path | None:
     """
     if not capture.folder or not is_own_folder(Path(capture.folder)):
         return None
+    return Path(capture.folder) / _digest(mesh, capture.splits)
+
+
+def _digest(mesh: Mesh, splits: tuple[AxisSplit, ...]) -> str:
     axes = (tuple(mesh.shape.items()), tuple(map(str, mesh.axis_types)))
-    digest = hashlib.sha256(repr((axes, capture.splits, seen_by_scripts())).encode())
-    return Path(capture.folder) / f"on-{digest.hexdigest()[:16]}"
+    digest = hashlib.sha256(repr((axes, splits, seen_by_scripts())).encode())
+    return f"on-{digest.hexdigest()[:16]}"

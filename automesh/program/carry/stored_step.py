@@ -61,6 +61,8 @@ LARGEST_STORED_BYTES = STORED_STEP_BYTES
 # size.
 LARGEST_HELD_BYTES = 2**28
 _STEP, _VALUES = "step.pickle", "values.bin"
+# The file that names the mesh of the script's first run, while its step is the stored one.
+OWN_MESH = "own-mesh"
 # The file begins with the digest of the pickled step.
 _DIGEST_BYTES = 32
 # Settings of jax that decide what a trace means when it is read. Others are the script's business
@@ -199,6 +201,7 @@ def store_in(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) ->
     holds the step of an earlier run."""
     place = Path(folder)
     (place / _VALUES).unlink(missing_ok=True)
+    (place / OWN_MESH).unlink(missing_ok=True)
     store(call, place, own=own, placed=placed)
 
 

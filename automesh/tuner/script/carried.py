@@ -11,6 +11,7 @@ started once more. All other processes use the stored step (`automesh.program.ca
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from automesh.worker.messages import CarryJob, Surroundings
 
 # Most meshes that are tried for the second run, until jax accepts the carried step on one.
 _MOST_MESHES = 6
+# Characters of two reasons that are compared.
+_COMPARED = 120
 _AGAIN = "run again for each mesh"
 
 
@@ -165,6 +168,15 @@ def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tu
     )
 
 
+def _distinct(reasons: Sequence[str]) -> list[str]:
+    """Returns the reasons that differ in more than numbers: several meshes have the same one, each
+    with its sizes. Long reasons are cut, so their ends do not count."""
+    kinds: dict[str, str] = {}
+    for reason in reasons:
+        kinds.setdefault(re.sub(r"[\d, ]+", "", reason)[:_COMPARED], reason)
+    return list(kinds.values())
+
+
 def with_starts(header: Header, entry: Entry) -> Header:
     """Adds to a header how often the script was started and why, the reasons why it was run for
     single meshes although its step is carried, and whether its stored step was lost; for an entry
@@ -176,7 +188,7 @@ def with_starts(header: Header, entry: Entry) -> Header:
     name = Path(entry.location).name
     notices = [
         f"{name} was run up to its step again for meshes to which it could not be carried: {reason}"
-        for reason in again(capture.folder)
+        for reason in _distinct(again(capture.folder))
     ]
     if reasons := lost(capture.folder):
         notices.append(

@@ -8,7 +8,7 @@ whatever library makes them, so the choices of a search space need not be tried 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from automesh.mesh.mapping import LogicalAxes
 from automesh.program.lower.any_step import lower_any
 from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.notes import note
+from automesh.program.nouns import Entry
 from automesh.program.script.build import build_on
 from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.passes import plain
@@ -24,6 +25,21 @@ from automesh.sharding.programs import lowered_for, text_of
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
 from automesh.texts.exceptions import in_one_line
 from automesh.worker.messages import ArraysJob, InspectJob
+
+
+def ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
+    """Returns the axes of a mesh of one device."""
+    return tuple(MeshAxis(name=name) for name in names)
+
+
+def looked_at(entry: Entry, names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
+    """Returns the mesh on which a step is looked at: of one device; for a script that is run for
+    each mesh, its own mesh, since it may refuse others, such as a pipeline of one stage."""
+    capture = entry.capture
+    if capture is None or capture.is_carried or capture.layout is not None:
+        return ones(names)
+    sizes = dict(capture.searched.axes)
+    return tuple(MeshAxis(name=name, ici=sizes.get(name, 1)) for name in names)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +86,13 @@ class Trials:
         return tuple(name for name in active if name in named)
 
 
-def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ()) -> tuple[str, ...]:
+def used_axes(
+    trials: Trials,
+    names: tuple[str, ...],
+    mapping: LogicalAxes = (),
+    *,
+    known: Collection[str] = (),
+) -> tuple[str, ...]:
     """Returns the axes that the step uses. They are tried at sizes above 1, since some scripts
     ignore others.
 
@@ -82,14 +104,16 @@ def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ())
     Args:
       mapping: the searched logical axes. They are not split here, so that only axes are found that
         the step uses with any mapping.
+      known: axes that it is known to use, which are not tried.
     """
     unmapped = tuple((name, ()) for name, _ in mapping)
     devices = len(trials.devices)
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
     most = max(1, next(n for n in range(devices + 1) if size ** (n + 1) > devices or size == 1))
-    used: set[str] = set()
-    for first in range(0, len(names), most):
-        together = names[first : first + most]
+    used = set(known)
+    unknown = [name for name in names if name not in used]
+    for first in range(0, len(unknown), most):
+        together = tuple(unknown[first : first + most])
         if len(together) > 1:
             used.update(trials.named(together, size, unmapped) or ())
     for name in names:

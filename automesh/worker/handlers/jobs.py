@@ -18,7 +18,7 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
-from automesh.mesh.axes import MeshAxis, Plan
+from automesh.mesh.axes import Plan
 from automesh.program import surroundings
 from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
@@ -27,9 +27,9 @@ from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import CarryCheck, Discovery, OtherDevices
 from automesh.program.capture.world import told
 from automesh.program.capture.world.wishes import devices_asked_for
+from automesh.program.carry.by_mesh import keep_first
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import note_start
-from automesh.program.carry.stored_step import store_in
 from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
@@ -72,7 +72,14 @@ from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.compile_attached import compile_attached
 from automesh.worker.handlers.device_count import wanted_devices
 from automesh.worker.handlers.garbage import fewer_collections
-from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
+from automesh.worker.handlers.inspect_step import (
+    Trials,
+    default_mapping,
+    looked_at,
+    ones,
+    seen_mapping,
+    used_axes,
+)
 from automesh.worker.handlers.propagate import Propagations
 from automesh.worker.handlers.scripts import (
     Script,
@@ -216,13 +223,15 @@ def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
         devices, signature = own(), script.signature
         stages.enter("build")
         mapping = default_mapping(signature.mapping, job.mapping)
-        built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
+        mesh = looked_at(job.step.entry, job.axis_names)
+        built = build_on(script.build, mesh, mapping=mapping, devices=devices)
         stages.enter("lower")
         program = lower_any(built, platforms=_platforms(job.step.absent))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         defaults, layout = signature.mapping, _layout_of(job.step.entry)
         is_for_one = layout is not None and not layout.keeps_written
-        used = () if is_for_one else used_axes(trials, job.axis_names, mapping)
+        seen = program.named_axes([axis.name for axis in mesh if axis.size > 1])
+        used = () if is_for_one else used_axes(trials, job.axis_names, mapping, known=seen)
         if layout is not None:  # The layout already says what its mapping splits.
             logical = layout.step_mapping
         else:
@@ -302,7 +311,7 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
 
 
 def _discovered(job: DiscoverJob, emit: Emit) -> Discovery:
-    keep = partial(store_in, job.folder) if job.folder else None
+    keep = partial(keep_first, job.folder) if job.folder else None
 
     def again(why: str) -> None:
         note_start(job.folder, f"first run again {why}")
@@ -417,10 +426,6 @@ def _propagate(job: PropagateJob, stages: StageReporter, emit: Emit) -> Propagat
     return replace(found, asked=tuple(propagations.asked))
 
 
-def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
-    return tuple(MeshAxis(name=name) for name in names)
-
-
 def _argument_bytes(program: StepProgram) -> int:
     leaves = jax.tree.leaves((program.args, program.kwargs))
     return sum(math.prod(leaf_shape(leaf)) * leaf_dtype(leaf).itemsize for leaf in leaves)
@@ -439,7 +444,7 @@ def _summarize(job: SummarizeJob, stages: StageReporter) -> StepSummary:
         built, again = (build_plan(job, job.plan, script) for _ in range(2))
         whole = build_on(
             script.build,
-            _ones(tuple(axis.name for axis in job.plan.axes)),
+            looked_at(job.step.entry, tuple(axis.name for axis in job.plan.axes)),
             axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
             devices=own(),
@@ -593,7 +598,7 @@ def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
     if key not in _MEMORY.domains:
         built = build_on(
             script.build,
-            _ones(names),
+            ones(names),
             axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
             devices=own(),

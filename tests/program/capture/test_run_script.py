@@ -247,6 +247,46 @@ def searched(script: Path, folder: Path, *options: str) -> subprocess.CompletedP
     )
 
 
+# What a pipeline of one stage would do is not written.
+PIPELINE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "stage"))
+stages = mesh.shape["stage"]
+if stages < 2:
+    raise ValueError("a pipeline has two stages or more")
+def run(w, x):
+    ring = [(i, (i + 1) % stages) for i in range(stages)]
+    for _ in range(stages):
+        x = jax.lax.ppermute(jnp.tanh(x @ w[0]), "stage", ring)
+    return jax.lax.pmean(jnp.mean(x**2), ("data", "stage"))
+split = jax.shard_map(run, mesh=mesh, in_specs=(P("stage"), P("data")), out_specs=P())
+@jax.jit
+def train_step(w, x):
+    loss, grad = jax.value_and_grad(split)(w, x)
+    return w - grad, loss
+w = jax.device_put(np.ones((stages, 64, 64), np.float32), NamedSharding(mesh, P("stage")))
+for step in range(5):
+    x = jax.device_put(np.ones((16, 64), np.float32), NamedSharding(mesh, P("data")))
+    w, loss = train_step(w, x)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_refuses_one_device_is_searched(tmp_path: Path) -> None:
+    """The whole search ended with its failure on a mesh that nobody had asked for."""
+    script = tmp_path / "train.py"
+    script.write_text(PIPELINE)
+    done = searched(script, tmp_path, "--target", "cpu:4", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    made = {one["mesh"]: one["evidence"] for one in found["candidates"]}
+    assert {"data:2,stage:2", "stage:4"} <= made.keys()
+    assert any(
+        "`data:4` cannot be built" in one and "two stages" in one for one in found["notices"]
+    )
+
+
 @pytest.mark.long
 def test_what_a_split_axis_left_whole_is_split_by_its_second_part(tmp_path: Path) -> None:
     options = ("--target", "cpu:4", "--split", "data=dp,fsdp", "--dry-run", "--json")

@@ -27,9 +27,10 @@ from automesh.errors import AutomeshError
 from automesh.mesh.axes import MeshAxis
 from automesh.program.capture.build import EndedEarly, OtherBatch, build_by_running
 from automesh.program.capture.discover import discover
+from automesh.program.carry.by_mesh import keep_first
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import starts
-from automesh.program.carry.stored_step import read_step, store_in
+from automesh.program.carry.stored_step import read_step
 from automesh.program.lower.any_step import lower_any
 from automesh.program.nouns import Entry
 from automesh.program.script.build import build_on
@@ -39,7 +40,7 @@ def stored(script: Path) -> dict[str, Any]:
     folder = script.with_suffix("")
     folder.mkdir()
     entry = Entry(kind="script", location=str(script), function="")
-    found = discover(entry, keep=partial(store_in, str(folder)))
+    found = discover(entry, keep=partial(keep_first, str(folder)))
     capture = dataclasses.replace(found.capture, folder=str(folder))
     entry = dataclasses.replace(entry, function=capture.step.name, capture=capture)
     (folder / "entry.pickle").write_bytes(pickle.dumps(entry))
@@ -68,6 +69,9 @@ def checked(script: Path) -> dict[str, Any]:
         meshes = [tuple(map(_axis, last.strip().split(",")))]
         found = check_carried(entry, meshes, lower=lower_any, entering=stages.append)
     elif last:
+        # The first run has left its step on the script's own mesh: no run there.
+        assert entry.capture is not None
+        _program_on(entry, str(entry.capture.mesh))
         program, again = _program_on(entry, last), _program_on(entry, last)
         same_program = program == again
     return {
