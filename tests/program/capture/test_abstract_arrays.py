@@ -155,6 +155,9 @@ y = doubled(x + 0)
 z = doubled(y)
 assert np.allclose(np.asarray(z), 4 * np.asarray(y) / 2) and np.asarray(z).max() > 3.9
 assert len(y.tolist()) == 64 and [1, 2, 3][count // 2000] == 3
+on_abstract = NamedSharding(mesh.abstract_mesh, P("data"))
+spread = jax.jit(lambda x: x * 3, out_shardings=on_abstract)(x)
+assert abs(np.asarray(spread).max() - 3) < 0.01
 labels = jnp.arange(2**17) % 10
 assert len(np.flatnonzero(np.asarray(labels) == 3)) == 13107
 large = np.asarray(jax.random.normal(jax.random.key(1), (512, 512)) + big)

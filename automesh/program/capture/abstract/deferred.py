@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from automesh.program.capture.abstract.work import aval_bytes, concrete_mesh_in_force
 from automesh.program.capture.flow.program import flops_of
@@ -253,7 +253,9 @@ def _bytes_on_devices(aval: Any, placed: Sharding | None) -> float:
     if placed is None:
         return aval_bytes(aval)
     part = jax.ShapeDtypeStruct(placed.shard_shape(tuple(aval.shape)), aval.dtype)
-    return aval_bytes(part) * len(placed.device_set)
+    # An abstract mesh has a size, and no devices.
+    mesh = placed.mesh if isinstance(placed, NamedSharding) else None
+    return aval_bytes(part) * (len(placed.device_set) if mesh is None else mesh.size)
 
 
 def _without_donation(params: dict[str, Any]) -> dict[str, Any]:
