@@ -45,6 +45,12 @@ class Entry:
         return self.location.rpartition("/")[2] if self.kind == "script" else self.location
 
     @property
+    def is_run_for_each(self) -> bool:
+        """Whether it is an unmodified script that is run up to its step for each mesh."""
+        capture = self.capture
+        return capture is not None and not capture.is_carried and capture.layout is None
+
+    @property
     def by_itself(self) -> str:
         """The command that runs it without automesh."""
         if self.start.startswith("--entry "):

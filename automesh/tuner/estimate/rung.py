@@ -52,6 +52,9 @@ def _most_axes_first(group: Group, promise: Callable[[Need], float]) -> list[Nee
     return [*group.needs[:1], *sorted(group.needs[1:], key=promise)]
 
 
+# The most meshes of a refused set that are tried one by one; of a script that is run for each mesh
+# more, since each is run in any case.
+_MOST_OTHERS, _MOST_RUNS = 8, 32
 _NO_TERMS = "it needs a propagation of its own, for which the time did not suffice"
 BORROWED = "a program of its own: it is priced by that of other sizes"
 
@@ -94,6 +97,7 @@ class EstimateRung:
     _notes: dict[str, None] = field(init=False, default_factory=dict)
     _apart: list[Need] = field(init=False, default_factory=list)
     _why_apart: Counter[str] = field(init=False, default_factory=Counter)
+    _split: set[Need] = field(init=False, default_factory=set[Need])
     _pipelines: int = field(init=False, default=0)
 
     def run(self) -> Estimates:
@@ -108,7 +112,10 @@ class EstimateRung:
             # Pricing was interrupted: all is priced again from the finished propagations.
             self.propagator.interrupt()
             self.plans = plans
-            for one in (self._found, self._missing, self._reasons, self._why_apart, self._apart):
+            for one in (
+                *(self._found, self._missing, self._reasons),
+                *(self._why_apart, self._apart, self._split),
+            ):
                 one.clear()
             self._pipelines = 0
             found = self._estimated()
@@ -314,6 +321,7 @@ class EstimateRung:
             if need.active not in terms:
                 reason = self._reasons.get((group.call, need.active), NO_TIME)
                 self._missing |= dict.fromkeys(plans, reason)
+                self._try_others(group, need, reason)
                 continue
             self._take(group, need, propagations[need.active], prices, need.members)
 
@@ -427,7 +435,9 @@ class EstimateRung:
             needs, self._apart = refusals.next_round(open_needs)
             answers = self.propagator.answer(needs, note="meshes apart") if needs else {}
             for need, answer in answers.items():
-                if isinstance(answer, str) and answer.startswith(STEP_REFUSES):
+                is_refused = isinstance(answer, str) and answer.startswith(STEP_REFUSES)
+                # A script that is run for each mesh may give another one another batch.
+                if is_refused and not self.propagator.step.step.entry.is_run_for_each:
                     refusals.note(need, answer)
                 self._take_apart(groups[need.call], need, answer, layouts)
             propagations += len(needs)
@@ -445,10 +455,27 @@ class EstimateRung:
         if not isinstance(answer, Propagation):
             plans = [self._plan(group, member) for member in need.members]
             self._missing |= {plan: answer for plan in plans if plan not in self._found}
+            self._try_others(group, need, answer)
             return
         members = list(need.members)
         prices = self._price_of(group, need, answer, members, layouts)
         self._take(group, need, answer, prices, range(len(members)))
+
+    def _try_others(self, group: Group, need: Need, reason: str) -> None:
+        """Lists the other meshes of a refused need, each at its own sizes: the user's code may
+        refuse the sizes that were tried, and no others, such as a pipeline of two stages."""
+        is_run = self.propagator.step.step.entry.is_run_for_each
+        # Uneven division explains a refusal, unless a script is run, which may have other reasons.
+        explained = bool(need.uneven) and not is_run
+        if explained or need in self._split or not reason.startswith(STEP_REFUSES):
+            return
+        self._split.add(need)
+        tried = (need.sizes, need.spare)
+        alone = own_needs(need, group.batch, need.members)
+        others = [one for one in alone if one.sizes not in tried]
+        if 0 < len(others) <= (_MOST_RUNS if is_run else _MOST_OTHERS):
+            self._why_apart["the step refuses other sizes of their axes"] += len(others)
+            self._apart += others
 
     def _plan(self, group: Group, member: int) -> Plan:
         return self.plans[group.rows[member]]

@@ -36,7 +36,7 @@ def looked_at(entry: Entry, names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     """Returns the mesh on which a step is looked at: of one device; for a script that is run for
     each mesh, its own mesh, since it may refuse others, such as a pipeline of one stage."""
     capture = entry.capture
-    if capture is None or capture.is_carried or capture.layout is not None:
+    if capture is None or not entry.is_run_for_each:
         return ones(names)
     sizes = dict(capture.searched.axes)
     return tuple(MeshAxis(name=name, ici=sizes.get(name, 1)) for name in names)

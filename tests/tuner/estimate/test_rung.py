@@ -160,6 +160,24 @@ def test_a_step_that_refuses_small_sizes_is_asked_at_those_of_a_plan() -> None:
     assert set(found.found) == set(plans)
 
 
+def test_other_sizes_of_a_refused_set_are_tried_by_themselves() -> None:
+    """One size that a script refuses took all meshes with these axes out of the search."""
+
+    def answer(job):
+        if dict(job.sizes).get("tp") == 2:
+            return Failed(stage="build", reason="two stages are not written")
+        return propagation(job)
+
+    plans = [plan(mesh) for mesh in ("dp:4,tp:2", "dp:2,tp:4", "tp:2,sp:4", "tp:4,sp:2", "dp:8")]
+    pool = FakePool(answers=answer)
+    found = rung(plans, pool).run()
+    # Of dp and tp the second try is accepted, and prices both.
+    assert {one.mesh for one in found.missing} == {"tp:2,sp:4"}
+    assert {one.mesh for one in found.found} == {"dp:4,tp:2", "dp:2,tp:4", "tp:4,sp:2", "dp:8"}
+    tried = [job.sizes for job in pool.propagated]
+    assert len(tried) == len(set(tried)), "no size is tried twice"
+
+
 def test_a_timeout_and_a_failure_of_shardy_are_not_tried_again() -> None:
     for outcome in (TimedOut(stage="lower", limit_s=1.0), Failed(stage="propagate", reason="no")):
         pool = FakePool(answers=lambda job, outcome=outcome: outcome)
