@@ -44,6 +44,9 @@ from automesh.texts.exceptions import in_one_line
 # A step that computes this many times as much on a mesh as on the script's own has other work
 # there; sizes that are padded for a mesh change it by less.
 _MOST_WORK = 1.2
+# A state with this many times as many numbers is that of another model. Copies of some parameters
+# for each part of the mesh make less of a difference.
+_MOST_STATE = 1.5
 # Bytes of arguments up to which they are kept on the host, so that the script runs once for each
 # mesh.
 _LARGEST_KEPT_BYTES = 2**30
@@ -121,7 +124,7 @@ def build_by_running(
 
 def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
     """Checks that a step gets as many numbers as on the script's own mesh, besides its state and
-    its random keys, and computes as much.
+    its random keys, has a state of about the same size, and computes as much.
 
     Meshes of fewer devices are only looked at to learn what the step does there.
 
@@ -138,6 +141,11 @@ def _check_batch(entry: Entry, mesh: Mesh, call: TracedCall) -> None:
         raise OtherBatch(
             f"{name} takes another batch here than on {own} ({', '.join(said[:2])}): give it one "
             "batch for all meshes to compare them"
+        )
+    if said := _other_model(capture, call):
+        raise OtherBatch(
+            f"the model of {name} depends on its mesh ({said} on {own}): times of different models "
+            "do not compare"
         )
     step, jaxpr = capture.step, opened_jaxpr(call.traced.jaxpr)
     # What a part of `shard_map` computes is counted for one device; what loops and several
@@ -174,6 +182,27 @@ def _other_leaves(capture: Capture, call: TracedCall) -> list[str]:
     return [
         f"`{name}` {list(here)}, and {list(own)} there" for name, here, own in pairs if here != own
     ]
+
+
+def _other_model(capture: Capture, call: TracedCall) -> str:
+    """Compares the numbers in the state with those in the script's first run; says both if one has
+    over `_MOST_STATE` times as many, as where each stage of a pipeline has layers of its own. Empty
+    if not."""
+    try:
+        step = read_step(Path(capture.folder))
+    except StoredStepLost:
+        return ""
+    here = [leaf_shape(leaf) for leaf in call.leaves]
+    own = [leaf.shape for leaf in step.leaves]
+    what = "its arguments have"
+    if len(here) == len(own):
+        state = state_places(capture.step.carried)
+        here, own = ([shapes[place] for place in sorted(state)] for shapes in (here, own))
+        what = "its state has"
+    mine, first = (sum(map(math.prod, shapes)) for shapes in (here, own))
+    if not mine or not first or 1 / _MOST_STATE < mine / first < _MOST_STATE:
+        return ""
+    return f"{what} {mine:,} numbers here, and {first:,}"
 
 
 def _early(entry: Entry, ended: Ended | None) -> Exception:

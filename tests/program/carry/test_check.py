@@ -130,6 +130,10 @@ CASES: dict[str, dict[str, str]] = {
         "rows": "64",
         "loss": "jnp.mean((x[: 8 * data] @ w) ** 2)",
     },
+    "model_by_run": {
+        "meshes": "data:2,model:4 | data:8,model:1",
+        "then": "; w = jax.device_put(np.tile(np.asarray(w), (1, model)), w.sharding)",
+    },
     "micro_batches_by_run": {
         "meshes": "data:2,model:4 | data:8,model:1",
         "rows": "data, 32 // data",
@@ -323,6 +327,11 @@ def test_a_mesh_with_another_batch_is_not_compared(found: dict[str, dict[str, An
     assert found["batch_by_run"]["error"] == said
     said = r"the step of work_by_run.py computes (1\.9|2) times as much here as on data:4,model:2: "
     assert re.match(said, found["work_by_run"]["error"])
+    said = (
+        "the model of model_by_run.py depends on its mesh (its state has 512 numbers here, and "
+        "1,024 on data:4,model:2): times of different models do not compare"
+    )
+    assert found["model_by_run"]["error"] == said
     assert found["micro_batches_by_run"]["same_program"]
 
 
