@@ -62,7 +62,8 @@ def kept_call(capture: Capture, mesh: Mesh, *, with_values: bool) -> CarriedCall
         return None
     folders = (_valued(folder),) if with_values else (_valued(folder), folder)
     first = folder.parent
-    if _is_own(first, folder) and (not with_values or _has_values(first)):
+    # Its values are those of a later call, perhaps, than the one at which other runs stop.
+    if not with_values and _is_own(first, folder):
         folders = (*folders, first)
     for one in folders:
         if not is_own_folder(one):
@@ -105,13 +106,6 @@ def _is_own(first: Path, folder: Path) -> bool:
         return False
     noted = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode().split()
     return folder.name in noted
-
-
-def _has_values(first: Path) -> bool:
-    try:
-        return read_step(first).has_values
-    except StoredStepLost:
-        return False
 
 
 def _valued(folder: Path) -> Path:
