@@ -129,7 +129,8 @@ class Inspection:
       tokens_per_step: 0 if the workload does not state it.
       has_init: True if `init` gives real initial arguments.
       argument_bytes: bytes of all arguments, unsharded.
-      fingerprint: the fingerprint of the program on the all-ones mesh at default knobs.
+      fingerprint: the fingerprint of the program at default knobs, on a mesh of one device; for a
+        script that is run for each mesh, or refuses one device, on its own mesh.
       source_hash: hash of the script and of the user's modules that it imported.
       sources: these files, each with its own hash.
       reads: other files, variables and packages that they read while the step was built.

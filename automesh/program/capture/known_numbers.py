@@ -39,7 +39,7 @@ _MOVES = frozenset({"sharding_constraint", "reshard", "mesh_cast", "device_put",
 _COMPARISONS = frozenset({"eq", "lt", "le", "gt", "ge"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Counter:
     count: int = 0
 
@@ -66,12 +66,14 @@ class KnownNumber:
       reads_nan: whether it is made of floating numbers without data.
       compares: whether such a number was compared to compute it; a question whether one is finite
         is no comparison.
+      parts: the numbers that it is made of, until it is computed.
     """
 
     make: Callable[[], Any] | None
     depth: int = 0
     reads_nan: bool = False
     compares: bool = False
+    parts: tuple[KnownNumber, ...] = ()
     _value: Any = field(default=None)
 
     def value(self) -> Any:
@@ -85,8 +87,10 @@ class KnownNumber:
                 self._value = made if is_key else np.asarray(made)
             except _NotThere:
                 self._value = None
-            self.compares = _COMPARISONS_MADE.count > before
-            self.make = None
+            self.compares = _COMPARISONS_MADE.count > before or any(
+                part.compares for part in self.parts
+            )
+            self.make, self.parts = None, ()
         return self._value
 
 
@@ -166,7 +170,8 @@ def _number(make: Callable[[], Any], values: Sequence[Any]) -> KnownNumber:
         one.reads_nan if isinstance(one, KnownNumber) else isinstance(one, _Unread)
         for one in values
     )
-    number = KnownNumber(make, 1 + max(depths, default=0), reads_nan)
+    parts = tuple(one for one in values if isinstance(one, KnownNumber))
+    number = KnownNumber(make, 1 + max(depths, default=0), reads_nan, parts=parts)
     # A counter that nobody asks for is made of the counter of the step before, and so on.
     if number.depth > _DEEPEST:
         number.value()

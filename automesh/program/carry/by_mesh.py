@@ -34,6 +34,7 @@ from automesh.program.carry.stored_step import (
     store_in,
 )
 from automesh.program.carry.values import StoredStepLost
+from automesh.reading import Unreadable
 
 # Values of larger arguments are not kept: there may be many meshes.
 _LARGEST_BYTES = 2**28
@@ -104,7 +105,10 @@ def _is_own(first: Path, folder: Path) -> bool:
     path = first / OWN_MESH
     if not path.exists():
         return False
-    noted = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode().split()
+    try:
+        noted = read_own(path, limit_bytes=SMALL_RECORD_BYTES).decode().split()
+    except Unreadable:
+        return False
     return folder.name in noted
 
 

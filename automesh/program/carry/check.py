@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.mesh.axes import MeshAxis
+from automesh.mesh.layout.shardings import axes_of_entry
 from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck, Sizes
@@ -90,16 +91,21 @@ def check_carried(
         found = _other_batch(entry, carried, real, taken[-1][0], lower)
         if found is not None:
             return replace(found, mesh=mesh, took_s=took_s)
+    # In the check of a winner the carried step was measured already.
     may_replace = (
         bool(said and taken)
+        and is_first
+        and not capture.is_carried
         and said == _of_splits(real, carried.built)
         and _singles(size for _, size in capture.mesh.axes)
         > _singles(axis.size for axis in carried.axes)
     )
-    if may_replace:
+    if may_replace and _only_adds_axes(real, carried.built):
         replaced = _replaced(entry, carried.axes, taken[-1], lower)
         if replaced is not None:
             return replace(replaced, mesh=mesh, took_s=took_s)
+    elif may_replace and _stored(capture.folder, *taken[-1]):
+        return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=True)
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
 
 
@@ -287,6 +293,28 @@ def _of_splits(real: Built, carried: Built) -> str:
         if not first.is_equivalent_to(second, len(leaf_shape(one))):
             return f"`{path}` is split by {first.spec} there, and by {second.spec} elsewhere"
     return ""
+
+
+def _only_adds_axes(real: Built, carried: Built) -> bool:
+    """Whether a real run splits its arguments over all axes over which the carried step does, and
+    maybe others: jax leaves an axis of size 1 out of what it has placed itself. Where a script
+    leaves an axis out, it decides by its size, and may decide otherwise on the next mesh."""
+    for (_, one), (_, other) in zip(_leaves(real), _leaves(carried), strict=True):
+        first: Any = getattr(one, "sharding", None)
+        second: Any = getattr(other, "sharding", None)
+        if not (isinstance(first, NamedSharding) and isinstance(second, NamedSharding)):
+            continue
+        rank = len(leaf_shape(one))
+        pairs = zip(_axes_of(first, rank), _axes_of(second, rank), strict=True)
+        if not all(here >= there for here, there in pairs):
+            return False
+    return True
+
+
+def _axes_of(sharding: NamedSharding, rank: int) -> list[set[Any]]:
+    """Returns the axes that split each dimension."""
+    found = [set(axes_of_entry(entry)) for entry in sharding.spec]
+    return [*found, *(set[Any]() for _ in range(rank - len(found)))]
 
 
 def _leaves(built: Built) -> list[tuple[str, Any]]:

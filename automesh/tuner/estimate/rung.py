@@ -435,9 +435,9 @@ class EstimateRung:
             needs, self._apart = refusals.next_round(open_needs)
             answers = self.propagator.answer(needs, note="meshes apart") if needs else {}
             for need, answer in answers.items():
-                is_refused = isinstance(answer, str) and answer.startswith(STEP_REFUSES)
                 # A script that is run for each mesh may give another one another batch.
-                if is_refused and not self.propagator.step.step.entry.is_run_for_each:
+                is_run = self.propagator.step.step.entry.is_run_for_each
+                if isinstance(answer, str) and answer.startswith(STEP_REFUSES) and not is_run:
                     refusals.note(need, answer)
                 self._take_apart(groups[need.call], need, answer, layouts)
             propagations += len(needs)

@@ -173,7 +173,10 @@ def _distinct(reasons: Sequence[str]) -> list[str]:
     with its sizes. Long reasons are cut, so their ends do not count."""
     kinds: dict[str, str] = {}
     for reason in reasons:
-        kinds.setdefault(re.sub(r"[\d, ]+", "", reason)[:_COMPARED], reason)
+        # The numbers of lines stay.
+        kind = re.sub(r"(\.py|\.ipynb[^:]*)?:\d+", lambda m: m[0] if m[1] else ":", reason)
+        kind = re.sub(r"[\[(][\d, .]*", "(", kind)
+        kinds.setdefault(kind[:_COMPARED], reason)
     return list(kinds.values())
 
 

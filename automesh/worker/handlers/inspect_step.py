@@ -14,16 +14,17 @@ from typing import Any
 
 from automesh.mesh.axes import MAPPING, Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
-from automesh.program.lower.any_step import lower_any
+from automesh.program.lower.any_step import StepProgram, lower_any
 from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.notes import note
 from automesh.program.nouns import Entry
-from automesh.program.script.build import build_on
+from automesh.program.script.build import Built, build_on
 from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.passes import plain
 from automesh.sharding.programs import lowered_for, text_of
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
 from automesh.texts.exceptions import in_one_line
+from automesh.worker.handlers.stages import StageReporter
 from automesh.worker.messages import ArraysJob, InspectJob
 
 
@@ -32,14 +33,68 @@ def ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name=name) for name in names)
 
 
+def own_mesh(entry: Entry, names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
+    """Returns the mesh of an unmodified script; for others, that of one device."""
+    if entry.capture is None or entry.capture.layout is not None:
+        return ones(names)
+    sizes = dict(entry.capture.searched.axes)
+    return tuple(MeshAxis(name=name, ici=sizes.get(name, 1)) for name in names)
+
+
 def looked_at(entry: Entry, names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     """Returns the mesh on which a step is looked at: of one device; for a script that is run for
     each mesh, its own mesh, since it may refuse others, such as a pipeline of one stage."""
+    return own_mesh(entry, names) if entry.is_run_for_each else ones(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A step on the mesh on which it is looked at first.
+
+    Attributes:
+      axes: of that mesh.
+    """
+
+    axes: tuple[MeshAxis, ...]
+    built: Built
+    program: StepProgram
+
+
+def look(
+    build: Callable[..., Any],
+    job: InspectJob,
+    mapping: LogicalAxes,
+    *,
+    devices: Sequence[Any],
+    stages: StageReporter,
+) -> Looked:
+    """Builds and lowers a step on the mesh of `looked_at`; if a script refuses one device, on its
+    own mesh.
+
+    Raises:
+      Exception: whatever the user's code raises.
+    """
+    entry = job.step.entry
     capture = entry.capture
-    if capture is None or not entry.is_run_for_each:
-        return ones(names)
-    sizes = dict(capture.searched.axes)
-    return tuple(MeshAxis(name=name, ici=sizes.get(name, 1)) for name in names)
+    known = capture is not None and capture.searched.names == job.axis_names
+    axis_types = capture.searched.axis_types if capture is not None and known else ()
+    platforms = lowered_for(job.step.absent.platform) if job.step.absent else None
+    first, own = looked_at(entry, job.axis_names), own_mesh(entry, job.axis_names)
+
+    def on(axes: tuple[MeshAxis, ...]) -> Looked:
+        stages.enter("build")
+        built = build_on(build, axes, axis_types=axis_types, mapping=mapping, devices=devices)
+        stages.enter("lower")
+        return Looked(axes=axes, built=built, program=lower_any(built, platforms=platforms))
+
+    try:
+        return on(first)
+    # jax, libraries and the script itself refuse a mesh each in its own way.
+    except Exception as error:
+        if first == own:
+            raise
+        note(f"its step cannot be taken to one device ({in_one_line(error)})")
+        return on(own)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -75,6 +75,7 @@ from automesh.worker.handlers.garbage import fewer_collections
 from automesh.worker.handlers.inspect_step import (
     Trials,
     default_mapping,
+    look,
     looked_at,
     ones,
     seen_mapping,
@@ -221,16 +222,13 @@ def _answer_without_compiling(
 def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
     with watching() as watch, _loaded(job, stages) as (script, _):
         devices, signature = own(), script.signature
-        stages.enter("build")
         mapping = default_mapping(signature.mapping, job.mapping)
-        mesh = looked_at(job.step.entry, job.axis_names)
-        built = build_on(script.build, mesh, mapping=mapping, devices=devices)
-        stages.enter("lower")
-        program = lower_any(built, platforms=_platforms(job.step.absent))
+        looked = look(script.build, job, mapping, devices=devices, stages=stages)
+        built, program = looked.built, looked.program
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         defaults, layout = signature.mapping, _layout_of(job.step.entry)
         is_for_one = layout is not None and not layout.keeps_written
-        seen = program.named_axes([axis.name for axis in mesh if axis.size > 1])
+        seen = program.named_axes([axis.name for axis in looked.axes if axis.size > 1])
         used = () if is_for_one else used_axes(trials, job.axis_names, mapping, known=seen)
         if layout is not None:  # The layout already says what its mapping splits.
             logical = layout.step_mapping
@@ -256,7 +254,8 @@ def _inspect(job: InspectJob, stages: StageReporter) -> Inspection:
         reads=watch.reads(surroundings.roots_of(job.step.entry), sources),
         versions=surroundings.versions(),
         environment=surroundings.environment(),
-        seen=tuple(sorted(trials.seen.items())),
+        # With axes that were not tried, the texts do not tell which axes change the program.
+        seen=() if seen else tuple(sorted(trials.seen.items())),
         mapping=logical,
         # A captured script is measured with its own values, though only their shapes are known
         # here.

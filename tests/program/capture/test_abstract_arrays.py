@@ -158,6 +158,12 @@ assert len(y.tolist()) == 64 and [1, 2, 3][count // 2000] == 3
 on_abstract = NamedSharding(mesh.abstract_mesh, P("data"))
 spread = jax.jit(lambda x: x * 3, out_shardings=on_abstract)(x)
 assert abs(np.asarray(spread).max() - 3) < 0.01
+table = np.ones((512, 512), np.float32)
+summed = jax.jit(lambda x: x + table)(big)
+table[:] = 5  # Jit has taken it as it was.
+assert np.asarray(summed).max() == 4
+three = jnp.asarray(np.full((512, 512), 3))
+assert np.asarray(three).dtype == np.int32 and not np.asarray(three).flags.writeable
 labels = jnp.arange(2**17) % 10
 few = labels[labels > 6]
 assert few.shape == (39321,) and jnp.unique(labels).shape == (10,)
@@ -172,6 +178,8 @@ def train_step(w, x):
 for step in range(5):
     w, loss = train_step(w, x)
     print(f"{loss:.3f}")
+    ok = loss > 0
+    assert ok and not jnp.logical_not(ok)
     assert 0 < np.asarray(w).mean() < 1, np.asarray(w).mean()
 """
 
@@ -201,6 +209,51 @@ def test_unknown_values_stay_unknown(tmp_path: Path) -> None:
     """An array of a callback is not of zeros."""
     said = bare(script_that(MADE_OF_PARTS, tmp_path))
     assert "train.py:13 needs the value of `made`" in said["error"]
+
+
+# Each is asked for a value that it must not make up.
+NOT_KNOWN = {
+    # What Python answers may be another thing later.
+    "callback": "made = jax.pure_callback(lambda: np.ones((512, 512), np.float32), "
+    "jax.ShapeDtypeStruct((512, 512), jnp.float32))",
+    # It is made of the nan that stands for a loss.
+    "nan": "made = jnp.asarray(1 / float(loss)) * jnp.ones((512, 512))",
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_what_cannot_be_computed_later_is_not_made_up(name: str, tmp_path: Path) -> None:
+    asked = f"{NOT_KNOWN[name]}; kept = np.asarray(made)"
+    said = bare(script_that(asked, tmp_path))
+    assert "train.py:13 needs the value of `made`" in said["error"]
+
+
+LIMITS = """
+from automesh.program.capture.abstract import deferred
+from automesh.program.capture.abstract.record import ValueNeeded
+counts = [jnp.sum(jax.random.normal(jax.random.key(seed), (512, 512)) > 0) for seed in range(2)]
+jnp.stack(counts), jnp.asarray(counts[0]), counts[0].astype(jnp.float32), jnp.ones(9)[counts[0]]
+assert deferred._ALIVE.result_bytes == 0, "nobody has asked for a value"
+deferred.MOST_BYTES = 3 * 2**20
+split = NamedSharding(mesh, P("data"))
+kept = [jax.device_put(jax.random.normal(jax.random.key(n), (512, 512)), split) for n in range(4)]
+made = 0
+for one in kept:
+    try:
+        made += np.asarray(one).size
+    except ValueNeeded:
+        break
+assert made == 3 * 2**18, made
+del kept, one
+assert deferred._ALIVE.result_bytes == 0
+"""
+
+
+def test_only_what_is_asked_for_is_computed_and_kept_within_a_limit(tmp_path: Path) -> None:
+    script = script_that("pass", tmp_path)
+    head, loop, rest = script.read_text().partition("for step in")
+    script.write_text(head + LIMITS.lstrip() + loop + rest)
+    assert bare(script).get("step") == "train_step"
 
 
 def test_a_script_that_decides_by_a_cheap_number_has_its_value(tmp_path: Path) -> None:

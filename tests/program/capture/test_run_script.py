@@ -265,11 +265,23 @@ split = jax.shard_map(run, mesh=mesh, in_specs=(P("stage"), P("data")), out_spec
 def train_step(w, x):
     loss, grad = jax.value_and_grad(split)(w, x)
     return w - grad, loss
-w = jax.device_put(np.ones((stages, 64, 64), np.float32), NamedSharding(mesh, P("stage")))
+w = jax.device_put(np.ones((4, 64, 64), np.float32), NamedSharding(mesh, P("stage")))
 for step in range(5):
     x = jax.device_put(np.ones((16, 64), np.float32), NamedSharding(mesh, P("data")))
     w, loss = train_step(w, x)
 """
+
+
+@pytest.mark.slow
+def test_a_script_of_one_axis_that_refuses_one_device_is_searched(tmp_path: Path) -> None:
+    """jax refuses to send from a device to itself twice."""
+    script = tmp_path / "train.py"
+    text = PIPELINE.replace('.reshape(-1, 2), ("data", "stage")', ', ("stage",)')
+    text = text.replace('("data", "stage")', '"stage"').replace('P("data")', "P()")
+    script.write_text(text)
+    done = searched(script, tmp_path, "--target", "cpu:4", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [one["mesh"] for one in json.loads(done.stdout)["candidates"]] == ["stage:4"]
 
 
 @pytest.mark.slow

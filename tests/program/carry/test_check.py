@@ -170,6 +170,18 @@ CASES: dict[str, dict[str, str]] = {
         "then": "; w = jax.jit(lambda w: jax.lax.with_sharding_constraint("
         "w * 2, NamedSharding(mesh, P('data', 'model'))))(w)",
     },
+    # It splits where that divides, which its own mesh does not show.
+    "splits_if_it_divides": {
+        "meshes": "data:2,model:4 data:4,model:2",
+        "mesh": "(8, 1)",
+        "weights": "P(None, 'model') if 2 % model == 0 else P()",
+    },
+    # The second run does not show it either, the winner's does.
+    "splits_until_the_winner": {
+        "meshes": "data:4,model:2 | data:2,model:4",
+        "mesh": "(8, 1)",
+        "weights": "P(None, 'model') if 2 % model == 0 else P()",
+    },
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
@@ -261,6 +273,8 @@ SAID = {
     "axis_of_one": "",
     "placed_on_axis_of_one": "",
     "placed_and_constant": "stablehlo.",
+    "splits_if_it_divides": "`args[0]` is split by P(None, 'model') there, and by P() elsewhere",
+    "splits_until_the_winner": "`args[0]` is split by P() there, and by P(None, 'model') elsewhere",
     "members_as_names": "",
     "no_mesh": "on data:5,model:1 jax refuses its step (IndivisibleError: dimension 0 of an array ",
     # The trace has other shapes there; the function is traced again.
@@ -291,11 +305,14 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
     assert len(one["starts"]) == {
         "no_mesh": 0,
         "placed_and_constant": 2,
+        "splits_if_it_divides": 2,
+        "splits_until_the_winner": 2,
         "decides_by_data": 2,
         "micro_batches_by_run": 2,
     }.get(name, 1)
     # The step of the second run is carried, and was compared with that of the first one.
-    assert one["stored_on"] == ("data:2,model:4" if name.startswith("placed") else "")
+    is_stored = name.startswith("placed") or name == "splits_if_it_divides"
+    assert one["stored_on"] == ("data:2,model:4" if is_stored else "")
     if name == "placed_and_constant":
         assert one["starts"][0] == "data:2,model:4"
         assert one["starts"][1].endswith(" (its own mesh has axes of size 1)")

@@ -29,6 +29,20 @@ _CORE: Any = importlib.import_module("jax._src.core")
 _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
 
 
+# Functions of jax that fail if an array has no values, and those by which they ask.
+_NEEDS = frozenset({"concrete_or_error", "expand_bool_indices"})
+_WAYS_TO_ASK = frozenset({"_asking", "to_concrete_value", "is_concrete"})
+
+
+def _asking() -> str:
+    """Returns the name of the function that asks, by jax's own ways to ask, whether an array has
+    values."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name in _WAYS_TO_ASK:
+        frame = frame.f_back
+    return frame.f_code.co_name if frame is not None else ""
+
+
 def is_abstract(leaf: Any) -> bool:
     """Whether a leaf is an array without data."""
     return isinstance(leaf, AbstractArray)
@@ -203,16 +217,9 @@ class AbstractArray(_CORE.Tracer):
         return computed(self.later) if value is None and self.later is not None else value
 
     def to_concrete_value(self) -> Any:
-        """Returns the values of an array that jax needs to know the shape of a result: of any, if
-        it fails without them, else of a mask or a count, as in a run with arrays. None of others.
-        """
-        aval: Any = self.aval
-        is_mask = aval.dtype == np.bool_
-        is_count = not aval.shape and jax.numpy.issubdtype(aval.dtype, np.integer)
-        asking = inspect.currentframe()
-        asks = asking.f_back.f_code.co_name if asking and asking.f_back else ""
-        is_asked = is_mask or is_count or asks == _CORE.concrete_or_error.__name__
-        return self._computed() if is_asked else None
+        """Returns the values of an array that jax fails without, as where they decide the shape of
+        a result. None of others, for which jax asks whether there are values, too."""
+        return self._computed() if _asking() in _NEEDS else None
 
     def __bool__(self) -> bool:
         return bool(self._told())

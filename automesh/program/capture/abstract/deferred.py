@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from automesh.program.capture.abstract.work import aval_bytes, concrete_mesh_in_force
 from automesh.program.capture.flow.program import flops_of
+from automesh.program.capture.known_numbers import KnownNumber
 from automesh.program.kernels.stand_ins import is_for_accelerators
 from automesh.program.lower.static_args import is_ref
 
@@ -33,7 +35,7 @@ MOST_BYTES = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class WorkLimit:
     """The most work that may lead to a value.
 
     Attributes:
@@ -48,40 +50,48 @@ class Limit:
 
 
 # For a value without which the script ends; a run with its arrays would compute it, too.
-NEEDED = Limit(made_bytes=MOST_BYTES, flops=math.inf, equations=math.inf)
+NEEDED = WorkLimit(made_bytes=MOST_BYTES, flops=math.inf, equations=math.inf)
 # For a number that nan replaces in most scripts.
-CHEAP = Limit(made_bytes=2**26, flops=1e10, equations=300)
+CHEAP = WorkLimit(made_bytes=2**26, flops=1e10, equations=300)
+# Operations that call Python, which may answer otherwise later.
+_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "outside_call"})
 # The most bytes of host arrays that are copied for later, since the script may write into them.
 MOST_COPIED_BYTES = 2**29
 # The longest chain of operations; without a bound a long loop would keep all of its batches.
 _DEEPEST = 256
 
 
-@dataclass(slots=True)
-class _Copies:
-    alive_bytes: int = 0
+@dataclass(slots=True, kw_only=True)
+class _Alive:
+    """Bytes that are kept for later: copies of arrays of the host, and results."""
+
+    copied_bytes: int = 0
+    result_bytes: float = 0
 
 
-_COPIES = _Copies()
+_ALIVE = _Alive()
+# A data loader may ask in a thread of its own.
+_LOCK = RLock()
 
 
 class HostCopy:
-    """A copy of an array of the host."""
+    """A copy of an array of the host, which nobody can write into."""
 
     __slots__ = ("_counted", "value")
 
     def __init__(self, value: np.ndarray) -> None:
         self.value = value.copy()
-        self._counted = _COPIES
-        _COPIES.alive_bytes += value.nbytes
+        self.value.flags.writeable = False
+        self._counted = _ALIVE
+        _ALIVE.copied_bytes += value.nbytes
 
     def __del__(self) -> None:
         # Python empties modules before it deletes the last arrays.
-        self._counted.alive_bytes -= self.value.nbytes
+        self._counted.copied_bytes -= self.value.nbytes
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Operation:
+class LaterOperation:
     """An operation that can be computed later, or the value of a host.
 
     Attributes:
@@ -89,6 +99,7 @@ class Operation:
       params: its parameters, without donations.
       args: `Deferred`s, and values; empty once it is computed.
       mesh: that was in force when the script asked for the operation.
+      has_x64: whether 64-bit types were enabled then.
       bytes_made: bytes of its results on all devices together.
       depth: length of the longest chain of operations that are not computed.
       results: its results, once they are computed.
@@ -98,16 +109,21 @@ class Operation:
     params: dict[str, Any]
     args: Sequence[Any]
     mesh: Any
+    has_x64: bool
     bytes_made: float
     depth: int
     results: list[Any] | None = field(default=None)
+
+    def __del__(self) -> None:
+        if self.results is not None:
+            _ALIVE.result_bytes -= self.bytes_made
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Deferred:
     """One result of an operation."""
 
-    of: Operation
+    of: LaterOperation
     place: int
 
 
@@ -135,13 +151,17 @@ def deferred(
     if depth > _DEEPEST:
         return None
     made = sum(map(_bytes_on_devices, outs, placed))
-    if made > MOST_BYTES or not _is_pure(params):
+    if made > MOST_BYTES or not is_pure(primitive, params):
         return None
-    operation = Operation(
+    own = with_own_constants(params)
+    if own is None:
+        return None
+    operation = LaterOperation(
         primitive=primitive,
-        params=_without_donation(params),
+        params=_without_donation(own),
         args=tuple(args),
         mesh=concrete_mesh_in_force(),
+        has_x64=_has_x64(),
         bytes_made=made,
         depth=depth,
     )
@@ -150,45 +170,60 @@ def deferred(
 
 def copied(value: np.ndarray) -> HostCopy | None:
     """Returns a copy of an array of the host; None if too much is copied already."""
-    if value.dtype == object or _COPIES.alive_bytes + value.nbytes > MOST_COPIED_BYTES:
+    if value.dtype == object or _ALIVE.copied_bytes + value.nbytes > MOST_COPIED_BYTES:
         return None
     return HostCopy(value)
 
 
-def given(value: Any) -> Deferred | None:
-    """Returns a value of the host for later; None if too much is copied already."""
-    held = copied(np.asarray(value))
+def given(value: Any, dtype: Any) -> Deferred | None:
+    """Returns a value of the host for later; None if too much is copied already.
+
+    Args:
+      dtype: that it has as an array of jax.
+    """
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    held = copied(np.asarray(value, dtype))
     if held is None:
         return None
-    operation = Operation(
-        primitive=None, params={}, args=(), mesh=None, bytes_made=0, depth=0, results=[held]
+    operation = LaterOperation(
+        primitive=None,
+        params={},
+        args=(),
+        mesh=None,
+        has_x64=_has_x64(),
+        bytes_made=0,
+        depth=0,
+        results=[held],
     )
     return Deferred(of=operation, place=0)
 
 
-def computed(wanted: Deferred, *, most: Limit = NEEDED) -> Any:
+def computed(wanted: Deferred, *, most: WorkLimit = NEEDED) -> Any:
     """Returns the value of a result, as an array of NumPy or of random keys; computes what leads to
     it. None if it cannot be computed, or takes more work than `most`."""
-    todo = _in_order(wanted.of)
-    if sum(operation.bytes_made for operation in todo) > most.made_bytes:
-        return None
-    if most is not NEEDED and not _is_within(todo, most):
-        return None
-    try:
-        for operation in todo:
-            _compute(operation)
-        value = _value(wanted)
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
-        return value if is_key else np.asarray(value)
-    # As in a run with arrays, libraries raise whatever they like; there the script would be told.
-    except Exception:  # noqa: BLE001
-        return None
+    with _LOCK:
+        todo = _in_order(wanted.of)
+        made = sum(operation.bytes_made for operation in todo)
+        if made > most.made_bytes or _ALIVE.result_bytes + made > MOST_BYTES:
+            return None
+        if most is not NEEDED and not _is_within(todo, most):
+            return None
+        try:
+            for operation in todo:
+                _compute(operation)
+            value = _value(wanted)
+            is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+            return value if is_key else np.asarray(value)
+        # Libraries raise whatever they like; the caller says which line needs the value.
+        except Exception:  # noqa: BLE001
+            return None
 
 
-def _in_order(last: Operation) -> list[Operation]:
+def _in_order(last: LaterOperation) -> list[LaterOperation]:
     """Lists the operations that are not computed and lead to one, each after those it needs."""
-    ordered: dict[int, Operation] = {}
-    stack: list[tuple[Operation, bool]] = [(last, False)]
+    ordered: dict[int, LaterOperation] = {}
+    stack: list[tuple[LaterOperation, bool]] = [(last, False)]
     while stack:
         operation, is_ready = stack.pop()
         if id(operation) in ordered or operation.results is not None:
@@ -201,26 +236,34 @@ def _in_order(last: Operation) -> list[Operation]:
     return list(ordered.values())
 
 
-def _compute(operation: Operation) -> None:
-    values = list(map(_value, operation.args))
+def _compute(operation: LaterOperation) -> None:
+    if operation.has_x64 != _has_x64():
+        raise ValueError("other types are enabled than when the script asked for it")
     with _CORE.set_current_trace(_CORE.eval_trace), _in_force(operation.mesh):
+        values = list(map(_value, operation.args))
         made = operation.primitive.bind(*values, **operation.params)
     operation.results = list(made) if operation.primitive.multiple_results else [made]
     operation.args = ()
+    _ALIVE.result_bytes += operation.bytes_made
 
 
-def _value(given: Any) -> Any:
-    if isinstance(given, Deferred):
-        assert given.of.results is not None
-        given = given.of.results[given.place]
-    if isinstance(given, HostCopy):
-        return given.value
-    if hasattr(given, "reads_nan"):
-        value = given.value()
+def _has_x64() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_enable_x64)
+
+
+def _value(kept: Any) -> Any:
+    if isinstance(kept, Deferred):
+        assert kept.of.results is not None
+        kept = kept.of.results[kept.place]
+    if isinstance(kept, HostCopy):
+        return kept.value
+    if isinstance(kept, KnownNumber):
+        value = kept.value()
         if value is None:
             raise ValueError("a number depends on data that are not there")
         return value
-    return given
+    return kept
 
 
 def _in_force(mesh: Any) -> AbstractContextManager[Any]:
@@ -229,7 +272,7 @@ def _in_force(mesh: Any) -> AbstractContextManager[Any]:
     return jax.set_mesh(mesh)
 
 
-def _is_within(todo: Sequence[Operation], most: Limit) -> bool:
+def _is_within(todo: Sequence[LaterOperation], most: WorkLimit) -> bool:
     programs = [
         getattr(one, "jaxpr", one)
         for operation in todo
@@ -267,9 +310,42 @@ def _without_donation(params: dict[str, Any]) -> dict[str, Any]:
     return params | {"donated_invars": (False,) * len(donated)}
 
 
-def _is_pure(params: dict[str, Any]) -> bool:
-    """Whether nothing but its results comes of an operation, and the host can compute it."""
-    return all(map(_is_pure_program, core.jaxprs_in_params(params)))
+def with_own_constants(params: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns parameters whose program holds copies of the arrays of NumPy that it refers to; the
+    script may write into them. None if programs inside of it hold some, or too much is copied."""
+    found = dict(params)
+    for name, jaxpr in params.items():
+        if any(map(_holds_host_arrays, _bodies(getattr(jaxpr, "jaxpr", None)))):
+            return None
+        own: list[Any] = []
+        constants: list[Any] = list(getattr(jaxpr, "consts", ()))
+        for one in constants:
+            held = copied(one) if isinstance(one, np.ndarray) else None
+            if held is None and isinstance(one, np.ndarray):
+                return None
+            own.append(one if held is None else held.value)
+        if not any(isinstance(one, np.ndarray) for one in constants):
+            continue
+        found[name] = jaxpr.replace(consts=own)
+    return found
+
+
+def _holds_host_arrays(jaxpr: Any) -> bool:
+    held = any(isinstance(one, np.ndarray) for one in getattr(jaxpr, "consts", ()))
+    return held or any(map(_holds_host_arrays, _bodies(getattr(jaxpr, "jaxpr", jaxpr))))
+
+
+def _bodies(jaxpr: Any) -> list[Any]:
+    if jaxpr is None:
+        return []
+    return [body for equation in jaxpr.eqns for body in core.jaxprs_in_params(equation.params)]
+
+
+def is_pure(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether nothing but its results comes of an operation, and the host can compute it at any
+    time."""
+    programs = core.jaxprs_in_params(params)
+    return primitive.name not in _CALLBACKS and all(map(_is_pure_program, programs))
 
 
 def _is_pure_program(jaxpr: Any) -> bool:
@@ -277,5 +353,6 @@ def _is_pure_program(jaxpr: Any) -> bool:
     if inner.effects:
         return False
     return not any(
-        is_for_accelerators(equation) or not _is_pure(equation.params) for equation in inner.eqns
+        is_for_accelerators(equation) or not is_pure(equation.primitive, equation.params)
+        for equation in inner.eqns
     )

@@ -14,8 +14,9 @@ which every check takes for a `jax.Array`.
 * Small results of small operations on real arrays are computed, such as random keys, counters and a
   table of positions. Python may look at them. Results of larger ones, such as the order in which a
   data set is shuffled, are computed if it does.
-* Where Python needs a value that does not exist (`int(x)`, `if count > 0`, `np.asarray(x)`),
-  `ValueNeeded` ends the script and names the line. A single floating number may be read, printed,
+* Where Python needs a value (`int(x)`, `if count > 0`, `np.asarray(x)`), what leads to it is
+  computed (`deferred`); if that cannot be done, or is too much, `ValueNeeded` ends the script and
+  names the line. A single floating number may be read, printed,
   fetched by `jax.device_get` or numpy, and compared: it is `nan`. Nearly all scripts read losses in
   this way between two steps, only to show them, or to stop a training that diverges: asked whether
   it is finite, it is (`unread`). A notice names the lines, as a script may also decide by such a
@@ -38,7 +39,13 @@ import numpy as np
 
 from automesh.errors import UsageError
 from automesh.program.capture.abstract.arrays import AbstractArray, is_abstract, typed_on_mesh
-from automesh.program.capture.abstract.deferred import copied, deferred, given
+from automesh.program.capture.abstract.deferred import (
+    copied,
+    deferred,
+    given,
+    is_pure,
+    with_own_constants,
+)
 from automesh.program.capture.abstract.makers import hook_arrays, hook_likes, hook_meshes
 from automesh.program.capture.abstract.placements import own_jit, placements
 from automesh.program.capture.abstract.record import STATE
@@ -56,7 +63,7 @@ from automesh.program.capture.known_numbers import (
     numbers_of,
     numbers_of_whole,
 )
-from automesh.program.capture.unread import counted_as_finite, is_unread_number
+from automesh.program.capture.unread import counted_as_finite, is_unread, is_unread_number
 
 _CORE: Any = importlib.import_module("jax._src.core")
 
@@ -71,7 +78,7 @@ class AbstractTrace(_CORE.Trace):
             with _CORE.set_current_trace(_CORE.eval_trace):
                 return _CORE.eval_trace.stage_value(val)
         made = AbstractArray(self, _CORE.typeof(val), None)
-        made.later = given(val)
+        made.later = given(val, made.aval.dtype)
         return made
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
@@ -81,26 +88,40 @@ class AbstractTrace(_CORE.Trace):
                 return primitive.bind(*args, **params)
         avals = [_CORE.typeof(arg) for arg in args]
         with _CORE.set_current_trace(_CORE.eval_trace):
-            out, _ = primitive.abstract_eval(*avals, **params)
+            out, effects = primitive.abstract_eval(*avals, **params)
         outs = list(out) if primitive.multiple_results else [out]
         placed = placements(primitive, args, params, outs)
         made = [
             AbstractArray(self, typed_on_mesh(aval, sharding), sharding)
             for aval, sharding in zip(outs, placed, strict=True)
         ]
+        # What Python does besides giving results, such as a callback, is not done later.
+        if not effects:
+            self._keep(primitive, args, params, outs, made)
+        return made if primitive.multiple_results else made[0]
+
+    def _keep(
+        self,
+        primitive: Any,
+        args: Sequence[Any],
+        params: dict[str, Any],
+        outs: Sequence[Any],
+        made: Sequence[AbstractArray],
+    ) -> None:
+        """Keeps what makes the results of an operation, until Python asks for their values."""
         is_known = all(map(_is_known, args)) and is_light(primitive, args, params, LATER_BYTES)
-        if is_known or any(map(is_countable, outs)):
-            find = numbers_of_whole if is_known else numbers_of
+        own = with_own_constants(params) if is_known and is_pure(primitive, params) else None
+        if own is not None or any(map(is_countable, outs)):
+            find = numbers_of if own is None else numbers_of_whole
             with _CORE.set_current_trace(_CORE.eval_trace):
-                numbers = find(primitive, args, params, outs, _number_of)
+                numbers = find(primitive, args, own or params, outs, _number_of)
             for array, number in zip(made, numbers, strict=True):
                 array.number = number
         if any(array.number is None or array.number.reads_nan for array in made):
-            kept = list(map(_kept, args))
-            found = deferred(primitive, kept, params, outs, placed)
+            placed = [array.placed for array in made]
+            found = deferred(primitive, list(map(_kept, args)), params, outs, placed)
             for array, later in zip(made, found or (), strict=False):
                 array.later = later
-        return made if primitive.multiple_results else made[0]
 
     # jax passes these parameters by name.
     def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
@@ -146,9 +167,18 @@ def _kept(value: Any) -> Any:
     if is_abstract(value):
         is_known = value.number is not None and not value.number.reads_nan
         return value.number if is_known else value.later
-    if is_unread_number(value):
+    if is_unread_number(value) or _has_unread(value):
         return None
     return copied(value) if isinstance(value, np.ndarray) else value
+
+
+def _has_unread(value: Any) -> bool:
+    """Whether a small array was made of a number without data, and is nan for that reason."""
+    if not STATE.printed or not isinstance(value, (jax.Array, np.ndarray)):
+        return False
+    is_small = value.size > 0 and nbytes(value) <= SMALL_BYTES
+    is_floating = is_small and jax.numpy.issubdtype(value.dtype, np.floating)
+    return is_floating and bool(np.any(is_unread(np.asarray(value))))
 
 
 def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -172,7 +202,7 @@ def _is_known(arg: Any) -> bool:
     if is_abstract(arg):
         return arg.number is not None and not arg.number.reads_nan
     # The script may write into an array of numpy before the value is computed.
-    return not isinstance(arg, np.ndarray) and not is_unread_number(arg)
+    return not (isinstance(arg, np.ndarray) or is_unread_number(arg) or _has_unread(arg))
 
 
 @contextmanager
