@@ -221,6 +221,7 @@ NOT_KNOWN = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", NOT_KNOWN)
 def test_what_cannot_be_computed_later_is_not_made_up(name: str, tmp_path: Path) -> None:
     asked = f"{NOT_KNOWN[name]}; kept = np.asarray(made)"
@@ -256,6 +257,7 @@ def test_only_what_is_asked_for_is_computed_and_kept_within_a_limit(tmp_path: Pa
     assert bare(script).get("step") == "train_step"
 
 
+@pytest.mark.slow
 def test_a_script_that_decides_by_a_cheap_number_has_its_value(tmp_path: Path) -> None:
     """It was started again with its arrays, since it had ended with nan."""
     seen = bare(script_that("if not loss > 0: break\nassert not loss < 0", tmp_path))
