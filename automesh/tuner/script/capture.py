@@ -11,7 +11,8 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
-from automesh.outcomes import Failure
+from automesh.outcomes import Failure, OutOfMemory, TimedOut
+from automesh.program.capture.line_watch import last_line
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
@@ -203,10 +204,27 @@ def _first_run(
     ) as pool:
         answer = pool.run(job, request.timeout_s, on_event)
     if isinstance(answer, Failure):
-        raise inspection_error(answer, request.entry)
+        raise _with_line(answer, inspection_error(answer, request.entry), last_line(job.folder))
     if not isinstance(answer, Discovery | OtherDevices):
         raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
     return answer
+
+
+def _with_line(answer: Failure, error: UsageError, line: str) -> UsageError:
+    """Returns the error for a first run that was ended from outside, with the line that ran then.
+
+    Args:
+      line: as `train.py:12`; empty if it is unknown.
+    """
+    if not line or not isinstance(answer, OutOfMemory | TimedOut):
+        return error
+    if isinstance(answer, TimedOut):
+        return UsageError(f"{error.message}; it was at {line}", hint=error.hint)
+    return UsageError(
+        f"the script ran out of memory at {line}: {answer.detail}",
+        hint="give it a smaller model or batch here, raise --worker-memory, or estimate it for "
+        "devices that are not here (`--target tpu-v5p-16 --dry-run`), which takes no arrays of it",
+    )
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:

@@ -24,6 +24,7 @@ from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
+from automesh.program.capture.line_watch import line_noted
 from automesh.program.capture.nouns import CarryCheck, Discovery, OtherDevices
 from automesh.program.capture.world import told
 from automesh.program.capture.world.wishes import devices_asked_for
@@ -289,7 +290,8 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
     named = f" on the {job.num_devices} devices that it names" if job.num_devices else ""
     note_start(job.folder, f"first run{named}")
     try:
-        with showing_devices(job.step.absent, Path(job.step.entry.location).name, as_one=True):
+        name = Path(job.step.entry.location).name
+        with showing_devices(job.step.absent, name, as_one=True), line_noted(job.folder):
             found = _discovered(job, emit)
     except UsageError as error:
         if (
