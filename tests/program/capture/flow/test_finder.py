@@ -472,8 +472,9 @@ SCRIPTS = {
     """,
     "caught_by_a_framework": """# bare
         import sys
+        shape = jax.ShapeDtypeStruct((512, 512), jnp.float32)
         try:
-            rows = int(jnp.max(batch(0)))
+            rows = int(jnp.max(jax.pure_callback(lambda: np.ones((512, 512), np.float32), shape)))
         except Exception:
             sys.exit(1)
         train_step, moments = jax.jit(train), zeros
@@ -725,7 +726,7 @@ def test_a_value_that_was_asked_for_is_told_though_the_script_has_caught_the_err
     found: dict[str, dict[str, Any]],
 ) -> None:
     error = found["caught_by_a_framework"]["error"]
-    assert error.startswith("caught_by_a_framework.py:27 needs the value of an array")
+    assert error.startswith("caught_by_a_framework.py:28 needs the value of an array")
 
 
 @pytest.mark.slow
@@ -786,9 +787,10 @@ def test_pmap_is_refused_at_its_first_call(found: dict[str, dict[str, Any]]) -> 
 def test_a_chunk_of_steps_is_no_whole_training_where_the_script_needs_its_losses(
     found: dict[str, dict[str, Any]],
 ) -> None:
-    """Before, one turn was the step: "the one call is the whole training"."""
-    error = found["many_losses_are_looked_at"]["error"]
-    assert "needs the value of `losses`" in error
+    """Before, one turn was the step: "the one call is the whole training". The losses are
+    computed, so that the script goes on as with its arrays."""
+    seen = found["many_losses_are_looked_at"]
+    assert (seen["name"], seen["calls"], seen["loop"]) == ("chunk", 3, None)
 
 
 @pytest.mark.slow
