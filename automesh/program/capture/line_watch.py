@@ -20,6 +20,7 @@ from typing import Any
 from automesh.foreign.private import is_own_folder, read_own
 from automesh.package import is_users_file
 from automesh.program.capture.nouns import SourceLine
+from automesh.reading import Unreadable
 
 _FILE = "line"
 _BYTES = 1024
@@ -60,7 +61,11 @@ def last_line(folder: str) -> str:
     path = Path(folder) / _FILE
     if not folder or not path.exists():
         return ""
-    return read_own(path, limit_bytes=_BYTES).rstrip(b"\0").decode(errors="replace")
+    try:
+        noted = read_own(path, limit_bytes=_BYTES)
+    except Unreadable:  # The error is shown without a line.
+        return ""
+    return noted.rstrip(b"\0").decode(errors="replace")
 
 
 def _watch(thread: int, shown: mmap.mmap, ended: threading.Event) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
 from automesh.outcomes import Failure, OutOfMemory, TimedOut
+from automesh.platforms.allowed import limits_hint
 from automesh.program.capture.line_watch import last_line
 from automesh.program.capture.nouns import (
     AxisSplit,
@@ -222,7 +223,8 @@ def _with_line(answer: Failure, error: UsageError, line: str) -> UsageError:
         return UsageError(f"{error.message}; it was at {line}", hint=error.hint)
     return UsageError(
         f"the script ran out of memory at {line}: {answer.detail}",
-        hint="give it a smaller model or batch here, raise --worker-memory, or estimate it for "
+        hint=limits_hint()
+        or "give it a smaller model or batch here, raise --worker-memory, or estimate it for "
         "devices that are not here (`--target tpu-v5p-16 --dry-run`), which takes no arrays of it",
     )
 

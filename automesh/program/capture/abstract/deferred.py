@@ -28,6 +28,8 @@ from automesh.program.capture.flow.program import flops_of
 from automesh.program.capture.known_numbers import KnownNumber
 from automesh.program.kernels.stand_ins import is_for_accelerators
 from automesh.program.lower.static_args import is_ref
+from automesh.program.notes import note
+from automesh.texts.exceptions import in_one_line
 
 _CORE: Any = importlib.import_module("jax._src.core")
 # The most bytes, on all devices together, of the results of the operations that lead to a value.
@@ -216,7 +218,8 @@ def computed(wanted: Deferred, *, most: WorkLimit = NEEDED) -> Any:
             is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
             return value if is_key else np.asarray(value)
         # Libraries raise whatever they like; the caller says which line needs the value.
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
+            note(f"a value that the script asks for cannot be computed ({in_one_line(error)})")
             return None
 
 
