@@ -47,7 +47,7 @@ def summarize(
     Args:
       program: the step.
       again: the result of a second call of `build` on the same mesh.
-      reference: the step on one device, which determines made-up values.
+      reference: the step on the mesh on which it is looked at, which determines made-up values.
       is_run: whether the step will be run here, so that it needs values.
     """
     built = program.built

@@ -286,9 +286,9 @@ def _notes(
     notes: list[str] = []
     if located.derived:
         notes.append(
-            f"at least {ENOUGH} meshes were lowered, or with other knobs each axis at 1 and at two "
-            f"more sizes; they differ in the sizes of their axes alone, and the programs of the "
-            f"others were derived from them"
+            f"not every mesh was lowered: at least {ENOUGH} were, or, for further values of knobs, "
+            f"each axis at 1 and at two more sizes; their programs differ only in the sizes of the "
+            f"axes, so the programs of the other meshes were derived from them"
         )
     baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded, *moving)]
     if baked and probed:

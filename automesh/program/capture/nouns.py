@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Literal
 
 from automesh.errors import UsageError, did_you_mean
@@ -160,15 +160,18 @@ class ScriptStep:
                 f"{self.called_at} is the whole training)"
             )
         if self.parts:
-            same = groupby(self.parts, key=lambda part: (part.name, part.called_at))
-            runs = [(next(run), 1 + len(list(run))) for _, run in same]
-            told = [tell(part) + (f" ({n} times)" if n > 1 else "") for part, n in runs]
+            times = Counter((part.name, part.called_at) for part in self.parts)
+            each = {(part.name, part.called_at): part for part in self.parts}
+            told = [
+                tell(part) + (f" ({times[place]} times)" if times[place] > 1 else "")
+                for place, part in each.items()
+            ]
             return " and then ".join(told) + ", searched as one step,"
         return tell(self)
 
     def about_outside(self) -> str:
-        """Returns which work of a training is not part of its step, and what to do about it; empty
-        if no such work is known."""
+        """Returns which work of a training is not part of its step, or is in it less often than in
+        the script, and what to do about it; empty if no such work is known."""
         if self.is_unjitted and not self.outside:
             return (
                 f"the script calls `{self.name}` ({self.called_at}) outside of `jax.jit`, "
@@ -176,7 +179,7 @@ class ScriptStep:
                 "is found"
             )
         if not self.outside:
-            return ""
+            return self._about_times().removeprefix("; ")
         names = [f"`{name}`" for name in self.outside]
         listed = ", ".join(names[:-1]) + (" and " if names[:-1] else "") + names[-1]
         are = "are" if len(names) > 1 else "is"

@@ -97,8 +97,8 @@ def prepare(
     Args:
       program: the program of `compiled`.
       built: what `build` gave.
-      reference_domains: gives the possible values of each leaf from the step on one device, so that
-        they do not depend on the mesh. Is called only if there are leaves to make up.
+      reference_domains: gives the possible values of each leaf from the step on one mesh that is
+        the same for all plans. Is called only if there are leaves to make up.
       build_again: calls the user's `build` again with the same mesh and knobs.
 
     Raises:
@@ -175,10 +175,10 @@ def covered_by_init(program: StepProgram) -> list[bool]:
 
 
 def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Domain]:
-    """Returns the possible values of each leaf, from the step on one device.
+    """Returns the possible values of each leaf of a step.
 
     Args:
-      reference: domains of the step on one device.
+      reference: domains of the step on the mesh on which it is looked at, see `prepare`.
     """
     if isinstance(program, SingleProgram) and len(reference) == len(
         jax.tree.leaves((program.args, program.kwargs))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import jax
 import psutil
@@ -33,17 +31,11 @@ from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import note_start
 from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
-from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
-from automesh.program.execute.timed_loop import KeptLoops, visit
-from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.infer.search.layout import Layout
-from automesh.program.lower import compilation_cache
 from automesh.program.lower.any_step import StepProgram, lower_any
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.lower.host_callbacks import said_of_callbacks
-from automesh.program.lower.lowered import loss_dtype
-from automesh.program.lower.lowering import SingleProgram, compile_program, lower
 from automesh.program.lower.program_text import write_text
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import (
@@ -56,7 +48,6 @@ from automesh.program.nouns import (
     ProbeTimes,
     Propagation,
     Traced,
-    VisitAnswer,
 )
 from automesh.program.refused import StepRefused
 from automesh.program.script.build import build_on, read_facts
@@ -78,14 +69,13 @@ from automesh.worker.handlers.inspect_step import (
     default_mapping,
     look,
     looked_at,
-    ones,
     seen_mapping,
     used_axes,
 )
+from automesh.worker.handlers.memory import WorkerMemory
 from automesh.worker.handlers.propagate import Propagations
 from automesh.worker.handlers.scripts import (
     Script,
-    Scripts,
     build_plan,
     join_gang,
     showing_devices,
@@ -93,6 +83,7 @@ from automesh.worker.handlers.scripts import (
     with_or_without_shown_devices,
 )
 from automesh.worker.handlers.stages import Emit, StageReporter
+from automesh.worker.handlers.visits import visit_plan
 from automesh.worker.messages import (
     MOST_CALLS,
     ArraysJob,
@@ -115,41 +106,11 @@ from automesh.worker.protocol import Answer
 # The file name of a notebook cell contains a space.
 _FAILS = re.compile(r" fails at \S+( \[cell \d+\]:\d+)? before its step: ")
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
-_Step = tuple[Entry, Plan, tuple[str, ...]]
-# Number of plans that a worker keeps ready to be visited again. A loaded program of the CPU
-# compiler has several hundred memory maps, and Linux allows a process 65,530 (`vm.max_map_count`):
-# beyond these XLA ends the process.
-MOST_READY = 32
 # Resident memory above which a worker drops the programs of other calls of `build`.
 _MOST_KEPT_BYTES = 2**30
 
 
-@dataclass(slots=True)
-class _Memory:
-    """The state of a worker between jobs: loaded scripts, and plans that are ready to run.
-
-    Attributes:
-      domains: for each script, axes, axis types and mapping, the possible values of each leaf.
-      programs: for each script, axes, knobs and devices, the shared parts of its lowerings; those
-        used last are the last ones, see `MOST_CALLS`.
-      kept: the states of plans that are visited in turn; all other arrays are freed after each job.
-      first_build_s: seconds of the first `build` of a visit, with all its imports.
-    """
-
-    scripts: Scripts = field(default_factory=Scripts)
-    ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
-    domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
-    programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
-    kept: KeptLoops = field(default_factory=KeptLoops)
-    first_build_s: float = 0.0
-
-    @property
-    def start_s(self) -> float:
-        """See `VisitAnswer`."""
-        return self.scripts.took_s + self.first_build_s
-
-
-_MEMORY = _Memory()
+_MEMORY = WorkerMemory()
 
 
 def handle(job: Job, emit: Emit) -> Answer:
@@ -180,7 +141,7 @@ def handle(job: Job, emit: Emit) -> Answer:
             case TraceJob():
                 return _trace(job, stages)
             case VisitJob():
-                return _visit(job, stages, team_of(emit))
+                return visit_plan(job, _MEMORY, stages, team_of(emit))
             case CalibrateJob():
                 return _calibrate(job, stages, emit, team_of(emit))
             case _:
@@ -481,128 +442,3 @@ def _build(job: BuildJob, stages: StageReporter) -> BuildAnswer:
 def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
     """Returns the platforms to lower for: kernels may exist for the target's platform only."""
     return lowered_for(absent.platform) if absent else None
-
-
-def _visit(job: VisitJob, stages: StageReporter, team: Team) -> VisitAnswer:
-    since_s = perf_counter()
-    compilation_cache.use(job.cache_dir)
-    if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
-        # Only visits need values; estimates and compiles do not.
-        capture = replace(job.step.entry.capture, without_arrays=False)
-        entry = replace(job.step.entry, capture=capture)
-        job = replace(job, step=replace(job.step, entry=entry))
-    key, kept = _key(job), _MEMORY.kept
-    if not job.keep and not kept.has(key):
-        kept.clear()
-    started_s = _MEMORY.start_s
-    ready = _ready(job, stages)
-    since_s += _MEMORY.start_s - started_s
-    if not kept.has(key):
-        team.gather("program")  # The processes take different times to compile.
-        stages.enter("materialize")
-    seen = visit(
-        ready,
-        kept=kept,
-        key=key,
-        keep=job.keep,
-        steps=job.steps,
-        samples=job.samples,
-        loss_steps=job.loss_steps,
-        warmup_s=job.warmup_s,
-        since_s=since_s,
-        sensitivity=job.sensitivity,
-        team=team,
-        started=lambda: stages.enter("run"),
-    )
-    return VisitAnswer(
-        samples_s=seen.samples_s,
-        losses=seen.losses,
-        loss_dtype=ready.loss_dtype,
-        values=ready.values,
-        setup_s=seen.setup_s,
-        state_s=seen.state_s,
-        peak_bytes=seen.peak_bytes,
-        fingerprint=ready.fingerprint,
-        updates=seen.first.updates,
-        vectors=seen.first.vectors,
-        arguments=seen.first.arguments,
-        start_s=_MEMORY.start_s,
-    )
-
-
-def _key(job: VisitJob) -> _Step:
-    return (job.step.entry, job.plan, job.step.axis_types)
-
-
-def _ready(job: VisitJob, stages: StageReporter) -> Ready:
-    key = _key(job)
-    if key in _MEMORY.ready:
-        _MEMORY.ready[key] = _MEMORY.ready.pop(key)  # The plan used last is dropped last.
-        return _MEMORY.ready[key]
-    _make_room()
-    ready = _MEMORY.ready[key] = _prepared(job, stages)
-    # Every visit ends with a garbage collection, which should not walk the permanent objects of a
-    # plan (modules, programs) each time. The arrays of a visit are made after this point. Arrays
-    # that `build` made may already be in reference cycles, which must be collected before the
-    # freeze, or they are never freed.
-    gc.collect()
-    if ready.build_again is None:
-        gc.freeze()
-    return ready
-
-
-def _make_room() -> None:
-    """Drops the least recently visited plan if the limit of ready plans is reached."""
-    idle = [key for key in _MEMORY.ready if not _MEMORY.kept.has(key)]
-    if len(_MEMORY.ready) < MOST_READY or not idle:
-        return
-    del _MEMORY.ready[idle[0]]
-    gc.unfreeze()
-    gc.collect()
-
-
-def _prepared(job: VisitJob, stages: StageReporter) -> Ready:
-    script = _MEMORY.scripts.load(job.step.entry, stages)
-    stages.enter("build")
-    begun_s = perf_counter()
-    built = build_plan(job, job.plan, script)
-    if not _MEMORY.first_build_s:
-        _MEMORY.first_build_s = perf_counter() - begun_s
-    stages.enter("lower")
-    program = lower_any(built)
-    fingerprint = program.fingerprint(job.plan.compiler_options)
-    if not isinstance(program, SingleProgram):
-        return program.prepare(
-            job.plan.compiler_options,
-            fingerprint=fingerprint,
-            build_again=lambda: build_plan(job, job.plan, script),
-            enter=stages.enter,
-        )
-    coarsest = loss_dtype(program.lowered)
-    stages.enter("compile")
-    program, compiled, _ = compile_program(program, job.plan.compiler_options)
-    stages.enter("materialize")
-    return prepare(
-        program,
-        compiled,
-        built=built,
-        fingerprint=fingerprint,
-        loss_dtype=coarsest,
-        reference_domains=lambda: _domains(job, script),
-        build_again=lambda: build_plan(job, job.plan, script),
-    )
-
-
-def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
-    names = tuple(axis.name for axis in job.plan.axes)
-    key = (job.step.entry, names, job.step.axis_types, job.plan.mapping)
-    if key not in _MEMORY.domains:
-        built = build_on(
-            script.build,
-            ones(names),
-            axis_types=job.step.axis_types,
-            mapping=job.plan.mapping,
-            devices=own(),
-        )
-        _MEMORY.domains[key] = domains(lower(built).traced)
-    return _MEMORY.domains[key]

@@ -22,7 +22,8 @@ from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.lower.compiled import out_of_memory
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, StepRef, VisitAnswer
 from automesh.worker.blame import OutcomeError
-from automesh.worker.handlers import jobs
+from automesh.worker.handlers import jobs, visits
+from automesh.worker.handlers.memory import WorkerMemory
 from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
 from tests.support.paths import SCRIPTS
@@ -95,7 +96,7 @@ def test_a_program_that_cannot_be_kept_is_compiled_all_the_same(worker, own_proc
 @pytest.mark.slow
 def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatch):
     """Loaded programs hold memory maps, of which a process may have so many and no more."""
-    monkeypatch.setattr(jobs, "MOST_READY", 2)
+    monkeypatch.setattr(visits, "MOST_READY", 2)
     jobs._MEMORY.ready.clear()
     adamw = worker("adamw")
     first = {mesh: adamw.visit(mesh).losses for mesh in ("dp:1", "dp:8")}
@@ -117,7 +118,7 @@ def build(mesh):
     return jax.jit(lambda w, x: (x @ w).sum()), (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
 """)
     slow.inspect()
-    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())  # as in another process
+    monkeypatch.setattr(jobs, "_MEMORY", WorkerMemory())  # as in another process
     begun_s = time.perf_counter()
     first = slow.visit("dp:2")
     took_s = time.perf_counter() - begun_s
@@ -139,7 +140,7 @@ def build(mesh):
     return jax.jit(lambda w, x: (x @ w).sum()), (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
 """)
     slow.inspect()
-    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())  # as in another process
+    monkeypatch.setattr(jobs, "_MEMORY", WorkerMemory())  # as in another process
     with pytest.raises(MemoryError):
         slow.visit("dp:4")
     begun_s = time.perf_counter()
@@ -498,7 +499,7 @@ def test_a_script_may_configure_jax_before_its_devices_are_there(own_process):
 
 def test_arrays_that_build_makes_are_not_kept_for_good(written, monkeypatch):
     frozen = []
-    monkeypatch.setattr(jobs.gc, "freeze", lambda: frozen.append(len(jax.live_arrays())))
+    monkeypatch.setattr(visits.gc, "freeze", lambda: frozen.append(len(jax.live_arrays())))
     described = written("""
 def build(mesh):
     return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16)))

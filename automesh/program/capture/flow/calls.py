@@ -247,6 +247,8 @@ class CallLog:
                 first=function.calls,
             )
             variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
+            # The call may fail before its arguments are followed: an array was deleted.
+            variant.unchanged, variant.origins = [False] * len(leaves), [None] * len(leaves)
             variant.placed = _as_stated(function, [place_of(leaf) for leaf in leaves], leaves)
             function.variants.append(variant)
         function.calls += 1

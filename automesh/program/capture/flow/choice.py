@@ -90,11 +90,17 @@ class Choice:
     Attributes:
       numbers: the functions, in the order in which an iteration calls them.
       is_carried: whether their outputs come back to them.
+      in_rounds: whether none of them trains by itself, and a function that changes the parameters
+        is called less often than the others.
+      is_cut: whether that function is not among them, or another one that their state flows
+        through.
     """
 
     numbers: tuple[int, ...]
     doubt: Doubt
     is_carried: bool
+    in_rounds: bool = False
+    is_cut: bool = False
 
 
 def circle_of(candidates: Mapping[int, StepChoice], number: int) -> set[int]:
@@ -140,18 +146,32 @@ def choice_of(
             for other in mine.from_others
             if other in candidates and candidates[other].from_others.get(other, 0) >= _LEAST_BYTES
         }
+    takers = {
+        other for other in circle if _ends_rounds(candidates, other, circle - {other, number})
+    }
     numbers = tuple(
         other
         for other in iteration
         if other in circle
         and iteration.count(other) == 1
-        and (_as_often(candidates[other], mine) or _takes_sums(candidates, other, number))
+        and (
+            _as_often(candidates[other], mine)
+            or _takes_sums(candidates, other, number)
+            or other in takers
+        )
     ) or (number,)
     members = [candidates[other] for other in numbers]
     carried = sum(
         size for member in members for other, size in member.from_others.items() if other in numbers
     )
-    return Choice(numbers=numbers, doubt=_doubt(members, carried), is_carried=carried > 0)
+    is_open = len(numbers) > 1 and not any(member.trains for member in members)
+    return Choice(
+        numbers=numbers,
+        doubt=_doubt(members, carried),
+        is_carried=carried > 0,
+        in_rounds=is_open and bool(takers),
+        is_cut=is_open and not circle <= set(numbers),
+    )
 
 
 def _takes_sums(candidates: Mapping[int, StepChoice], other: int, number: int) -> bool:
@@ -165,6 +185,22 @@ def _takes_sums(candidates: Mapping[int, StepChoice], other: int, number: int) -
         and not taker.has_gradient
         and taker.from_others.get(other, 0) >= _LEAST_BYTES
         and taker.all_calls < mine.all_calls
+    )
+
+
+def _ends_rounds(candidates: Mapping[int, StepChoice], other: int, between: set[int]) -> bool:
+    """Whether a function changes the parameters after several calls of the others: it takes no
+    gradient, keeps a state of its own, and takes what another function has added up."""
+    taker = candidates[other]
+    return (
+        not taker.has_gradient
+        and taker.from_others.get(other, 0) >= _LEAST_BYTES
+        and any(
+            adder in taker.from_others
+            and candidates[adder].from_others.get(adder, 0) >= _LEAST_BYTES
+            and taker.all_calls < candidates[adder].all_calls
+            for adder in between
+        )
     )
 
 

@@ -38,7 +38,6 @@ from automesh.program.capture.flow.rounds import (
     CALLS_TO_SEE,
     AccumulationRound,
     arguments_of,
-    in_runs,
     round_of,
 )
 from automesh.program.capture.flow.sequence import StepCollector, carried_runs
@@ -52,6 +51,9 @@ from automesh.program.lower.static_args import leaf_shape
 # script may go on until it calls that one.
 _LASTING_SHARE = 0.1
 _LONGEST_FOR_OTHERS_S = 20.0
+# Calls of a function that is called more often than others of its step, before it is taken for the
+# step without them.
+_MOST_CUT_CALLS = 100
 # FLOPs of a call: a call with more is not run until it is known not to be a whole training.
 _LONG_FLOPS = 1e9
 _DOUBTS = {
@@ -284,7 +286,7 @@ class StepFinder:
         choice = rounds or choice
         if self.wanted and self._name_of(choice) != self.wanted:
             return None
-        if rounds is None and waits:
+        if rounds is None and (waits or (choice.is_cut and mine.calls <= _MOST_CUT_CALLS)):
             return None
         return choice if rounds is not None or is_enough(choice, mine) else None
 
@@ -301,8 +303,10 @@ class StepFinder:
         one, if the script goes on: a function that adds up, before the one that takes the sum; or a
         function that trains and gets arrays that another one may train, as a critic before its
         generator."""
-        if len(choice.numbers) > 1 or function.calls > CALLS_TO_SEE:
+        if function.calls > CALLS_TO_SEE:
             return False
+        if len(choice.numbers) > 1:
+            return choice.in_rounds or choice.is_cut
         if choice.doubt is Doubt.NOTHING_TRAINED:
             return bool(self._taker(function))
         return self._has_lasting(choice) and mine.seconds < _LONGEST_FOR_OTHERS_S
@@ -332,7 +336,7 @@ class StepFinder:
         return Choice(numbers=(number,), doubt=Doubt.NONE, is_carried=carried)
 
     def _name_of(self, choice: Choice) -> str:
-        return "+".join(self.log.functions[number].name for number in in_runs(choice.numbers))
+        return "+".join(self.log.functions[number].name for number in dict.fromkeys(choice.numbers))
 
     def _is_wanted(self, number: int) -> bool:
         names = self.wanted.split("+") if self.wanted else []
@@ -452,7 +456,7 @@ class StepFinder:
         )
         first = functions[0]
         return ScriptStep(
-            name="+".join(in_runs([part.name for part in parts])),
+            name="+".join({one.number: one.name for one in functions}.values()),
             defined_at=first.defined_at,
             called_at=first.called_at,
             argument_bytes=0,
@@ -547,7 +551,7 @@ class StepFinder:
         pairs: list[tuple[int, int]] = []
         outputs = _positions(step.parts)
         placed = [place_of(leaf) for leaf in whole.leaves]
-        for function, sources in zip(functions, collector.sources, strict=True):
+        for part, function, sources in zip(step.parts, functions, collector.sources, strict=True):
             variant = function.usual
             state = parameters_in(variant, function.number) | set(
                 self._passed_on(functions, function)
@@ -562,7 +566,12 @@ class StepFinder:
                     constant.add(source)
                 if place in state:
                     parameters.add(source)
-                if origin is not None and origin.function in numbers:
+                if origin is None or origin.function not in numbers:
+                    continue
+                if part.times > 1 and origin.function == function.number:
+                    # A sum of which one turn is in the step: the next step begins with the same.
+                    constant.add(source)
+                else:
                     output = outputs.get((numbers.index(origin.function), origin.output))
                     if output is not None and (source, output) not in pairs:
                         pairs.append((source, output))

@@ -1,20 +1,19 @@
 """Finds rounds of calls that are one step together: a function that adds up gradients is called
 several times, then another one takes the sum (jax).
 
-Each of the two is called from one line, so the calls of a round are recognized by their order and
-by which outputs each call takes from the others.
+The gradients may also be made by one function and added up by another one. Each function is called
+from one line, so the calls of a round are recognized by their order and by which outputs each call
+takes from the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from automesh.program.capture.flow.calls import CallLog, Origin, parameters_in
 
-_Item = TypeVar("_Item")
 # The most calls of one function in a round: each of them is traced and compiled with the step.
 _MOST_TURNS = 8
 CALLS_TO_SEE = 2 * _MOST_TURNS + 1
@@ -52,20 +51,34 @@ def round_of(log: CallLog, adder: int, *, has_ended: bool = False) -> Accumulati
     were alike.
 
     Args:
-      adder: the function that is called several times.
+      adder: the function that is called several times, and is called first in a round.
       has_ended: whether the script has ended, so that the last round may be complete.
     """
     calls = [_RoundCall(at=at, number=log.order[at], origins=origins) for at, origins in log.recent]
     takers = {call.number for call in calls if call.number != adder and call.takes_from(adder)}
-    starts = _starts(calls, adder, takers)
-    found = _alike(log, calls, starts, adder)
-    if found is None and has_ended:
-        found = _alike(log, calls, [*starts, len(calls)], adder)
-    return found
+    members = _members(calls, adder)
+    givers = {
+        number for number in members - {adder}
+        if any(call.number == adder and call.takes_from(number) for call in calls)
+    }  # fmt: skip
+    # A function that adds up is called several times in a row. Where another function adds up what
+    # this one returns, only those that give this one its parameters end a round.
+    for ends, is_in_row in ((takers, True), (givers, False)):
+        starts = _starts(calls, adder, ends)
+        for all_starts in (starts, [*starts, len(calls)]) if has_ended else (starts,):
+            found = _alike(log, calls, all_starts, adder, is_in_row=is_in_row)
+            if found is not None:
+                return found
+    return None
 
 
 def _alike(
-    log: CallLog, calls: Sequence[_RoundCall], starts: Sequence[int], adder: int
+    log: CallLog,
+    calls: Sequence[_RoundCall],
+    starts: Sequence[int],
+    adder: int,
+    *,
+    is_in_row: bool,
 ) -> AccumulationRound | None:
     if len(starts) < 3:
         return None
@@ -75,12 +88,11 @@ def _alike(
     numbers = tuple(one.number for one in second)
     turns = numbers.count(adder)
     others = numbers[turns:]
-    is_round = (
-        2 <= turns <= _MOST_TURNS
-        and numbers == tuple(one.number for one in first)
-        and set(numbers[:turns]) == {adder}
-        and 0 < len(others) == len(set(others))
-    )
+    is_round = 2 <= turns <= _MOST_TURNS and numbers == tuple(one.number for one in first)
+    if is_in_row:
+        is_round &= set(numbers[:turns]) == {adder} and 0 < len(others) == len(set(others))
+    else:
+        is_round &= numbers.count(numbers[-1]) == 1 and len(numbers) <= CALLS_TO_SEE
     return AccumulationRound(numbers=numbers, kept=_kept(log, first, second)) if is_round else None
 
 
@@ -188,8 +200,3 @@ def _kept(log: CallLog, before: Sequence[_RoundCall], last: Sequence[_RoundCall]
             )
         )
     return tuple(kept)
-
-
-def in_runs(items: Sequence[_Item]) -> list[_Item]:
-    """Returns numbers or names, each run of equal ones as one."""
-    return [one for one, _ in groupby(items)]

@@ -47,6 +47,19 @@ def test_what_is_called_more_often_is_no_part_of_the_same_iteration() -> None:
     assert choice_of(candidates, 0, [0, 1]).numbers == (0,)
 
 
+def test_what_takes_the_sums_that_another_one_makes_is_part_of_the_step() -> None:
+    """Before, gradients and sums alone were the step, and no parameter changed in it."""
+    candidates = {
+        0: candidate(0, has_gradient=True, calls=5, all_calls=5, from_others={2: 4096}),
+        1: candidate(1, all_calls=4, from_others={0: 4096, 1: 4096}),
+        2: candidate(2, all_calls=1, from_others={1: 4096, 2: 8192}),
+    }
+    middle = choice_of(candidates, 0, [0, 1])
+    assert (middle.numbers, middle.in_rounds, middle.is_cut) == ((0, 1), True, True)
+    whole = choice_of(candidates, 0, [0, 1, 2])
+    assert (whole.numbers, whole.in_rounds, whole.is_cut) == ((0, 1, 2), True, False)
+
+
 def test_gradients_that_are_changed_on_their_way_still_close_the_circle() -> None:
     candidates = {
         0: candidate(0, has_gradient=True, from_others={1: 4096}),

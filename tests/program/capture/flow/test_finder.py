@@ -303,6 +303,43 @@ SCRIPTS = {
                 total, loss = accumulate(w=params, total=total, x=batch(step))
             params, moments = apply_fn(params, moments, clip(total))
     """,
+    "added_up_by_a_function": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+        apply_fn, moments = jax.jit(momentum), zeros
+        for step in range(10**6):
+            total = None
+            for k in range(4):
+                loss, g = grad_fn(params, batch(4 * step + k))
+                total = g if total is None else add(total, g)
+            params, moments = apply_fn(params, moments, total)
+    """,
+    "added_up_with_clip_and_keys": """
+        split = jax.jit(jax.random.split)
+        draw = jax.jit(lambda key: jax.random.normal(key, (16, 32)))
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        clip = jax.jit(lambda total: jax.tree.map(lambda g: jnp.clip(g, -1, 1), total))
+        apply_fn, moments = jax.jit(momentum, donate_argnums=(0, 1)), zeros
+        key = jax.random.key(0)
+        for step in range(3):
+            total = jax.tree.map(jnp.zeros_like, params)
+            for k in range(3):
+                key, sub = split(key)
+                loss, g = grad_fn(params, batch(step) + draw(sub)[:, :1])
+                total = add(total, g)
+            params, moments = apply_fn(params, moments, clip(total))
+    """,
+    "many_added_up_by_a_function": """
+        grad_fn = jax.jit(jax.grad(loss_fn))
+        add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+        apply_fn, moments = jax.jit(momentum), zeros
+        for step in range(10**6):
+            total = zeros
+            for k in range(12):
+                total = add(total, grad_fn(params, batch(step)))
+            params, moments = apply_fn(params, moments, total)
+    """,
     "summed_outside_of_jit": """
         grad_fn, apply_fn, moments = jax.jit(jax.value_and_grad(loss_fn)), jax.jit(momentum), zeros
         for step in range(10**6):
@@ -481,6 +518,14 @@ SCRIPTS = {
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))
     """,
+    "uses_what_it_donated": """
+        total = zeros
+        add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        for step in range(10):
+            loss, g = jax.jit(jax.value_and_grad(loss_fn))(params, batch(step))
+            total = add(total, g)
+            print(float(add(zeros, g)["up"][0, 0]))
+    """,
     "fails_after_an_evaluation": """
         @jax.jit
         def eval_step(params, total, x):
@@ -606,6 +651,9 @@ STEPS = {
     "sums_of_gradients": ("accumulate+momentum", 4, 9),
     "many_sums_of_gradients": ("accumulate", 2, 18),
     "sums_with_a_clip_and_zeros": ("accumulate+<lambda>+momentum+<lambda>", 6, 9),
+    "added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 9),
+    "added_up_with_clip_and_keys": ("loss_fn+<lambda>+<lambda>+momentum", 4, 7),
+    "many_added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 25),
     "summed_outside_of_jit": ("loss_fn+momentum", 4, 9),
     "by_keyword": ("train_step", 4, 3),
     "named": ("grad_fn", 0, 3),
@@ -811,6 +859,16 @@ def test_a_script_that_fails_is_not_searched_for_what_it_called_before(
     said = found["fails_after_an_evaluation"]["error"]
     assert "fails at fails_after_an_evaluation.py:" in said
     assert said.endswith("before its step: ValueError: no more data")
+
+
+@pytest.mark.slow
+def test_a_call_with_an_array_that_was_donated_is_the_error_of_the_script(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """Before, the call was half noted down, and the choice of the step failed with a traceback."""
+    said = found["uses_what_it_donated"]["error"]
+    assert "fails at uses_what_it_donated.py:" in said
+    assert "RuntimeError: Array has been deleted" in said
 
 
 @pytest.mark.slow
