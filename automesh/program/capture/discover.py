@@ -26,6 +26,7 @@ from automesh.program.capture.flow.program import facts_of
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.in_text import (
+    jitted_trainers,
     lines_of_gradients,
     mesh_in_text,
     takes_gradients,
@@ -537,12 +538,12 @@ class _ScriptWatch:
     def discovery(self, found: FoundStep) -> Discovery:
         """Returns what is known once a step is chosen; for a script that makes no mesh, also the
         classes of its dimensions."""
+        notices = (*found.notices, *self._waited_in_vain(), *self._uncalled())
         if not self.meshes:
-            notices = (*found.notices, *self._never_reached(), *self._waited_in_vain())
+            notices = (*notices, *self._never_reached())
             return replace(_without_mesh(found), notices=notices)
         own = self._mesh_of(found)
         if not self._is_on_mesh(found):
-            notices = (*found.notices, *self._waited_in_vain())
             return replace(_without_mesh(found), unused_mesh=own, notices=notices)
         return Discovery(
             capture=Capture(mesh=own, step=found.step),
@@ -550,7 +551,19 @@ class _ScriptWatch:
             num_devices=jax.device_count(),
             other_steps=found.others,
             other_meshes=tuple(mesh for mesh in self.meshes.values() if mesh is not own),
-            notices=(*found.notices, *self._waited_in_vain()),
+            notices=notices,
+        )
+
+    def _uncalled(self) -> tuple[str, ...]:
+        """Names other functions that would train if the script went on, as after a warm-up."""
+        if self.finder.found is None or self.finder.wanted:
+            return ()
+        called = self.finder.names()
+        return tuple(
+            f"`{name}` ({line}) takes gradients, too, and was not called up to here; "
+            f"`--step {name}` searches it"
+            for name, line in jitted_trainers(self.entry).items()
+            if name not in called
         )
 
     def _mesh_of(self, found: FoundStep) -> ScriptMesh:

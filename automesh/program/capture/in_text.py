@@ -20,6 +20,7 @@ from automesh.reading import read_bytes
 MESH = re.compile(r"mesh(?!grid)", re.I)
 # Functions of jax, Flax, Equinox and Haiku that take gradients, or apply them.
 _TAKES = re.compile(r"(filter_)?(value_and_)?grad|(filter_)?vjp")
+_JITS = re.compile(r"(filter_|p)?jit")
 _GRADIENT = re.compile(f"{_TAKES.pattern}|apply_gradients")
 
 
@@ -65,6 +66,35 @@ def lines_of_gradients(entry: Entry) -> int:
         if isinstance(node, ast.Call) and _TAKES.fullmatch(_last_name(node.func))
     }
     return len(lines)
+
+
+def jitted_trainers(entry: Entry) -> dict[str, SourceLine]:
+    """Finds the functions of a script that are jitted and take gradients in their text, each with
+    its first line."""
+    found: dict[str, SourceLine] = {}
+    for file, text in _texts(Path(entry.location)):
+        nodes = _nodes(text)
+        jitted = {
+            _last_name(argument)
+            for node in nodes
+            if isinstance(node, ast.Call) and _JITS.search(_last_name(node.func))
+            for argument in node.args[:1]
+        }
+        for node in nodes:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            is_jitted = node.name in jitted or any(
+                isinstance(part, ast.Name | ast.Attribute) and _JITS.search(_last_name(part))
+                for decorator in node.decorator_list
+                for part in ast.walk(decorator)
+            )
+            takes = any(
+                isinstance(part, ast.Call) and _TAKES.fullmatch(_last_name(part.func))
+                for part in ast.walk(node)
+            )
+            if is_jitted and takes:
+                found.setdefault(node.name, SourceLine(file=file, line=node.lineno))
+    return found
 
 
 def _files(entry: Entry) -> list[Path]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from automesh.program.capture import in_text
-from automesh.program.capture.in_text import mesh_in_text, takes_gradients
+from automesh.program.capture.in_text import jitted_trainers, mesh_in_text, takes_gradients
 from automesh.program.nouns import Entry
 
 
@@ -59,3 +59,23 @@ def test_modules_that_the_script_has_imported_are_read(
     modules = {"library": SimpleNamespace(__file__=str(library)), "builtins": SimpleNamespace()}
     monkeypatch.setattr(in_text, "sys", SimpleNamespace(modules=modules))
     assert takes_gradients(entry(tmp_path / "train.py", "import library"))
+
+
+def test_functions_that_are_jitted_and_take_gradients_are_found(tmp_path: Path) -> None:
+    text = """
+@jax.jit
+def warmup(w): return jax.grad(loss)(w)
+@partial(jax.jit, static_argnums=0)
+def train(self, w): return value_and_grad(loss)(w)
+def later(w): return jax.grad(loss)(w)
+@eqx.filter_jit
+def with_equinox(model): return eqx.filter_grad(loss)(model)
+@jax.jit
+def evaluate(w): return loss(w)
+def never(w): return jax.grad(loss)(w)
+step = jax.jit(later, donate_argnums=0)
+"""
+    found = jitted_trainers(entry(tmp_path / "train.py", text))
+    assert {name: line.line for name, line in found.items()} == {
+        "warmup": 3, "train": 5, "later": 6, "with_equinox": 8,
+    }  # fmt: skip

@@ -518,6 +518,20 @@ SCRIPTS = {
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))
     """,
+    "warms_up_first": """
+        @jax.jit
+        def warm_up(w, x):
+            g = jax.grad(lambda down: loss_fn(w | {"down": down}, x))(w["down"])
+            return w | {"down": w["down"] - 0.1 * g}
+        @jax.jit
+        def train_step(w, m, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            return *momentum(w, m, g), loss
+        for step in range(5):
+            params = warm_up(params, batch(step))
+        for step in range(20):
+            params, zeros, loss = train_step(params, zeros, batch(step))
+    """,
     "uses_what_it_donated": """
         total = zeros
         add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
@@ -869,6 +883,18 @@ def test_a_call_with_an_array_that_was_donated_is_the_error_of_the_script(
     said = found["uses_what_it_donated"]["error"]
     assert "fails at uses_what_it_donated.py:" in said
     assert "RuntimeError: Array has been deleted" in said
+
+
+@pytest.mark.slow
+def test_another_function_that_would_train_later_is_named(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    seen = found["warms_up_first"]
+    assert seen["name"] == "warm_up"
+    assert seen["notices"] == [
+        "`train_step` (warms_up_first.py:30) takes gradients, too, and was not called up to here; "
+        "`--step train_step` searches it"
+    ]
 
 
 @pytest.mark.slow
