@@ -302,12 +302,12 @@ def _batches(
     data += [dims for one, dims in inside if isinstance(one, Lookup)]
     drawn = [dims for one, dims in inside if isinstance(one, Draw)]
     attempts = (
-        ((data, _first), (data, _not_walked), (data, _stacks))
+        ((data, _first, False), (data, _not_walked, False), (data, _stacks, False))
         if of_data
-        else ((drawn, _first), (given(Role.STATISTIC), _first))
+        else ((drawn, _first, False), (drawn, _first, True), (given(Role.STATISTIC), _first, False))
     )
-    for sources, factors_of in attempts:
-        alone = _alone(every, sources, found, factors_of)
+    for sources, factors_of, is_stacked in attempts:
+        alone = _alone(every, sources, found, factors_of, is_stacked=is_stacked)
         if alone:
             after = _with_drawn(every, inside, found, alone)
             return after + _computed_whole(every, events, found, data, after)
@@ -319,11 +319,15 @@ def _alone(
     sources: Sequence[Dims],
     found: Facts,
     factors_of: Callable[[Dimensions, Dim], list[int]],
+    *,
+    is_stacked: bool = False,
 ) -> list[int]:
     """Finds the factors of these arrays that are batches, the surest first.
 
     Args:
       factors_of: gives the factors of a dimension that may be.
+      is_stacked: whether they are summed over as parts of larger dimensions, in which they lie
+        several times end to end, such as drawn noise and its mirror image.
     """
     order: Counter[int] = Counter()
     places: dict[int, int] = {}
@@ -339,7 +343,10 @@ def _alone(
         root
         for root in order
         if root not in known
-        and every.marks(root) & DimensionMark.SUMMED
+        and any(
+            every.marks(one) & DimensionMark.SUMMED
+            for one in (_stacks(every, (root,)) if is_stacked else (root,))
+        )
         and (root in found.backward or not found.backward)
     ]
     ranked = sorted(candidates, key=lambda root: (-order[root], places[root], root))

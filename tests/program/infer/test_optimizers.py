@@ -184,3 +184,27 @@ def test_what_is_trained_by_a_population_is_parameters_with_their_moments() -> N
     assert argument(found, "p").dims[0] == argument(found, "x").dims[1] == "features"
     assert [one.size for one in found.batches] == [16, 32]
     assert any(one.shape[0] == 32 and one.dims[0] == "batch2" for one in found.inner)
+
+
+def test_mirrored_noise_is_a_batch_though_it_is_summed_up_with_its_mirror_image_alone() -> None:
+    """A policy that acts in a simulator: no data, and scores are compared with their mean."""
+
+    def step(p: Any, key: Any) -> Any:
+        drawn = jax.random.normal(key, (32, *p.shape))
+        noise = jnp.concatenate([drawn, -drawn])
+
+        def score_of(e: Any) -> Any:
+            def turn(state: Any, _: Any) -> Any:
+                state = jnp.tanh(state @ (p + 0.1 * e))
+                return state, -jnp.sum(state**2)
+
+            return jax.lax.scan(turn, jnp.ones(p.shape[0]), None, length=5)[1].sum()
+
+        score = jax.vmap(score_of)(noise)
+        score = (score - score.mean()) / score.std()
+        return p + 0.1 * jnp.tensordot(score, noise, 1), score.max()
+
+    args = (f32(24, 24), jax.eval_shape(lambda: jax.random.key(0)))
+    found = Model(step=step, args=args, names=("p", "key"), num_state=1).classes()
+    assert [one.size for one in found.batches] == [32]
+    assert any(one.shape[0] == 32 and one.dims[0] == "batch" for one in found.inner)
