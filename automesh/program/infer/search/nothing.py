@@ -41,7 +41,9 @@ def nothing_to_split(
         return UsageError(
             f"{script} {mesh}, and the dimensions of its step can be split over {fewer} "
             f"devices, not over {num_devices}: {sizes}",
-            hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide",
+            hint=f"search it for {fewer} devices, or give it a batch that {num_devices} divide"
+            if classes.batches
+            else f"it has no batch, and one device may be right; else search it for {fewer}",
         )
     return UsageError(
         f"{script} {mesh}, and no dimension of its step can be split over {num_devices} "

@@ -217,6 +217,10 @@ def test_devices_that_no_mesh_has_are_refused_with_those_that_one_has() -> None:
     with pytest.raises(UsageError, match="can be split over 8 devices, not over 16") as raised:
         laid_out(few, devices=16)
     assert raised.value.hint == "search it for 8 devices, or give it a batch that 16 divide"
+    without = replace(few, classes=(few.classes[1],), arguments=few.arguments[:1])
+    with pytest.raises(UsageError, match="can be split over 4 devices, not over 16") as raised:
+        laid_out(without, devices=16)
+    assert raised.value.hint.startswith("it has no batch, and one device may be right")
 
 
 @pytest.mark.parametrize("devices", [1, 8])
