@@ -51,9 +51,10 @@ from automesh.program.lower.static_args import leaf_shape
 # script may go on until it calls that one.
 _LASTING_SHARE = 0.1
 _LONGEST_FOR_OTHERS_S = 20.0
-# Calls of a function that is called more often than others of its step, before it is taken for the
-# step without them.
+# Calls, and seconds, of a function that is called more often than others of its step, before it is
+# taken for the step without them.
 _MOST_CUT_CALLS = 100
+_LONGEST_CUT_S = 60.0
 # FLOPs of a call: a call with more is not run until it is known not to be a whole training.
 _LONG_FLOPS = 1e9
 _DOUBTS = {
@@ -206,6 +207,14 @@ class StepFinder:
         is_adder = choice is not None and choice.doubt is Doubt.NOTHING_TRAINED
         if choice is not None and not self.wanted and (is_adder or self._has_lasting(choice)):
             choice = self._in_rounds(choice, has_ended=True) or choice
+        elif not self.wanted and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
+            # Another function may add up what a gradient gives.
+            heads = (number for number, one in candidates.items() if one.has_gradient)
+            rounds = (round_of(self.log, number, has_ended=True) for number in heads)
+            self._round = next((one for one in rounds if one is not None), None)
+            if self._round is not None:
+                numbers = self._round.numbers
+                choice = Choice(numbers=numbers, doubt=Doubt.NONE, is_carried=True)
         loop = self._longest_loop()
         if loop is not None and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
             return self._found_loop(*loop)
@@ -286,7 +295,7 @@ class StepFinder:
         choice = rounds or choice
         if self.wanted and self._name_of(choice) != self.wanted:
             return None
-        if rounds is None and (waits or (choice.is_cut and mine.calls <= _MOST_CUT_CALLS)):
+        if rounds is None and (waits or self._is_cut(choice, mine)):
             return None
         return choice if rounds is not None or is_enough(choice, mine) else None
 
@@ -306,10 +315,16 @@ class StepFinder:
         if function.calls > CALLS_TO_SEE:
             return False
         if len(choice.numbers) > 1:
-            return choice.in_rounds or choice.is_cut
+            return (choice.in_rounds or choice.is_cut) and mine.seconds < _LONGEST_CUT_S
         if choice.doubt is Doubt.NOTHING_TRAINED:
             return bool(self._taker(function))
         return self._has_lasting(choice) and mine.seconds < _LONGEST_FOR_OTHERS_S
+
+    def _is_cut(self, choice: Choice, mine: StepChoice) -> bool:
+        """Whether a function that belongs to the step was not called in the last iteration, and is
+        waited for."""
+        is_early = mine.calls <= _MOST_CUT_CALLS and mine.seconds < _LONGEST_CUT_S
+        return choice.is_cut and is_early
 
     def _has_lasting(self, choice: Choice) -> bool:
         """Whether a single function that trains gets arrays that it does not change, and that

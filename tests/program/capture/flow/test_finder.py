@@ -330,6 +330,17 @@ SCRIPTS = {
                 total = add(total, g)
             params, moments = apply_fn(params, moments, clip(total))
     """,
+    "added_up_twice": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+        apply_fn, moments = jax.jit(momentum), zeros
+        for step in range(2):
+            total = zeros
+            for k in range(3):
+                loss, g = grad_fn(params, batch(3 * step + k))
+                total = add(total, g)
+            params, moments = apply_fn(params, moments, total)
+    """,
     "many_added_up_by_a_function": """
         grad_fn = jax.jit(jax.grad(loss_fn))
         add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
@@ -667,6 +678,7 @@ STEPS = {
     "sums_with_a_clip_and_zeros": ("accumulate+<lambda>+momentum+<lambda>", 6, 9),
     "added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 9),
     "added_up_with_clip_and_keys": ("loss_fn+<lambda>+<lambda>+momentum", 4, 7),
+    "added_up_twice": ("loss_fn+<lambda>+momentum", 4, 6),
     "many_added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 25),
     "summed_outside_of_jit": ("loss_fn+momentum", 4, 9),
     "by_keyword": ("train_step", 4, 3),
