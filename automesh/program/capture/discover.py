@@ -558,12 +558,18 @@ class _ScriptWatch:
         """Names other functions that would train if the script went on, as after a warm-up."""
         if self.finder.found is None or self.finder.wanted:
             return ()
-        called = self.finder.names()
-        return tuple(
-            f"`{name}` ({line}) takes gradients, too, and was not called up to here; "
-            f"`--step {name}` searches it"
-            for name, line in jitted_trainers(self.entry).items()
-            if name not in called
+        called = self.finder.names().keys() | self.finder.names_inside()
+        later = {
+            name: line for name, line in jitted_trainers(self.entry).items() if name not in called
+        }
+        if not later:
+            return ()
+        listed = [f"`{name}` ({line})" for name, line in later.items()]
+        more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+        takes, was = ("take", "were") if len(listed) > 1 else ("takes", "was")
+        return (
+            f"{', '.join(listed[:3])}{more} {takes} gradients, too, and {was} not called up to "
+            f"here: `--step {next(iter(later))}` searches that one",
         )
 
     def _mesh_of(self, found: FoundStep) -> ScriptMesh:

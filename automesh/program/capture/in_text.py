@@ -69,32 +69,69 @@ def lines_of_gradients(entry: Entry) -> int:
 
 
 def jitted_trainers(entry: Entry) -> dict[str, SourceLine]:
-    """Finds the functions of a script that are jitted and take gradients in their text, each with
-    its first line."""
-    found: dict[str, SourceLine] = {}
-    for file, text in _texts(Path(entry.location)):
-        nodes = _nodes(text)
-        jitted = {
-            _last_name(argument)
-            for node in nodes
-            if isinstance(node, ast.Call) and _JITS.search(_last_name(node.func))
-            for argument in node.args[:1]
-        }
-        for node in nodes:
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            is_jitted = node.name in jitted or any(
-                isinstance(part, ast.Name | ast.Attribute) and _JITS.search(_last_name(part))
-                for decorator in node.decorator_list
-                for part in ast.walk(decorator)
-            )
-            takes = any(
-                isinstance(part, ast.Call) and _TAKES.fullmatch(_last_name(part.func))
-                for part in ast.walk(node)
-            )
-            if is_jitted and takes:
-                found.setdefault(node.name, SourceLine(file=file, line=node.lineno))
-    return found
+    """Finds the functions of a script that are jitted and take gradients in their text, or in that
+    of functions of the script that they name; each with its first line.
+
+    Leaves out those that another such function names, and those with decorators that may give them
+    another name.
+    """
+    nodes = [(file, node) for file, text in _texts(Path(entry.location)) for node in _nodes(text)]
+    defined = {node.name: (file, node) for file, node in nodes if isinstance(node, ast.FunctionDef)}
+    named = {
+        name: {_own_name(part) for part in ast.walk(node)} & defined.keys()
+        for name, (_, node) in defined.items()
+    }
+    trains = {
+        name
+        for name, (_, node) in defined.items()
+        if any(
+            isinstance(part, ast.Call) and _TAKES.fullmatch(_last_name(part.func))
+            for part in ast.walk(node)
+        )
+    }
+    changes = True
+    while changes:  # Functions that others name by way of a third one.
+        wider = {name: those.union(*(named[one] for one in those)) for name, those in named.items()}
+        changes, named = wider != named, wider
+    trains |= {name for name, those in named.items() if those & trains}
+    jitted = {
+        _last_name(argument)
+        for _, node in nodes
+        if isinstance(node, ast.Call) and _JITS.fullmatch(_last_name(node.func))
+        for argument in node.args[:1]
+    }
+    jitted |= {
+        name
+        for name, (_, node) in defined.items()
+        if node.decorator_list and all(map(_jits, node.decorator_list))
+    }
+    other = {
+        name for name, (_, node) in defined.items() if not all(map(_jits, node.decorator_list))
+    }
+    found = (trains & jitted) - other
+    inner = {one for name in found for one in named[name] if one != name}
+    return {
+        name: SourceLine(file=file, line=node.lineno)
+        for name, (file, node) in defined.items()
+        if name in found - inner
+    }
+
+
+def _jits(decorator: ast.expr) -> bool:
+    """Whether a decorator jits: `jax.jit`, `partial(jax.jit, ...)`."""
+    return any(
+        isinstance(part, ast.expr) and _JITS.fullmatch(_last_name(part))
+        for part in ast.walk(decorator)
+    )
+
+
+def _own_name(node: ast.AST) -> str:
+    """Returns the function of the script that a part of its text may name: `f` and `self.f`, and
+    not the attribute `f` of something else; empty if it names none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    is_own = isinstance(node, ast.Attribute) and _last_name(node.value) == "self"
+    return node.attr if is_own and isinstance(node, ast.Attribute) else ""
 
 
 def _files(entry: Entry) -> list[Path]:

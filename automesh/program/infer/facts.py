@@ -304,7 +304,7 @@ def _batches(
     attempts = (
         ((data, _first, False), (data, _not_walked, False), (data, _stacks, False))
         if of_data
-        else ((drawn, _first, False), (drawn, _first, True), (given(Role.STATISTIC), _first, False))
+        else ((drawn, _first, False), (given(Role.STATISTIC), _first, False), (drawn, _first, True))
     )
     for sources, factors_of, is_stacked in attempts:
         alone = _alone(every, sources, found, factors_of, is_stacked=is_stacked)

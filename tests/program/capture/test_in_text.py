@@ -74,8 +74,18 @@ def with_equinox(model): return eqx.filter_grad(loss)(model)
 def evaluate(w): return loss(w)
 def never(w): return jax.grad(loss)(w)
 step = jax.jit(later, donate_argnums=0)
+@jax.jit
+def gradients(w): return jax.grad(loss)(w)
+def helper(w): return gradients(w)
+@jax.jit
+def whole(w): return w - helper(w)
+@jax.jit
+def reads(state): return state.train + state.whole
+@wrapped
+@jax.jit
+def renamed(w): return jax.grad(loss)(w)
 """
     found = jitted_trainers(entry(tmp_path / "train.py", text))
     assert {name: line.line for name, line in found.items()} == {
-        "warmup": 3, "train": 5, "later": 6, "with_equinox": 8,
+        "warmup": 3, "train": 5, "later": 6, "with_equinox": 8, "whole": 17,
     }  # fmt: skip

@@ -92,8 +92,8 @@ class Choice:
       is_carried: whether their outputs come back to them.
       in_rounds: whether none of them trains by itself, and a function that changes the parameters
         is called less often than the others.
-      is_cut: whether that function is not among them, or another one that their state flows
-        through.
+      is_cut: whether one of them adds up gradients, and a function that their state flows through
+        was not called in the last iteration.
     """
 
     numbers: tuple[int, ...]
@@ -146,9 +146,8 @@ def choice_of(
             for other in mine.from_others
             if other in candidates and candidates[other].from_others.get(other, 0) >= _LEAST_BYTES
         }
-    takers = {
-        other for other in circle if _ends_rounds(candidates, other, circle - {other, number})
-    }
+    adders = _adders(candidates, circle)
+    takers = {other for other in circle if _ends_rounds(candidates, other, adders - {other})}
     numbers = tuple(
         other
         for other in iteration
@@ -170,7 +169,7 @@ def choice_of(
         doubt=_doubt(members, carried),
         is_carried=carried > 0,
         in_rounds=is_open and bool(takers),
-        is_cut=is_open and not circle <= set(numbers),
+        is_cut=is_open and bool(adders) and not circle <= set(numbers),
     )
 
 
@@ -188,7 +187,21 @@ def _takes_sums(candidates: Mapping[int, StepChoice], other: int, number: int) -
     )
 
 
-def _ends_rounds(candidates: Mapping[int, StepChoice], other: int, between: set[int]) -> bool:
+def _adders(candidates: Mapping[int, StepChoice], circle: set[int]) -> set[int]:
+    """Returns the functions of a circle that add up what functions with a gradient return. An
+    optimizer is none: those functions take the parameters that it returns."""
+    heads = [other for other in circle if candidates[other].has_gradient]
+    return {
+        other
+        for other in circle
+        if not candidates[other].has_gradient
+        and candidates[other].from_others.get(other, 0) >= _LEAST_BYTES
+        and any(head in candidates[other].from_others for head in heads)
+        and not any(other in candidates[head].from_others for head in heads)
+    }
+
+
+def _ends_rounds(candidates: Mapping[int, StepChoice], other: int, adders: set[int]) -> bool:
     """Whether a function changes the parameters after several calls of the others: it takes no
     gradient, keeps a state of its own, and takes what another function has added up."""
     taker = candidates[other]
@@ -196,10 +209,8 @@ def _ends_rounds(candidates: Mapping[int, StepChoice], other: int, between: set[
         not taker.has_gradient
         and taker.from_others.get(other, 0) >= _LEAST_BYTES
         and any(
-            adder in taker.from_others
-            and candidates[adder].from_others.get(adder, 0) >= _LEAST_BYTES
-            and taker.all_calls < candidates[adder].all_calls
-            for adder in between
+            adder in taker.from_others and taker.all_calls < candidates[adder].all_calls
+            for adder in adders
         )
     )
 

@@ -32,7 +32,7 @@ from automesh.program.capture.flow.choice import (
 )
 from automesh.program.capture.flow.host_copies import HostLeaf, with_leaves
 from automesh.program.capture.flow.loops import described_turn, turn_of
-from automesh.program.capture.flow.program import TrainingLoop
+from automesh.program.capture.flow.program import TrainingLoop, names_inside
 from automesh.program.capture.flow.restless import about_programs
 from automesh.program.capture.flow.rounds import (
     CALLS_TO_SEE,
@@ -51,8 +51,8 @@ from automesh.program.lower.static_args import leaf_shape
 # script may go on until it calls that one.
 _LASTING_SHARE = 0.1
 _LONGEST_FOR_OTHERS_S = 20.0
-# Calls, and seconds, of a function that is called more often than others of its step, before it is
-# taken for the step without them.
+# Calls, and seconds, for which a script is run on to see a function of the step that is called less
+# often than the others.
 _MOST_CUT_CALLS = 100
 _LONGEST_CUT_S = 60.0
 # FLOPs of a call: a call with more is not run until it is known not to be a whole training.
@@ -247,7 +247,9 @@ class StepFinder:
         once = [
             function
             for function in self.log.functions
-            if self._is_wanted(function.number) and self.log.takes_back(function)
+            if self._is_wanted(function.number)
+            and function.number in self.log.order  # Not if its first call has failed.
+            and self.log.takes_back(function)
         ]
         if not once:
             return None
@@ -261,6 +263,18 @@ class StepFinder:
         for function in self.log.functions:
             found.setdefault(function.name, function.called_at)
         return found
+
+    def names_inside(self) -> set[str]:
+        """Returns the names of the jitted functions that these call, at any depth."""
+        described = [
+            variant.described for function in self.log.functions for variant in function.variants
+        ]
+        return {
+            name
+            for call in described
+            if call is not None
+            for name in names_inside(call.traced.jaxpr)
+        }
 
     def without_state(self) -> dict[str, SourceLine]:
         """Returns those that are called repeatedly, without a result that stays or comes back."""
@@ -291,7 +305,7 @@ class StepFinder:
         waits = self._may_be_in_rounds(choice, function, mine)
         (self._waiting.add if waits else self._waiting.discard)(function.number)
         is_adder = choice.doubt is Doubt.NOTHING_TRAINED
-        rounds = self._in_rounds(choice) if is_adder or waits else None
+        rounds = self._in_rounds(choice) if is_adder or (waits and mine.has_gradient) else None
         choice = rounds or choice
         if self.wanted and self._name_of(choice) != self.wanted:
             return None
@@ -311,7 +325,7 @@ class StepFinder:
         """Whether a function may turn out to be called equally often before each call of another
         one, if the script goes on: a function that adds up, before the one that takes the sum; or a
         function that trains and gets arrays that another one may train, as a critic before its
-        generator."""
+        generator; or functions of which one takes gradients and another one adds them up."""
         if function.calls > CALLS_TO_SEE:
             return False
         if len(choice.numbers) > 1:
@@ -584,7 +598,7 @@ class StepFinder:
                 if origin is None or origin.function not in numbers:
                     continue
                 if part.times > 1 and origin.function == function.number:
-                    # A sum of which one turn is in the step: the next step begins with the same.
+                    # The step holds one of several additions: each step begins with the same sum.
                     constant.add(source)
                 else:
                     output = outputs.get((numbers.index(origin.function), origin.output))

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from automesh.program.execute.value_domains import scan_operands
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # Operations whose result is their operand.
 _SAME = frozenset({"sharding_constraint", "optimization_barrier", "copy", "copy_p", "reshard"})
+_WORD = re.compile(r"\w+")
 _WRITES = frozenset({"swap", "addupdate"})
 _LOOPS = frozenset({"scan", "while"})
 
@@ -137,6 +139,18 @@ def _bodies(equation: Any) -> Iterator[Any]:
         return
     for body in core.jaxprs_in_params(equation.params):
         yield opened_jaxpr(body)
+
+
+def names_inside(jaxpr: Any) -> set[str]:
+    """Returns the names of the jitted functions that a program calls, at any depth."""
+    found: set[str] = set()
+    for equation in opened_jaxpr(jaxpr).eqns:
+        name = equation.params.get("name")
+        # The gradient of a function is called `transpose(jvp(name))`.
+        found.update(_WORD.findall(name) if isinstance(name, str) else ())
+        for body in core.jaxprs_in_params(equation.params):
+            found |= names_inside(body)
+    return found
 
 
 def solver_of(equation: Any) -> Any | None:

@@ -165,7 +165,9 @@ def _members(calls: Sequence[_RoundCall], adder: int) -> set[int]:
     """Returns the functions of a round: those that the outputs of the adding function (`adder`) go
     through before they come back to it."""
     after, before = {adder}, {adder}
-    for _ in calls:
+    size = 0
+    while size < len(after) + len(before):
+        size = len(after) + len(before)
         after |= {one.number for one in calls if any(map(one.takes_from, after))}
         takers = [one for one in calls if one.number in before]
         before |= {one.number for one in calls if any(two.takes_from(one.number) for two in takers)}

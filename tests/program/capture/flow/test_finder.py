@@ -529,14 +529,55 @@ SCRIPTS = {
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))
     """,
+    "target_in_the_state": """
+        grads = jax.jit(lambda s, x: jax.grad(lambda w: loss_fn(w, x) + loss_fn(s["t"], x))(s["w"]))
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def apply(s, m, g):
+            w, m = momentum(s["w"], m, g)
+            return s | {"w": w}, m
+        @jax.jit
+        def sync(s):
+            return s | {"t": jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, s["t"], s["w"])}
+        s = {"w": params, "t": jax.tree.map(jnp.copy, params)}
+        m = jax.tree.map(jnp.zeros_like, params)
+        for step in range(10**6):
+            s, m = apply(s, m, grads(s, batch(step)))
+            if step % 5 == 0:
+                s = sync(s)
+    """,
+    "acts_and_stores": """
+        act = jax.jit(lambda w, x: jnp.tanh(x @ w["up"]))
+        store = jax.jit(lambda memory, row, at: memory.at[at].set(row))
+        @jax.jit
+        def learn(w, m, memory, x):
+            loss, g = jax.value_and_grad(loss_fn)(w, x + memory[0].mean())
+            return *momentum(w, m, g), loss
+        memory = jnp.zeros((8, 16, 64))
+        for step in range(10**6):
+            memory = store(memory, act(params, batch(step)), step % 8)
+            if step % 4 == 3:
+                params, zeros, loss = learn(params, zeros, memory, batch(step))
+    """,
+    "donates_before_its_step": """
+        double = jax.jit(lambda w: jax.tree.map(lambda a: 2 * a, w), donate_argnums=0)
+        train_step = jax.jit(train)
+        other = double(params)
+        params, m, loss = train_step(params, zeros, batch(0))
+    """,
     "warms_up_first": """
         @jax.jit
+        def inner(down, w, x):
+            return jax.grad(lambda down: loss_fn(w | {"down": down}, x))(down)
+        @jax.jit
         def warm_up(w, x):
-            g = jax.grad(lambda down: loss_fn(w | {"down": down}, x))(w["down"])
+            g = inner(w["down"], w, x)
             return w | {"down": w["down"] - 0.1 * g}
         @jax.jit
+        def gradients(w, x):
+            return jax.value_and_grad(loss_fn)(w, x)
+        @jax.jit
         def train_step(w, m, x):
-            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            loss, g = gradients(w, x)
             return *momentum(w, m, g), loss
         for step in range(5):
             params = warm_up(params, batch(step))
@@ -678,6 +719,8 @@ STEPS = {
     "sums_with_a_clip_and_zeros": ("accumulate+<lambda>+momentum+<lambda>", 6, 9),
     "added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 9),
     "added_up_with_clip_and_keys": ("loss_fn+<lambda>+<lambda>+momentum", 4, 7),
+    "target_in_the_state": ("<lambda>+apply", 4, 3),
+    "acts_and_stores": ("learn", 4, 18),
     "added_up_twice": ("loss_fn+<lambda>+momentum", 4, 6),
     "many_added_up_by_a_function": ("loss_fn+<lambda>+momentum", 4, 25),
     "summed_outside_of_jit": ("loss_fn+momentum", 4, 9),
@@ -716,7 +759,9 @@ def test_the_step_is_what_state_flows_through(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [name for name in STEPS if name != "wide_numbers"])
+@pytest.mark.parametrize(
+    "script", [name for name in STEPS if name not in ("wide_numbers", "acts_and_stores")]
+)
 def test_the_batch_is_split_over_data(script: str, found: dict[str, dict[str, Any]]) -> None:
     assert found[script]["batch_axes"] == (
         [] if script == "ragged_and_data_on_device" else ["data"]
@@ -892,9 +937,10 @@ def test_a_call_with_an_array_that_was_donated_is_the_error_of_the_script(
     found: dict[str, dict[str, Any]],
 ) -> None:
     """Before, the call was half noted down, and the choice of the step failed with a traceback."""
-    said = found["uses_what_it_donated"]["error"]
-    assert "fails at uses_what_it_donated.py:" in said
-    assert "RuntimeError: Array has been deleted" in said
+    for name in ("uses_what_it_donated", "donates_before_its_step"):
+        said = found[name]["error"]
+        assert f"fails at {name}.py:" in said
+        assert "RuntimeError: Array has been deleted" in said
 
 
 @pytest.mark.slow
@@ -904,8 +950,8 @@ def test_another_function_that_would_train_later_is_named(
     seen = found["warms_up_first"]
     assert seen["name"] == "warm_up"
     assert seen["notices"] == [
-        "`train_step` (warms_up_first.py:30) takes gradients, too, and was not called up to here; "
-        "`--step train_step` searches it"
+        "`train_step` (warms_up_first.py:36) takes gradients, too, and was not called up to here: "
+        "`--step train_step` searches that one"
     ]
 
 
