@@ -337,6 +337,28 @@ def test_explicit_axis_types_have_terms():
     assert sorted(axis for axes in over for axis in axes) == ["dp", "tp"]
 
 
+@pytest.mark.parametrize("height", (1, 2, 8))
+def test_the_gradient_of_a_pooling_has_terms_whatever_it_leaves(height):
+    # Of 1 and 2 rows the pooling leaves one; Shardy's own rule for that fails its verifier.
+    def build(mesh):
+        def step(w, x):
+            def loss(w):
+                rows = jnp.einsum("bhwc,cd->bhwd", x, w)
+                pooled = jax.lax.reduce_window(
+                    rows, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"
+                )
+                return jnp.sum(pooled**2)
+
+            return w - jax.grad(loss)(w)
+
+        x = array((64, height, 8, 16), mesh, ("dp",))
+        return step, (array((16, 32), mesh, (None, "tp")), x)
+
+    terms = propagated(build, {"dp": 2, "tp": 2}, {"dp": 4, "tp": 2}).terms
+    assert "select-and-scatter" in named(terms)
+    assert ("all-reduce", ("dp",), 16 * 16 * BYTES) in collectives(terms, {"dp": 2, "tp": 2})
+
+
 def test_branches_have_terms():
     def build(mesh):
         def step(x, w, flag):

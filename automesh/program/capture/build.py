@@ -274,9 +274,12 @@ class _UpToStep:
     def pmap(self, trains: Callable[[], bool]) -> None:
         """Lets the script go on, as its step is another function."""
 
-    def unjitted(self) -> bool:
+    def unjitted(self, *, is_gradient: bool) -> bool:
         """Whether the script calls its step outside of jit, as its first run has shown."""
         return self.capture.step.is_unjitted
+
+    def gradient_in_a_map(self) -> None:
+        """Lets the script go on, as its first run has shown what its step is."""
 
 
 def _other(devices: Any, count: int, plan: Mesh) -> Any:

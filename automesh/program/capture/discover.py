@@ -130,7 +130,10 @@ def discover(
         elif found is None or not (found.step.carried and found.step.defined_at.file):
             # The remaining functions change nothing, or belong to a library, as a helper of its
             # optimizer does.
-            raise nothing_jitted(entry, run.unjitted_at)
+            if ended is not None and ended.error is not None:
+                found = None  # It fails; the step may be what comes after.
+            elif run.trained_at is not None:
+                raise nothing_jitted(entry, run.trained_at)
     if bare and (by := _ended_by_nan(found, ended)) is not None:
         raise by
     if bare and (by := _cut_too_early(run, found, ended)) is not None:
@@ -364,6 +367,8 @@ class _ScriptWatch:
       takes_unjitted: whether gradients and `shard_map`s outside of jit count as calls.
       unjitted_at: the first line that takes a gradient, or calls a `shard_map`, outside of jit;
         None if no line does.
+      trained_at: the first line that takes a gradient outside of jit, also in a `shard_map`; None
+        if no line does.
       pmapped: the line that trains by `jax.pmap`, where the script was stopped; else None.
       mapped_at: the first line that calls a function which `jax.pmap` made; None if no line does.
     """
@@ -372,6 +377,7 @@ class _ScriptWatch:
     finder: StepFinder
     takes_unjitted: bool = False
     unjitted_at: SourceLine | None = None
+    trained_at: SourceLine | None = None
     mesh_to_come: SourceLine | None = None
     keep: Keep | None = None
     tell: Tell = _tell_nobody
@@ -423,7 +429,7 @@ class _ScriptWatch:
           has_gradient: whether a gradient is taken in the step, or the user wants it by its name.
         """
         waits_for_mesh = not self.meshes and self.mesh_to_come is not None
-        waits_for_gradient = not has_gradient and self.unjitted_at is None
+        waits_for_gradient = not has_gradient and self.trained_at is None
         if waits_for_gradient:
             if self._trains_later is None:
                 self._trains_later = takes_gradients(self.entry)
@@ -515,11 +521,18 @@ class _ScriptWatch:
             self.pmapped = asking_line()
             stop_script()
 
-    def unjitted(self) -> bool:
+    def unjitted(self, *, is_gradient: bool) -> bool:
         """Notes down where the script takes a gradient, or calls a `shard_map`, outside of jit."""
         if self.unjitted_at is None and (place := asking_line()).file:
             self.unjitted_at = place
+        if is_gradient:
+            self.gradient_in_a_map()
         return self.takes_unjitted
+
+    def gradient_in_a_map(self) -> None:
+        """Notes down where the script takes a gradient outside of jit."""
+        if self.trained_at is None and (place := asking_line()).file:
+            self.trained_at = place
 
     def refusal(self, entry: Entry, ended: Ended | None) -> UsageError:
         """Returns the error that says why there is no step."""

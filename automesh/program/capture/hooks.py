@@ -62,9 +62,14 @@ class Watcher(Protocol):
         """
         ...
 
-    def unjitted(self) -> bool:
-        """Whether a gradient or a `shard_map` that the script is about to call outside of any jit
-        is handled like a jitted function."""
+    def unjitted(self, *, is_gradient: bool) -> bool:
+        """Whether a gradient, or else a `shard_map`, that the script is about to call outside of
+        any jit is handled like a jitted function."""
+        ...
+
+    def gradient_in_a_map(self) -> None:
+        """Notes down that a gradient is taken in a `shard_map` that the script calls outside of
+        any jit."""
         ...
 
 
@@ -97,8 +102,10 @@ class _HooksState:
         by its `id`: the object, the jitted function and its arguments. The object is kept alive, so
         that no `id` is used twice.
       remembers_nothing: whether automesh itself lowers programs now, which have no origin.
+      maps: how many calls of a `shard_map` outside of jit are in progress, one in another.
     """
 
+    maps: int = 0
     watcher: Watcher | None = None
     is_installed: bool = False
     remembers_nothing: bool = False
@@ -278,10 +285,20 @@ def _hook_jit() -> None:
     def pmap(*args: Any, **kwargs: Any) -> Any:
         return _Mapped(mapped(*args, **kwargs))
 
-    def unjitted(function: Any, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def unjitted(
+        function: Any,
+        inner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_gradient: bool,
+    ) -> Any:
         watcher = _STATE.watcher
-        if watcher is None or is_tracing() or not watcher.unjitted():
+        if watcher is None or is_tracing():
             return inner(*args, **kwargs)
+        if not watcher.unjitted(is_gradient=is_gradient):
+            with _in_a_map(is_map=not is_gradient):
+                return inner(*args, **kwargs)
         call = Call(
             jitted=original(inner),
             args=args,
@@ -294,7 +311,22 @@ def _hook_jit() -> None:
     owner: Any = jax
     owner.jit, owner.pmap = jit, pmap
     _hook_pjit()
-    hook_unjitted(unjitted)
+    hook_unjitted(unjitted, _gradient_in_a_map)
+
+
+@contextmanager
+def _in_a_map(*, is_map: bool) -> Generator[None]:
+    """Counts a call of a `shard_map` outside of jit as in progress while the body runs."""
+    _STATE.maps += is_map
+    try:
+        yield
+    finally:
+        _STATE.maps -= is_map
+
+
+def _gradient_in_a_map() -> None:
+    if _STATE.watcher is not None and _STATE.maps:
+        _STATE.watcher.gradient_in_a_map()
 
 
 def _hook_pjit() -> None:

@@ -1,9 +1,13 @@
-"""Removes from a step the calls that only show something on the host: `jax.debug.print` and
-`jax.debug.callback` (jax).
+"""Removes from a step the calls to Python that give it no value: those that only show something
+(`jax.debug.print`, `jax.debug.callback`), and those that stop the program if a check fails (jax).
 
-They give the step no value, belong to the process of the script, and would keep the step from being
-carried to other processes and devices. The step is estimated, compiled and measured without them,
-which a notice says.
+They belong to the process of the script, and would keep the step from being carried to other
+processes and devices. The step is estimated, compiled and measured without them, which a notice
+says.
+
+A check is a `jax.pure_callback` in a branch of `jax.lax.cond`, as `equinox.error_if` makes it: the
+branch is taken if the check fails, and its callback raises. In its place the branch gives nan, so
+that a step in which it is taken has other numbers.
 
 Private in jax: the classes of a jaxpr (`jax._src.core`). Checked with jax 0.10.1 to 0.12.0.1.
 """
@@ -11,7 +15,11 @@ Private in jax: the classes of a jaxpr (`jax._src.core`). Checked with jax 0.10.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from automesh.package import is_users_file
 from automesh.program.capture.world.told import tell
@@ -20,6 +28,8 @@ _CORE: Any = importlib.import_module("jax._src.core")
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _CLOSED: Any = getattr(_CORE, "ClosedJaxpr", None)
 _SHOWS = frozenset({"debug_callback", "debug_print"})
+_CHECKS = "pure_callback"
+_BRANCHES = "cond"
 _EFFECTS = frozenset({"DebugEffect", "OrderedDebugEffect"})
 
 
@@ -29,12 +39,24 @@ def without_shown(closed: Any) -> Any:
         return closed
     taken = _Taken()
     made = taken.value(closed)
-    places = ", ".join(dict.fromkeys(place for place in taken.places if place))
-    tell(
-        "calls from the step to the host that only show something (jax.debug.print, "
-        f"jax.debug.callback{f', at {places}' if places else ''}) are left out"
-    )
+    if taken.shows:
+        places = _listed(taken.shows)
+        tell(
+            "calls from the step to the host that only show something (jax.debug.print, "
+            f"jax.debug.callback{f', at {places}' if places else ''}) are left out"
+        )
+    if taken.checks:
+        places = _listed(taken.checks)
+        tell(
+            "checks that stop the step from Python if they fail "
+            f"({f'{_CHECKS} in a branch, at {places}' if places else _CHECKS}) are left out: the "
+            "step gives nan where one would fail"
+        )
     return made
+
+
+def _listed(places: list[str]) -> str:
+    return ", ".join(list(dict.fromkeys(place for place in places if place))[:4])
 
 
 def line_of(equation: Any) -> str:
@@ -49,49 +71,92 @@ def _is_program(value: Any) -> bool:
     return isinstance(value, _CORE.Jaxpr) or (_CLOSED is not None and isinstance(value, _CLOSED))
 
 
-def _has_any(value: Any, seen: set[int]) -> bool:
+def _has_any(value: Any, seen: set[tuple[int, bool]], *, in_branch: bool = False) -> bool:
     if _is_program(value):
-        if id(value) in seen:
+        if (id(value), in_branch) in seen:
             return False
-        seen.add(id(value))
+        seen.add((id(value), in_branch))
         return any(
-            one.primitive.name in _SHOWS
-            or any(_has_any(part, seen) for part in one.params.values())
+            _is_taken(one, in_branch=in_branch)
+            or any(
+                _has_any(part, seen, in_branch=in_branch or one.primitive.name == _BRANCHES)
+                for part in one.params.values()
+            )
             for one in getattr(value, "jaxpr", value).eqns
         )
     if isinstance(value, (tuple, list)):
-        return any(_has_any(part, seen) for part in value)  # pyright: ignore[reportUnknownVariableType]
+        parts: Any = value
+        return any(_has_any(part, seen, in_branch=in_branch) for part in parts)
     return False
 
 
+def _is_taken(equation: Any, *, in_branch: bool) -> bool:
+    name = equation.primitive.name
+    return name in _SHOWS or (in_branch and _is_check(equation))
+
+
+def _is_check(equation: Any) -> bool:
+    return equation.primitive.name == _CHECKS and all(
+        jnp.issubdtype(one.aval.dtype, jnp.number) or one.aval.dtype == jnp.bool_
+        for one in equation.outvars
+    )
+
+
 class _Taken:
-    """Rewrites programs, each once."""
+    """Rewrites programs, each once.
+
+    Attributes:
+      shows, checks: lines of the calls that were taken out.
+    """
 
     def __init__(self) -> None:
-        self.places: list[str] = []
+        self.shows: list[str] = []
+        self.checks: list[str] = []
         # The program itself is kept, too, so that no `id` is used twice.
-        self._made: dict[int, tuple[Any, Any]] = {}
+        self._made: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: Any, *, in_branch: bool = False) -> Any:
         if _is_program(value):
-            if id(value) not in self._made:
-                self._made[id(value)] = (value, self._program(value))
-            return self._made[id(value)][1]
+            key = (id(value), in_branch)
+            if key not in self._made:
+                self._made[key] = (value, self._program(value, in_branch=in_branch))
+            return self._made[key][1]
         if type(value) in (tuple, list):
-            return type(value)(map(self.value, value))
+            return type(value)(self.value(one, in_branch=in_branch) for one in value)
         return value
 
-    def _program(self, program: Any) -> Any:
+    def _program(self, program: Any, *, in_branch: bool) -> Any:
         if _CLOSED is not None and isinstance(program, _CLOSED):
-            return program.replace(jaxpr=self.value(program.jaxpr))
+            return program.replace(jaxpr=self.value(program.jaxpr, in_branch=in_branch))
         equations: list[Any] = []
         for one in program.eqns:
             if one.primitive.name in _SHOWS:
-                self.places.append(line_of(one))
+                self.shows.append(line_of(one))
                 continue
-            params = {name: self.value(value) for name, value in one.params.items()}
+            if in_branch and _is_check(one):
+                self.checks.append(line_of(one))
+                equations += [made for out in one.outvars for made in _nan(out)]
+                continue
+            within = in_branch or one.primitive.name == _BRANCHES
+            params = {
+                name: self.value(value, in_branch=within) for name, value in one.params.items()
+            }
             equations.append(one.replace(params=params, effects=_quiet(one.effects)))
         return program.replace(eqns=equations, effects=_quiet(program.effects))
+
+
+def _nan(variable: Any) -> list[Any]:
+    """Returns equations that give a variable nan everywhere, or zero if its type has no nan."""
+    shape, dtype = variable.aval.shape, variable.aval.dtype
+    value = math.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
+
+    def made() -> Any:
+        flat = jax.lax.full((math.prod(shape),), value, dtype)
+        # A second equation, as a number alone has none; a reshape to the same shape is none, too.
+        return flat[0] if shape == () else jax.lax.reshape(flat[None], shape)
+
+    equations = list(jax.make_jaxpr(made)().jaxpr.eqns)
+    return [*equations[:-1], equations[-1].replace(outvars=[variable])]
 
 
 def _quiet(effects: Any) -> Any:

@@ -14,7 +14,7 @@ import inspect
 import numbers
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.core import Tracer
@@ -25,17 +25,41 @@ _FORMER = "jax.experimental.shard_map"
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _MADE_BY = "automesh_made_by"
 
-Seen = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""A function that takes the user's function, the function that jax made of it, and the arguments of
-a call, and returns what the script gets."""
 
 
-def hook_unjitted(seen: Seen) -> None:
+class Seen(Protocol):
+    """What answers for a call outside of any jit."""
+
+    def __call__(
+        self,
+        function: Any,
+        inner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_gradient: bool,
+    ) -> Any:
+        """Returns what the script gets.
+
+        Args:
+          function: the user's function.
+          inner: the function that jax made of it.
+          args, kwargs: the arguments of the call.
+          is_gradient: whether jax made it by `jax.grad` or the like, and not by `jax.shard_map`.
+        """
+        ...
+
+
+def hook_unjitted(seen: Seen, traced: Callable[[], None]) -> None:
     """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, if no
-    trace is in progress and all arguments are arrays or numbers."""
+    trace is in progress and all arguments are arrays or numbers.
+
+    Args:
+      traced: is called where a gradient is taken of values that are being traced.
+    """
     owner: Any = jax
     for name in ("grad", "value_and_grad", "shard_map"):
-        setattr(owner, name, _hooked(getattr(owner, name), seen, ("jax", name)))
+        setattr(owner, name, _hooked(getattr(owner, name), seen, ("jax", name), traced))
     # An error or a finding in such a step names the script's line, and not one of this file.
     _SOURCE.register_exclusion(__file__)
     try:
@@ -43,7 +67,7 @@ def hook_unjitted(seen: Seen) -> None:
     except ImportError:
         return
     if callable(original := in_module(former, "shard_map")):
-        former.shard_map = _hooked(original, seen, (_FORMER, "shard_map"))
+        former.shard_map = _hooked(original, seen, (_FORMER, "shard_map"), traced)
 
 
 def in_module(module: Any, name: str) -> Any:
@@ -65,7 +89,11 @@ def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]
     return vars(made).get(_MADE_BY) if inspect.isfunction(made) else None
 
 
-def _hooked(original: Any, seen: Seen, name: tuple[str, str]) -> Any:
+def _hooked(
+    original: Any, seen: Seen, name: tuple[str, str], traced: Callable[[], None]
+) -> Any:
+    is_gradient = name[1] != "shard_map"
+
     @functools.wraps(original)
     def make(*given: Any, **settings: Any) -> Any:
         function = given[0] if given else settings.get("fun", settings.get("f"))
@@ -76,8 +104,10 @@ def _hooked(original: Any, seen: Seen, name: tuple[str, str]) -> Any:
         @functools.wraps(inner)
         def called(*args: Any, **kwargs: Any) -> Any:
             if not all(map(_is_value, jax.tree.leaves((args, kwargs)))):
+                if is_gradient:
+                    traced()
                 return inner(*args, **kwargs)
-            return seen(function, inner, args, kwargs)
+            return seen(function, inner, args, kwargs, is_gradient=is_gradient)
 
         setattr(called, _MADE_BY, (name, given, settings))
         return called

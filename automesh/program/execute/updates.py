@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -119,19 +119,21 @@ def disturbed(leaf: Any, dtype: str) -> Any:
     if not isinstance(leaf, jax.Array) or not _is_float(leaf) or leaf.size == 0:
         return leaf
     unit = max(_unit(dtype), float(jnp.finfo(leaf.dtype).eps))
-    return _changer(leaf.sharding)(leaf, unit)
+    return _changer(leaf.sharding, unit)(leaf)
 
 
 @cache
-def _changer(sharding: jax.sharding.Sharding) -> Any:
-    return jax.jit(_change, out_shardings=sharding)
+def _changer(sharding: jax.sharding.Sharding, unit: float) -> Any:
+    return jax.jit(partial(_change, unit=unit), out_shardings=sharding)
 
 
-def _change(values: Any, unit: Any) -> Any:
+def _change(values: Any, *, unit: float) -> Any:
     wide = values if values.dtype.itemsize >= 4 else values.astype(jnp.float32)
-    # Pseudo-random, and compiled fast for any sharding.
-    up = jnp.sin(wide * _SCRAMBLE) > 0
-    return (wide * jnp.where(up, 1 + unit, 1 - unit)).astype(values.dtype)
+    # Pseudo-random, and compiled fast for any sharding. Numbers of Python alone meet the array:
+    # `jnp.where` refuses numbers beside an array over whose axes autodiff leaves sums undone
+    # (`jax.P(..., reduced={'data'})`).
+    up = (jnp.sin(wide * _SCRAMBLE) > 0).astype(wide.dtype)
+    return (wide * (1 - unit + 2 * unit * up)).astype(values.dtype)
 
 
 def with_sensitivities(

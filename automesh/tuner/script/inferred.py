@@ -67,7 +67,13 @@ def inferred(
             "`--target tpu-v5p-16`, or write a function `build(mesh)`",
         )
     devices, granules = known_devices(target)
-    layout = lay_out(classes, num_devices=devices or found.num_devices, script=name, mesh=mesh)
+    layout = lay_out(
+        classes,
+        num_devices=devices or found.num_devices,
+        num_granules=granules or 1,
+        script=name,
+        mesh=mesh,
+    )
     capture = replace(found.capture, layout=layout).stored("trace")
     notices = (*_notices(found, layout), *said)
     for notice in notices:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.extend.core import jaxpr_as_fun
 
 from automesh.program.capture.shown import without_shown
@@ -39,7 +40,7 @@ def test_a_step_shows_nothing_and_computes_the_same() -> None:
     np.testing.assert_allclose(slope, wanted[1], rtol=1e-6)
     (said,) = told.told()
     assert said.startswith("calls from the step to the host that only show something")
-    assert "test_shown.py:19, test_shown.py:22, test_shown.py:23" in said and said.endswith(
+    assert "test_shown.py:20, test_shown.py:23, test_shown.py:24" in said and said.endswith(
         "are left out"
     )
 
@@ -47,8 +48,50 @@ def test_a_step_shows_nothing_and_computes_the_same() -> None:
 def test_a_step_that_shows_nothing_stays_as_it_is() -> None:
     traced = jax.jit(lambda w: jnp.tanh(w).sum()).trace(W)
     assert without_shown(traced.jaxpr) is traced.jaxpr
+    # A callback whose value is always used is no check.
     kept = jax.jit(
         lambda w: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((), w.dtype), w[0, 0, 0])
     )
     program = kept.trace(W).jaxpr
     assert without_shown(program) is program
+
+
+def checked(x: Any, fails: Any, *, raises: bool) -> Any:
+    """What `equinox.error_if` does: returns `x`, or calls Python to raise."""
+
+    def stop(_: Any) -> Any:
+        if raises:
+            raise RuntimeError("a check failed")
+        return jax.tree.map(np.zeros_like, x)
+
+    shapes = jax.eval_shape(lambda: x)
+    return jax.lax.cond(fails, lambda: jax.pure_callback(stop, shapes, 0), lambda: x)
+
+
+@pytest.mark.parametrize("limit", (9.0, 0.0))
+def test_a_check_is_left_out_and_gives_nan_where_it_fails(limit: float) -> None:
+    def step(w: Any, x: Any) -> Any:
+        def layer(state: Any, weights: Any) -> tuple[Any, None]:
+            fails = jnp.any(state > limit)
+            state, count, scale = checked(
+                (state, jnp.int32(3), jnp.float32(1)), fails, raises=limit > 1
+            )
+            return jnp.tanh(state @ weights) * scale + 0 * count, None
+
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    traced = jax.jit(step).trace(W, X)
+    told.forget()
+    program = without_shown(traced.jaxpr)
+    assert "callback" in str(traced.jaxpr) and "callback" not in str(program)
+    (value,) = jaxpr_as_fun(program)(W, X)
+    if limit > 1:
+        np.testing.assert_allclose(value, step(W, X), rtol=1e-6)
+    else:
+        assert np.isnan(value)
+    (said,) = told.told()
+    assert said.startswith("checks that stop the step from Python if they fail (pure_callback in a")
+    assert "test_shown.py:" in said
+    # A lowered program has it nowhere, either.
+    lowered = jax.jit(jaxpr_as_fun(program)).lower(W, X).as_text()
+    assert "callback" not in lowered

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program.execute.updates import SAMPLED, results_of, sampled, updates_of
+from automesh.program.execute.updates import (
+    SAMPLED,
+    disturbed,
+    results_of,
+    sampled,
+    updates_of,
+)
 from automesh.program.nouns import LeafUpdate, VisitAnswer
 from automesh.tuner.measure.numerics import Reference, check, compare_losses, compare_updates
 from tests.support.paths import SCRIPTS
@@ -303,3 +309,16 @@ def test_answers_of_workers_of_before_have_no_updates() -> None:
     assert from_json(old, VisitAnswer).updates == (LEAF,)
     del old["updates"]
     assert from_json(old, VisitAnswer).updates == ()
+
+
+@pytest.mark.skipif(not hasattr(jax, "reshard"), reason="jax has no `jax.reshard`")
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_a_state_whose_gradients_stay_unsummed_is_disturbed(dtype: str) -> None:
+    both = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
+    with jax.set_mesh(both):
+        plain = jax.device_put(jnp.full((8, 8), 1.7, dtype), P("model"))
+        state = jax.reshard(plain, P("model", None, reduced={"data"}))
+        changed = disturbed(state, dtype)
+        assert changed.sharding == state.sharding
+        apart = np.abs(np.asarray(changed, np.float32) / np.asarray(plain, np.float32) - 1)
+    assert 0 < apart.max() <= 2 * float(jnp.finfo(dtype).eps)

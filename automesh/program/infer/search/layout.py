@@ -31,7 +31,7 @@ from automesh.program.infer.nouns import (
     Role,
     StepClasses,
 )
-from automesh.program.infer.search.nothing import nothing_held, nothing_to_split
+from automesh.program.infer.search.nothing import nothing_held, nothing_spans, nothing_to_split
 from automesh.program.infer.search.shares import shares_of
 from automesh.space.mapping import Shares, SplitArray, SplitDimension, StepMapping
 from automesh.space.space import LogicalAxis
@@ -182,7 +182,12 @@ class Layout:
 
 
 def lay_out(
-    classes: StepClasses, *, num_devices: int, script: str, mesh: str = "makes no mesh"
+    classes: StepClasses,
+    *,
+    num_devices: int,
+    num_granules: int = 1,
+    script: str,
+    mesh: str = "makes no mesh",
 ) -> Layout:
     """Makes the layout of a step for a number of devices.
 
@@ -191,7 +196,8 @@ def lay_out(
       mesh: which mesh the script has, as the words after its name.
 
     Raises:
-      UsageError: no dimension of the step can be split over these devices; says why.
+      UsageError: no dimension of the step can be split over these devices, or none of those that
+        can be may span granules (slices or nodes); says why.
     """
     if not classes.arguments:
         raise nothing_held(script, mesh=mesh)
@@ -210,9 +216,12 @@ def lay_out(
     used |= {name for one in inner for part in one.split for name in part}
     logical = tuple(axis for axis in logical if axis.name in used)
     over = {axis for one in logical for choice in one.choices for axis in choice}
+    slow = tuple(axis for axis in (DP, FSDP) if axis in over)
+    if num_granules > 1 and not slow:
+        raise nothing_spans(classes, num_granules, script, mesh=mesh)
     return Layout(
         axes=tuple(axis for axis in (DP, FSDP, EP, TP, SP) if axis in over),
-        slow=tuple(axis for axis in (DP, FSDP) if axis in over),
+        slow=slow,
         batch_axes=tuple(axis for axis in (DP, FSDP, EP) if axis in chosen.batch_over()),
         logical=logical,
         arguments=arguments,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from automesh.errors import UsageError
-from automesh.program.infer.nouns import Role, StepClasses
+from automesh.program.infer.nouns import DimensionClass, Role, StepClasses
 
 _TRAINED = (Role.PARAMETER, Role.FROZEN, Role.MOMENT)
 
@@ -30,10 +31,7 @@ def nothing_to_split(
             "dimension is a batch, so that nothing tells what could be split",
             hint="choose the training step with `--step NAME`, or split the arrays in the script",
         )
-    sizes = ", ".join(
-        f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "")
-        for one in classes.classes[:4]
-    )
+    sizes = _sizes(classes.classes[:4])
     # A batch is changed more easily than a model.
     changed = classes.batches or classes.classes
     cures = next((f"`{one.name}`: {one.cure}" for one in changed if one.cure), "")
@@ -49,6 +47,30 @@ def nothing_to_split(
         f"{script} {mesh}, and no dimension of its step can be split over {num_devices} "
         f"devices: {sizes or 'it has none'}",
         hint=cures or "give it a batch that the devices divide",
+    )
+
+
+def nothing_spans(
+    classes: StepClasses, num_granules: int, script: str, *, mesh: str
+) -> UsageError:
+    """Makes the error that the step can be split inside of a slice or node, and not over several.
+
+    Args:
+      mesh: as for `nothing_to_split`.
+    """
+    batches = classes.batches
+    cures = next((f"`{one.name}`: {one.cure}" for one in batches if one.cure), "")
+    why = f"which cannot be split: {_sizes(batches[:2])}" if batches else "and it has none"
+    return UsageError(
+        f"{script} {mesh}, and of its step only a batch may be split over {num_granules} slices or "
+        f"nodes, {why}; tensor parallelism needs the fast links inside of one",
+        hint=cures or "search it for one slice or node, or give it a batch that they divide",
+    )
+
+
+def _sizes(classes: Sequence[DimensionClass]) -> str:
+    return ", ".join(
+        f"`{one.name}` {one.size}" + (f" ({one.whole})" if one.whole else "") for one in classes
     )
 
 

@@ -635,6 +635,23 @@ SCRIPTS["samples_for_long"] = """
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))
     """
+SCRIPTS["looks_at_collectives_and_fails"] = """
+        mean = jax.shard_map(
+            lambda x: x - jax.lax.pmean(x, "data"), mesh=mesh, in_specs=P("data"),
+            out_specs=P("data"))
+        print(mean(batch(0)).shape)
+        raise RuntimeError("no such file")
+    """
+SCRIPTS["looks_at_collectives"] = SCRIPTS["looks_at_collectives_and_fails"].replace(
+    'raise RuntimeError("no such file")', "jax.jit(loss_fn)(params, batch(0))")  # fmt: skip
+SCRIPTS["looks_at_collectives_first"] = SCRIPTS["looks_at_collectives"].replace(
+    "jax.jit(loss_fn)(params, batch(0))", """sample = jax.jit(lambda w, x: x + x @ w["up"] @ w["down"])
+        x = batch(0)
+        for step in range(9):
+            x = sample(params, x)
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))""")  # fmt: skip
 SCRIPTS["helper_alone"] = """
         halved = jax.jit(lambda h: jnp.where(h > 0, h, 0.5 * h))
         for step in range(3):
@@ -961,6 +978,15 @@ def test_a_helper_that_keeps_no_array_is_no_step(found: dict[str, dict[str, Any]
         "helper_alone.py jits no training step: `<lambda>` at helper_alone.py:"
     )
     assert "nothing of what it makes comes back to it" in found["helper_alone"]["error"]
+
+
+@pytest.mark.slow
+def test_a_map_outside_of_jit_is_no_training(found: dict[str, dict[str, Any]]) -> None:
+    said = found["looks_at_collectives_and_fails"]["error"]
+    assert "fails at looks_at_collectives_and_fails.py:" in said
+    assert "RuntimeError: no such file" in said
+    assert "takes gradients" not in found["looks_at_collectives"]["error"]
+    assert found["looks_at_collectives_first"]["name"] in ("train", "train_step")
 
 
 @pytest.mark.slow

@@ -199,6 +199,20 @@ def test_without_a_batch_only_classes_of_parameters_are_split() -> None:
     assert any("nothing is split over dp" in one for one in layout.notices)
 
 
+def test_what_is_no_batch_may_not_span_slices() -> None:
+    none = replace(STEP, classes=CLASSES[1:])
+    with pytest.raises(UsageError, match="may be split over 2 slices or nodes, and it has none"):
+        lay_out(none, num_devices=8, num_granules=2, script="train.py")
+    odd = dimension("batch", 9, whole="9 = 3 * 3 divides by no mesh axis of an even size")
+    with pytest.raises(UsageError, match="which cannot be split: `batch` 9"):
+        lay_out(
+            replace(STEP, classes=(odd, *CLASSES[1:])),
+            num_devices=8,
+            num_granules=2,
+            script="train.py",
+        )
+
+
 def test_keys_of_examples_are_split_with_the_batch() -> None:
     step = replace(STEP, arguments=(*ARGUMENTS, array("keys", Role.KEY, "batch")))
     assert laid_out(step).arguments[-1].split == (("batch",),)
