@@ -285,9 +285,7 @@ def _flatten(found: Bindings, module: Any) -> None:
     inline_calls(module, found.ir)
 
 
-def _run(
-    found: Bindings, passes: Sequence[str], module: Any, *, keeps_rules: bool = False
-) -> None:
+def _run(found: Bindings, passes: Sequence[str], module: Any, *, keeps_rules: bool = False) -> None:
     """Runs passes in turn, and verifies the program once at the end.
 
     A pass manager verifies after every pass, which takes twice as long as the passes themselves.

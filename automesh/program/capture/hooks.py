@@ -308,10 +308,23 @@ def _hook_jit() -> None:
         )
         return _seen(watcher, call)
 
+    def loop(function: Any, inner: Any, args: tuple[Any, ...]) -> Any:
+        watcher = _STATE.watcher
+        if watcher is None or is_tracing() or not _takes_gradient(inner, args, {}):
+            return inner(*args)
+        call = Call(
+            jitted=original(inner),
+            args=args,
+            kwargs={},
+            run=lambda: inner(*args),
+            function=function,
+        )
+        return _seen(watcher, call)
+
     owner: Any = jax
     owner.jit, owner.pmap = jit, pmap
     _hook_pjit()
-    hook_unjitted(unjitted, _gradient_in_a_map)
+    hook_unjitted(unjitted, _gradient_in_a_map, loop)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Finds steps that a script takes outside of any `jax.jit`: gradients and `shard_map`s, which jax
-runs operation by operation (jax).
+runs operation by operation, and loops, whose body jax compiles (jax).
 
-`jax.grad`, `jax.value_and_grad` and `jax.shard_map` are replaced once and stay replaced. The
-functions that they make do what jax does, unless a script is being run that has no jitted step:
-then their calls are handled like those of a jitted function.
+`jax.grad`, `jax.value_and_grad`, `jax.shard_map` and the loops of `jax.lax` are replaced once and
+stay replaced. They, or the functions that they make, do what jax does, unless a script is being run
+that has no jitted step: then their calls are handled like those of a jitted function. A loop in
+which gradients are taken always is: it may be the whole training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from automesh.program.capture.abstract.arrays import is_abstract
 _FORMER = "jax.experimental.shard_map"
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _MADE_BY = "automesh_made_by"
-
+# Loops of `jax.lax`: the parameters that are their body, and the arrays that they begin with.
+_LOOPS = {
+    "scan": ("f", ("init", "xs")),
+    "while_loop": ("body_fun", ("init_val",)),
+    "fori_loop": ("body_fun", ("init_val",)),
+}
+_ORIGINALS: dict[str, Any] = {}
 
 
 class Seen(Protocol):
@@ -50,9 +57,14 @@ class Seen(Protocol):
         ...
 
 
-def hook_unjitted(seen: Seen, traced: Callable[[], None]) -> None:
-    """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, if no
-    trace is in progress and all arguments are arrays or numbers.
+SeenLoop = Callable[[Any, Any, tuple[Any, ...]], Any]
+"""A function that takes the body of a loop, the loop as a function of the arrays that it begins
+with, and these arrays, and returns what the script gets."""
+
+
+def hook_unjitted(seen: Seen, traced: Callable[[], None], loops: SeenLoop) -> None:
+    """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, and
+    `loops` for loops, if no trace is in progress and all arguments are arrays or numbers.
 
     Args:
       traced: is called where a gradient is taken of values that are being traced.
@@ -60,6 +72,9 @@ def hook_unjitted(seen: Seen, traced: Callable[[], None]) -> None:
     owner: Any = jax
     for name in ("grad", "value_and_grad", "shard_map"):
         setattr(owner, name, _hooked(getattr(owner, name), seen, ("jax", name), traced))
+    lax: Any = jax.lax
+    for name in _LOOPS:
+        setattr(lax, name, _hooked_loop(getattr(lax, name), loops, name))
     # An error or a finding in such a step names the script's line, and not one of this file.
     _SOURCE.register_exclusion(__file__)
     try:
@@ -89,9 +104,7 @@ def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]
     return vars(made).get(_MADE_BY) if inspect.isfunction(made) else None
 
 
-def _hooked(
-    original: Any, seen: Seen, name: tuple[str, str], traced: Callable[[], None]
-) -> Any:
+def _hooked(original: Any, seen: Seen, name: tuple[str, str], traced: Callable[[], None]) -> Any:
     is_gradient = name[1] != "shard_map"
 
     @functools.wraps(original)
@@ -113,6 +126,35 @@ def _hooked(
         return called
 
     return make
+
+
+def _hooked_loop(original: Any, seen: SeenLoop, name: str) -> Any:
+    body, arrays = _LOOPS[name]
+    _ORIGINALS[name] = original
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def loop(*given: Any, **settings: Any) -> Any:
+        try:
+            stated = dict(signature.bind(*given, **settings).arguments)
+        except TypeError:  # jax says what is wrong with the call.
+            return original(*given, **settings)
+        begin = {one: stated.pop(one) for one in arrays if one in stated}
+        if not all(map(_is_value, jax.tree.leaves(begin))):
+            return original(*given, **settings)
+        inner = functools.partial(_run_loop, name, tuple(begin), stated)
+        return seen(stated[body], inner, tuple(begin.values()))
+
+    return loop
+
+
+def _run_loop(name: str, arrays: tuple[str, ...], stated: dict[str, Any], *begin: Any) -> Any:
+    """Calls a loop of `jax.lax` with the arrays that it begins with.
+
+    A function of this module, so that a step that is such a loop can be pickled.
+    """
+    original = _ORIGINALS.get(name) or getattr(jax.lax, name)
+    return original(**stated, **dict(zip(arrays, begin, strict=True)))
 
 
 def _is_value(leaf: Any) -> bool:

@@ -200,9 +200,7 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
 def _first_run(
     request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
 ) -> Discovery | OtherDevices:
-    limit_s = min(
-        request.timeout_s, max(_STARTS_OF_BUDGET * request.budget_s, _SHORTEST_LIMIT_S)
-    )
+    limit_s = min(request.timeout_s, max(_STARTS_OF_BUDGET * request.budget_s, _SHORTEST_LIMIT_S))
 
     def on_event(event: dict[str, Any]) -> None:
         if event.get("event") == "waits":

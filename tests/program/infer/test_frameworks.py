@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from flax.training.train_state import TrainState
 
+from automesh.program.capture.shown import without_shown
 from automesh.program.infer.classes import classes_of
 from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from tests.support.infer_models import ADAM, XENT, f32, i32
@@ -124,6 +125,42 @@ def test_an_nnx_image_network_with_statistics_and_keys_in_its_state() -> None:
     # 28 pixels are halved twice, and 7 of them are the outer part of the rows.
     assert (rows.size, rows.parts, rows.stored) == (7, 1, 3136)
     assert [one.name for one in classes.batches] == ["batch"]
+
+
+def test_loops_that_equinox_defines_by_operations_of_its_own_are_followed() -> None:
+    params, static = eqx.partition(eqx.nn.MLP(4, 4, 32, 2, key=jax.random.key(0)), eqx.is_array)
+
+    def solved(model: Any, y: Any) -> Any:
+        def turn(state: Any) -> Any:
+            time, y = state
+            slope = eqx.error_if(model(y), time > 9, "too late")
+            return time + 0.1 * jnp.clip(jnp.abs(slope).max(), 0.1, 1), y + 0.1 * slope
+
+        def goes_on(state: Any) -> Any:
+            return state[0] < 1
+
+        start = (jnp.zeros(()), y)
+        return eqx.internal.while_loop(goes_on, turn, start, max_steps=16, kind="checkpointed")[1]
+
+    def step(params: Any, opt: Any, x: Any, y: Any) -> Any:
+        def loss(params: Any) -> Any:
+            model = eqx.combine(params, static)
+            return jnp.mean((jax.vmap(lambda one: solved(model, one))(x) - y) ** 2)
+
+        value, slopes = jax.value_and_grad(loss)(params)
+        updates, opt = ADAM.update(slopes, opt, params)
+        return eqx.apply_updates(params, updates), opt, value
+
+    args = (params, ADAM.init(params), f32(24, 4), f32(24, 4))
+    count = len(jax.tree.leaves(args[:2]))
+    program = without_shown(jax.jit(step).trace(*args).jaxpr)
+    paths = jax.tree_util.tree_leaves_with_path(args)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    classes = classes_of(program, carried={k: k for k in range(count)}, names=names)
+    assert [(one.name, one.size) for one in classes.batches] == [("batch", 24)]
+    dims = {one.name: one.dims for one in classes.arguments}
+    assert dims["[2]"][0] == dims["[3]"][0] == "batch"
+    assert not [one for one in classes.cautions if "is not known" in one.text]
 
 
 class Cells(eqx.Module):

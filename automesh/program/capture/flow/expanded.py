@@ -1,33 +1,46 @@
-"""Opens operations that jax defines by a function of other operations (jax).
+"""Opens operations that are defined by a function of other operations (jax).
 
 From 0.12 on some functions of `jax.numpy`, such as `searchsorted`, are one operation of a traced
 program, `call_hi_primitive`, whose parameter `_prim` has the function `expand`. Older releases
-trace the function itself.
+trace the function itself. Libraries define operations as well, such as those by which Equinox and
+Diffrax write loops: what they do is their `impl`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 
 _NAME = "call_hi_primitive"
+_OF_JAX = ("jax.", "jaxlib.")
 
 
 def expansion_of(equation: Any) -> Any | None:
     """Returns the program that an operation stands for, with the inputs and results of the
     operation; None if it is no such operation, or if this release of jax has it in another form."""
-    if equation.primitive.name != _NAME:
-        return None
-    expand = getattr(equation.params.get("_prim"), "expand", None)
-    if expand is None:
+    function = _function_of(equation)
+    if function is None:
         return None
     given = [var.aval for var in equation.invars]
     try:
-        program: Any = jax.make_jaxpr(expand)(
+        program: Any = jax.make_jaxpr(function)(
             *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in given)
         )
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - a function of a library, which may fail in any way
         return None
     made = [variable.aval.shape for variable in program.jaxpr.outvars]
     return program if made == [variable.aval.shape for variable in equation.outvars] else None
+
+
+def _function_of(equation: Any) -> Callable[..., Any] | None:
+    if equation.primitive.name == _NAME:
+        return getattr(equation.params.get("_prim"), "expand", None)
+    impl: Any = getattr(equation.primitive, "impl", None)
+    module = str(getattr(impl, "__module__", "") or "")
+    # The `impl` of jax's own operations runs them, or says that there is none.
+    if not module or module == "jax" or module.startswith(_OF_JAX):
+        return None
+    return partial(impl, **equation.params)

@@ -633,7 +633,8 @@ class StepFinder:
             called_at=function.called_at,
             argument_bytes=0,
             skipped=variant.first,
-            loop=LoopStep(at=loop.at, turns=loop.turns),
+            # A loop that the script itself calls has no line in a program of the user.
+            loop=LoopStep(at=loop.at if loop.at.file else function.called_at, turns=loop.turns),
             calls=function.calls,
             flops=_flops(variant) / max(loop.turns, 1),
         )

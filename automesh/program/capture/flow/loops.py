@@ -37,7 +37,7 @@ def turn_of(call: TracedCall, loop: TrainingLoop) -> TracedCall:
         leaf if to is None or is_ref(leaf) else jax.device_put(leaf, to)
         for leaf, to in zip(call.leaves, call.settings.in_shardings, strict=True)
     ]
-    made = plain_jit(turn.operands)(*call.settings.constants, *leaves)
+    made = plain_jit(turn.operands)(*turn.held, *call.settings.constants, *leaves)
     return turn.call(made)
 
 
@@ -47,8 +47,9 @@ def described_turn(call: TracedCall, loop: TrainingLoop) -> tuple[TracedCall, in
     An operand that is an unchanged argument of the call is split as that argument.
     """
     turn = _Turn.of(call, loop)
-    inputs = [*call.settings.constants, *call.leaves]
-    stated = [getattr(one, "sharding", None) for one in call.settings.constants]
+    held = [*turn.held, *call.settings.constants]
+    inputs = [*held, *call.leaves]
+    stated = [getattr(one, "sharding", None) for one in held]
     stated += [
         to or getattr(leaf, "sharding", None)
         for leaf, to in zip(call.leaves, call.settings.in_shardings, strict=True)
@@ -71,12 +72,16 @@ class _Turn:
     """A loop in a program.
 
     Attributes:
-      operands: a function that takes the program's inputs and returns what one turn starts from.
+      held: arrays that the program holds. They are inputs like its own, as an array that is
+        compiled into a program has no split there.
+      operands: a function that takes the held arrays and the program's inputs, and returns what one
+        turn starts from.
       constants, carried: how many operands are only read, and how many are carried.
-      sources: per operand, the position of the program's input that it is, if it is one.
+      sources: per operand, its position among the held arrays and the inputs, if it is one of them.
     """
 
     body: Any
+    held: tuple[Any, ...]
     operands: Callable[..., tuple[Any, ...]]
     constants: int
     carried: int
@@ -91,12 +96,15 @@ class _Turn:
         """Finds the loop in the program of a call."""
         equation = _equation_at(call.traced.jaxpr, loop.path)
         body, constants, carried = loop_body(equation)
-        before = _until(call.traced.jaxpr, loop.path)
+        program = call.traced.jaxpr
+        before, held = _until(program, loop.path), tuple(_held(program, loop.path))
         # A `while` has the constants of its condition before those of its body.
         first = len(equation.invars) - len(body.invars)
 
+        inputs = range(len(held), len(held) + len(opened_jaxpr(program).invars))
+
         def operands(*values: Any) -> tuple[Any, ...]:
-            found = before(values)[first:]
+            found = before(values[: len(held)], values[len(held) :])[first:]
             return tuple(
                 value[0] if place >= constants + carried else value
                 for place, value in enumerate(found)
@@ -104,10 +112,11 @@ class _Turn:
 
         return _Turn(
             body=body,
+            held=held,
             operands=operands,
             constants=constants,
             carried=carried,
-            sources=tuple(_sources(call.traced.jaxpr, loop.path)[first:]),
+            sources=tuple(_sources(program, loop.path, inputs)[first:]),
         )
 
     def call(self, made: Sequence[Any]) -> TracedCall:
@@ -149,36 +158,58 @@ def _equation_at(jaxpr: Any, path: Sequence[int]) -> Any:
     return _equation_at(equation.params["jaxpr"], path[1:]) if len(path) > 1 else equation
 
 
-def _until(jaxpr: Any, path: Sequence[int]) -> Any:
-    """Returns a function that takes the program's inputs and returns the operands of one of its
+def _held(jaxpr: Any, path: Sequence[int]) -> list[Any]:
+    """Returns the arrays that a program holds, and those of the programs that lead to one of its
     equations."""
+    own = list(getattr(jaxpr, "consts", ()))
+    return own if len(path) == 1 else [*own, *_held(_inside(jaxpr, path), path[1:])]
+
+
+def _inside(jaxpr: Any, path: Sequence[int]) -> Any:
+    return opened_jaxpr(jaxpr).eqns[path[0]].params["jaxpr"]
+
+
+def _until(jaxpr: Any, path: Sequence[int]) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    """Returns a function that takes the arrays of `_held` and the program's inputs, and returns the
+    operands of one of its equations."""
     opened = opened_jaxpr(jaxpr)
     equation = opened.eqns[path[0]]
     variables = [variable for variable in equation.invars if not is_literal(variable)]
+    # From jax 0.12 on a jaxpr itself has the arrays that it holds.
+    without = {"consts": ()} if getattr(opened, "consts", None) else {}
     part = opened.replace(
+        constvars=[],
+        invars=[*opened.constvars, *opened.invars],
         eqns=opened.eqns[: path[0]],
         outvars=variables,
         debug_info=opened.debug_info.with_unknown_names(),
+        **without,
     )
-    inner = _until(equation.params["jaxpr"], path[1:]) if len(path) > 1 else None
+    inner = _until(_inside(jaxpr, path), path[1:]) if len(path) > 1 else None
 
-    def run(values: Sequence[Any]) -> list[Any]:
-        made = iter(jaxpr_as_fun(closed(part))(*values))
+    def run(held: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        own = len(opened.constvars)
+        made = iter(jaxpr_as_fun(closed(part))(*held[:own], *values))
         operands = [
             variable.val if is_literal(variable) else next(made) for variable in equation.invars
         ]
-        return operands if inner is None else inner(operands)
+        return operands if inner is None else inner(held[own:], operands)
 
     return run
 
 
-def _sources(jaxpr: Any, path: Sequence[int]) -> list[int | None]:
-    """Returns, for each operand of an equation, the program's input that it is, or None."""
+def _sources(
+    jaxpr: Any, path: Sequence[int], given: Sequence[int | None], first: int = 0
+) -> list[int | None]:
+    """Returns, for each operand of an equation, the position of the array that it is, among those
+    of `_held` and the inputs of the whole program; None if it is none of them.
+
+    Args:
+      given: these positions for the inputs of this program.
+      first: the position of the first array that this program holds.
+    """
     opened = opened_jaxpr(jaxpr)
-    equation = opened.eqns[path[0]]
-    places = {variable: place for place, variable in enumerate(opened.invars)}
-    own = [None if is_literal(one) else places.get(one) for one in equation.invars]
-    if len(path) == 1:
-        return own
-    inner = _sources(equation.params["jaxpr"], path[1:])
-    return [own[place] if place is not None else None for place in inner]
+    own = range(first, first + len(opened.constvars))
+    places = dict(zip([*opened.constvars, *opened.invars], [*own, *given], strict=True))
+    found = [None if is_literal(one) else places.get(one) for one in opened.eqns[path[0]].invars]
+    return found if len(path) == 1 else _sources(_inside(jaxpr, path), path[1:], found, own.stop)

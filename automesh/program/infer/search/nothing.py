@@ -50,9 +50,7 @@ def nothing_to_split(
     )
 
 
-def nothing_spans(
-    classes: StepClasses, num_granules: int, script: str, *, mesh: str
-) -> UsageError:
+def nothing_spans(classes: StepClasses, num_granules: int, script: str, *, mesh: str) -> UsageError:
     """Makes the error that the step can be split inside of a slice or node, and not over several.
 
     Args:

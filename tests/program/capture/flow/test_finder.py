@@ -652,6 +652,21 @@ SCRIPTS["looks_at_collectives_first"] = SCRIPTS["looks_at_collectives"].replace(
         train_step, moments = jax.jit(train), zeros
         for step in range(10**6):
             params, moments, loss = train_step(params, moments, batch(step))""")  # fmt: skip
+SCRIPTS["loop_not_jitted"] = """
+        x = jax.device_put(np.ones((16, 32), np.float32), at("data"))
+        def update(state, _):
+            loss, g = jax.value_and_grad(loss_fn)(state[0], x)
+            return momentum(*state, g), loss
+        halves = jax.lax.fori_loop(0, 3, lambda _, one: 0.5 * one, jnp.ones(3))
+        (params, moments), losses = jax.lax.scan(
+            update, (params, zeros), None, length=10**6)
+        print("trained")
+    """
+SCRIPTS["counted_loop_not_jitted"] = SCRIPTS["loop_not_jitted"].replace(
+    """(params, moments), losses = jax.lax.scan(
+            update, (params, zeros), None, length=10**6)""",
+    """params, moments = jax.lax.fori_loop(
+            0, 10**6, lambda i, state: update(state, i)[0], (params, zeros))""")  # fmt: skip
 SCRIPTS["helper_alone"] = """
         halved = jax.jit(lambda h: jnp.where(h > 0, h, 0.5 * h))
         for step in range(3):
@@ -987,6 +1002,17 @@ def test_a_map_outside_of_jit_is_no_training(found: dict[str, dict[str, Any]]) -
     assert "RuntimeError: no such file" in said
     assert "takes gradients" not in found["looks_at_collectives"]["error"]
     assert found["looks_at_collectives_first"]["name"] in ("train", "train_step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ("loop_not_jitted", "counted_loop_not_jitted"))
+def test_a_loop_of_the_script_itself_is_the_whole_training(
+    script: str, found: dict[str, dict[str, Any]]
+) -> None:
+    seen = found[script]
+    assert seen["num_carried"] in (4, 5), seen  # `fori_loop` carries its counter, too.
+    assert seen["loop"]["at"]["file"].endswith(f"{script}.py")
+    assert seen["loop"]["turns"] == 10**6 and "trained" not in seen["printed"]
 
 
 @pytest.mark.slow
