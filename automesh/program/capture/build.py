@@ -276,6 +276,7 @@ class _UpToStep:
 
     def unjitted(self, *, is_gradient: bool) -> bool:
         """Whether the script calls its step outside of jit, as its first run has shown."""
+        del is_gradient
         return self.capture.step.is_unjitted
 
     def gradient_in_a_map(self) -> None:

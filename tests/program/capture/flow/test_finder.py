@@ -645,8 +645,8 @@ SCRIPTS["looks_at_collectives_and_fails"] = """
 SCRIPTS["looks_at_collectives"] = SCRIPTS["looks_at_collectives_and_fails"].replace(
     'raise RuntimeError("no such file")', "jax.jit(loss_fn)(params, batch(0))")  # fmt: skip
 SCRIPTS["looks_at_collectives_first"] = SCRIPTS["looks_at_collectives"].replace(
-    "jax.jit(loss_fn)(params, batch(0))", """sample = jax.jit(lambda w, x: x + x @ w["up"] @ w["down"])
-        x = batch(0)
+    "jax.jit(loss_fn)(params, batch(0))", """add = lambda w, x: x + x @ w["up"] @ w["down"]
+        sample, x = jax.jit(add), batch(0)
         for step in range(9):
             x = sample(params, x)
         train_step, moments = jax.jit(train), zeros
