@@ -26,7 +26,7 @@ _FORMER = "jax.experimental.shard_map"
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _MADE_BY = "automesh_made_by"
 # Loops of `jax.lax`: the parameters that are their body, and the arrays that they begin with.
-_LOOPS = {
+LOOPS = {
     "scan": ("f", ("init", "xs")),
     "while_loop": ("body_fun", ("init_val",)),
     "fori_loop": ("body_fun", ("init_val",)),
@@ -34,8 +34,8 @@ _LOOPS = {
 _ORIGINALS: dict[str, Any] = {}
 
 
-class Seen(Protocol):
-    """What answers for a call outside of any jit."""
+class UnjittedCalls(Protocol):
+    """The answer to calls outside of any jit."""
 
     def __call__(
         self,
@@ -62,7 +62,7 @@ SeenLoop = Callable[[Any, Any, tuple[Any, ...]], Any]
 with, and these arrays, and returns what the script gets."""
 
 
-def hook_unjitted(seen: Seen, traced: Callable[[], None], loops: SeenLoop) -> None:
+def hook_unjitted(seen: UnjittedCalls, traced: Callable[[], None], loops: SeenLoop) -> None:
     """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, and
     `loops` for loops, if no trace is in progress and all arguments are arrays or numbers.
 
@@ -73,7 +73,7 @@ def hook_unjitted(seen: Seen, traced: Callable[[], None], loops: SeenLoop) -> No
     for name in ("grad", "value_and_grad", "shard_map"):
         setattr(owner, name, _hooked(getattr(owner, name), seen, ("jax", name), traced))
     lax: Any = jax.lax
-    for name in _LOOPS:
+    for name in LOOPS:
         setattr(lax, name, _hooked_loop(getattr(lax, name), loops, name))
     # An error or a finding in such a step names the script's line, and not one of this file.
     _SOURCE.register_exclusion(__file__)
@@ -104,7 +104,9 @@ def made_by(made: Any) -> tuple[tuple[str, str], tuple[Any, ...], dict[str, Any]
     return vars(made).get(_MADE_BY) if inspect.isfunction(made) else None
 
 
-def _hooked(original: Any, seen: Seen, name: tuple[str, str], traced: Callable[[], None]) -> Any:
+def _hooked(
+    original: Any, seen: UnjittedCalls, name: tuple[str, str], traced: Callable[[], None]
+) -> Any:
     is_gradient = name[1] != "shard_map"
 
     @functools.wraps(original)
@@ -129,7 +131,7 @@ def _hooked(original: Any, seen: Seen, name: tuple[str, str], traced: Callable[[
 
 
 def _hooked_loop(original: Any, seen: SeenLoop, name: str) -> Any:
-    body, arrays = _LOOPS[name]
+    body, arrays = LOOPS[name]
     _ORIGINALS[name] = original
     signature = inspect.signature(original)
 

@@ -28,7 +28,7 @@ from automesh.program.capture.flow.sequence import PartCall, as_one
 from automesh.program.capture.hooks import Call
 from automesh.program.capture.nouns import AxisSplit
 from automesh.program.capture.step_call import TracedCall, trace
-from automesh.program.capture.unjitted import hook_unjitted
+from automesh.program.capture.unjitted import LOOPS, hook_unjitted
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.carry.starts import lost
 from automesh.program.carry.stored_step import carried_call
@@ -512,11 +512,16 @@ def test_a_function_that_names_its_axes_is_traced_for_the_parts_of_one(tmp_path:
 def sees_maps() -> Generator[None]:
     """Functions of jax that make functions are those that a script's run has."""
     former = importlib.import_module("jax.experimental.shard_map")
-    before = {name: getattr(jax, name) for name in ("grad", "value_and_grad", "shard_map")}
-    hook_unjitted(lambda _, made, args, kwargs: made(*args, **kwargs))
+    names = {jax: ("grad", "value_and_grad", "shard_map"), jax.lax: LOOPS}
+    before = {(owner, name): getattr(owner, name) for owner in names for name in names[owner]}
+    hook_unjitted(
+        lambda _, made, args, kwargs, **_also: made(*args, **kwargs),
+        lambda: None,
+        lambda _, loop, args: loop(*args),
+    )
     yield
-    for name, function in before.items():
-        setattr(jax, name, function)
+    for (owner, name), function in before.items():
+        setattr(owner, name, function)
     vars(former).pop("shard_map", None)
 
 

@@ -427,7 +427,8 @@ class ChosenClasses:
             return tuple(() for _ in array.shape)
         if not self.is_state(array):
             rows = {one.name for one in self.batches}
-            rows |= {self.sequence.name} if self.sequence is not None else set()
+            # Data of a branch, such as those of one model of several, lie with its parameters.
+            rows |= {one.name for one in (self.sequence, self.expert) if one is not None}
             if _is_solved(
                 self.classes
             ):  # Data lie where the state does that is computed with them.

@@ -192,6 +192,22 @@ def test_experts_are_split_over_an_axis_of_their_own_with_the_batch() -> None:
     assert found["batch"] == ["dp+fsdp", "dp+fsdp+ep"]
 
 
+def test_data_of_one_model_of_several_lie_with_its_parameters() -> None:
+    step = replace(
+        STEP,
+        classes=(*CLASSES, dimension("expert", 8)),
+        arguments=(
+            *ARGUMENTS,
+            array("w", Role.PARAMETER, "expert", "embed", "mlp"),
+            array("rows", Role.DATA, "expert", "batch", "embed"),
+            array("keys", Role.KEY, "expert"),
+        ),
+    )
+    rows, keys = laid_out(step).arguments[-2:]
+    assert rows.split == (("expert",), ("batch",), ())
+    assert keys.split == (("expert",),)
+
+
 def test_without_a_batch_only_classes_of_parameters_are_split() -> None:
     none = replace(STEP, classes=CLASSES[1:])
     layout = laid_out(none)
