@@ -28,18 +28,11 @@ _MOST_LINES = 8
 _SUDDEN = ("the worker exited", "the worker was", "the worker could not")
 
 
-def inspection_error(
-    answer: Failure,
-    entry: Entry,
-    space: SearchSpace | None = None,
-    *,
-    limited_by: str = "--timeout",
-) -> UsageError:
+def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
     """Returns the error for a script whose inspection failed.
 
     Args:
       space: the space with the axes of the script's mesh; None if the script made its own mesh.
-      limited_by: the option that its time was limited by.
     """
     match answer:
         case TimedOut():
@@ -48,7 +41,7 @@ def inspection_error(
                 hint=_with_output(
                     "look at what else this machine is doing"
                     if answer.stage == "start"
-                    else f"find what it waits for, or raise {limited_by}",
+                    else "find what it waits for, or raise --timeout",
                     answer.log_tail,
                 ),
             )

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 import types
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +29,7 @@ from automesh.program.capture.abstract.arrays import described
 from automesh.program.capture.abstract.makers import mapped
 from automesh.program.capture.abstract.trace import is_without_arrays
 from automesh.program.capture.flow.program import has_gradient
-from automesh.program.capture.unjitted import hook_unjitted, in_module
+from automesh.program.capture.unjitted import LoopCall, hook_unjitted, in_module
 from automesh.program.capture.world.meshes import text_of, with_names
 from automesh.program.capture.world.modes import (
     Modes,
@@ -83,6 +85,7 @@ class Call:
       run: runs the call as the script asked for it.
       function: the function that was jitted.
       settings: keywords of `jax.jit` with which it was jitted; None where they are not known.
+      loop: name and settings of the loop of `jax.lax` that it is; None if it is none.
     """
 
     jitted: Any
@@ -91,6 +94,7 @@ class Call:
     run: Callable[[], Any]
     function: Any
     settings: dict[str, Any] | None = None
+    loop: tuple[str, tuple[tuple[str, Any], ...]] | None = None
 
 
 @dataclass(slots=True)
@@ -102,10 +106,8 @@ class _HooksState:
         by its `id`: the object, the jitted function and its arguments. The object is kept alive, so
         that no `id` is used twice.
       remembers_nothing: whether automesh itself lowers programs now, which have no origin.
-      maps: how many calls of a `shard_map` outside of jit are in progress, one in another.
     """
 
-    maps: int = 0
     watcher: Watcher | None = None
     is_installed: bool = False
     remembers_nothing: bool = False
@@ -115,6 +117,21 @@ class _HooksState:
 
 
 _STATE = _HooksState()
+
+
+class _OfThread(threading.local):
+    """The calls that are in progress in a thread.
+
+    Attributes:
+      maps: how many calls of a `shard_map` outside of jit, one in another.
+    """
+
+    maps = 0
+
+
+_THREAD = _OfThread()
+# Whether the bodies of loops take gradients, by the form of their call.
+_TRAINS: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -163,7 +180,8 @@ class Jitted:
         if watcher is None:
             end_foreign_thread()
         if watcher is None or is_tracing():
-            return self.automesh_inner(*args, **kwargs)
+            with _out_of_maps():
+                return self.automesh_inner(*args, **kwargs)
         return _seen(
             watcher,
             Call(
@@ -308,16 +326,18 @@ def _hook_jit() -> None:
         )
         return _seen(watcher, call)
 
-    def loop(function: Any, inner: Any, args: tuple[Any, ...]) -> Any:
+    def loop(called: LoopCall) -> Any:
         watcher = _STATE.watcher
-        if watcher is None or is_tracing() or not _takes_gradient(inner, args, {}):
-            return inner(*args)
+        if watcher is None or not _loop_trains(called):
+            return called.function(*called.args)
         call = Call(
-            jitted=original(inner),
-            args=args,
+            jitted=original(called.function),
+            args=called.args,
             kwargs={},
-            run=lambda: inner(*args),
-            function=function,
+            run=lambda: called.function(*called.args),
+            function=called.function,
+            settings={},
+            loop=(called.name, called.settings),
         )
         return _seen(watcher, call)
 
@@ -330,16 +350,40 @@ def _hook_jit() -> None:
 @contextmanager
 def _in_a_map(*, is_map: bool) -> Generator[None]:
     """Counts a call of a `shard_map` outside of jit as in progress while the body runs."""
-    _STATE.maps += is_map
+    _THREAD.maps += is_map
     try:
         yield
     finally:
-        _STATE.maps -= is_map
+        _THREAD.maps -= is_map
+
+
+@contextmanager
+def _out_of_maps() -> Generator[None]:
+    """Lets gradients in the body be those of a jitted function, which a `shard_map` calls."""
+    before, _THREAD.maps = _THREAD.maps, 0
+    try:
+        yield
+    finally:
+        _THREAD.maps = before
 
 
 def _gradient_in_a_map() -> None:
-    if _STATE.watcher is not None and _STATE.maps:
+    if _STATE.watcher is not None and _THREAD.maps:
         _STATE.watcher.gradient_in_a_map()
+
+
+def _loop_trains(called: LoopCall) -> bool:
+    """Whether a gradient is taken in a loop."""
+    leaves, tree = jax.tree.flatten(called.args)
+    forms = tuple((jax.numpy.shape(leaf), str(jax.numpy.result_type(leaf))) for leaf in leaves)
+    key = (called.name, called.settings, tree, forms)
+    try:
+        known = _TRAINS.setdefault(called.body, {})
+    except TypeError:  # The body cannot be a key.
+        known = {}
+    if key not in known:
+        known[key] = _takes_gradient(called.function, called.args, {})
+    return known[key]
 
 
 def _hook_pjit() -> None:
@@ -371,7 +415,7 @@ class _Mapped:
         inner, watcher = self._automesh_inner, _STATE.watcher
         if watcher is None or is_tracing():
             return inner(*args, **kwargs)
-        watcher.pmap(lambda: _takes_gradient(inner, args, kwargs))
+        watcher.pmap(lambda: _trains_unseen(inner, args, kwargs))
         with _unseen():
             if is_without_arrays():
                 return mapped(inner, args, kwargs)
@@ -394,6 +438,11 @@ def _unseen() -> Generator[None]:
         _STATE.watcher = watcher
 
 
+def _trains_unseen(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    with _unseen():
+        return _takes_gradient(function, args, kwargs)
+
+
 def _takes_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a gradient is taken in a function; True if it cannot be traced."""
     leaves, tree = jax.tree.flatten(described((args, kwargs)))
@@ -406,8 +455,7 @@ def _takes_gradient(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return function(*args, **kwargs)
 
     try:
-        with _unseen():
-            return has_gradient(jax.make_jaxpr(called)(*(leaves[place] for place in places)).jaxpr)
+        return has_gradient(jax.make_jaxpr(called)(*(leaves[place] for place in places)).jaxpr)
     except Exception:  # noqa: BLE001 - what is wrong with its call is said when it is made
         return True
 

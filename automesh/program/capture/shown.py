@@ -5,15 +5,16 @@ They belong to the process of the script, and would keep the step from being car
 processes and devices. The step is estimated, compiled and measured without them, which a notice
 says.
 
-A check is a `jax.pure_callback` in a branch of `jax.lax.cond`, as `equinox.error_if` makes it: the
-branch is taken if the check fails, and its callback raises. In its place the branch gives nan, so
-that a step in which it is taken has other numbers.
+A check is a `jax.pure_callback` in a branch of `jax.lax.cond` whose function can only raise, as
+`equinox.error_if` makes it: the branch is taken if the check fails. What it would give, and what
+other callbacks make of that, is nan instead, so that a step in which it is taken has other numbers.
 
 Private in jax: the classes of a jaxpr (`jax._src.core`). Checked with jax 0.10.1 to 0.12.0.1.
 """
 
 from __future__ import annotations
 
+import dis
 import importlib
 import math
 from typing import Any
@@ -30,6 +31,7 @@ _CLOSED: Any = getattr(_CORE, "ClosedJaxpr", None)
 _SHOWS = frozenset({"debug_callback", "debug_print"})
 _CHECKS = "pure_callback"
 _BRANCHES = "cond"
+_RETURNS = ("RETURN", "YIELD")  # what the operations of Python begin with that end a call
 _EFFECTS = frozenset({"DebugEffect", "OrderedDebugEffect"})
 
 
@@ -77,7 +79,8 @@ def _has_any(value: Any, seen: set[tuple[int, bool]], *, in_branch: bool = False
             return False
         seen.add((id(value), in_branch))
         return any(
-            _is_taken(one, in_branch=in_branch)
+            one.primitive.name in _SHOWS
+            or (in_branch and _only_raises(one))
             or any(
                 _has_any(part, seen, in_branch=in_branch or one.primitive.name == _BRANCHES)
                 for part in one.params.values()
@@ -90,13 +93,21 @@ def _has_any(value: Any, seen: set[tuple[int, bool]], *, in_branch: bool = False
     return False
 
 
-def _is_taken(equation: Any, *, in_branch: bool) -> bool:
-    name = equation.primitive.name
-    return name in _SHOWS or (in_branch and _is_check(equation))
+def _only_raises(equation: Any) -> bool:
+    """Whether an operation calls a function of Python that never returns."""
+    if equation.primitive.name != _CHECKS or not _has_numbers(equation):
+        return False
+    function: Any = equation.params.get("callback")
+    for name in ("callback_func", "func", "__wrapped__"):
+        function = getattr(function, name, function)
+    code = getattr(function, "__code__", None)
+    return code is not None and not any(
+        one.opname.startswith(_RETURNS) for one in dis.get_instructions(code)
+    )
 
 
-def _is_check(equation: Any) -> bool:
-    return equation.primitive.name == _CHECKS and all(
+def _has_numbers(equation: Any) -> bool:
+    return all(
         jnp.issubdtype(one.aval.dtype, jnp.number) or one.aval.dtype == jnp.bool_
         for one in equation.outvars
     )
@@ -129,12 +140,14 @@ class _Taken:
         if _CLOSED is not None and isinstance(program, _CLOSED):
             return program.replace(jaxpr=self.value(program.jaxpr, in_branch=in_branch))
         equations: list[Any] = []
+        never: set[int] = set()  # Variables that no run of the branch gets to.
         for one in program.eqns:
             if one.primitive.name in _SHOWS:
                 self.shows.append(line_of(one))
                 continue
-            if in_branch and _is_check(one):
+            if in_branch and (_only_raises(one) or _comes_after(one, never)):
                 self.checks.append(line_of(one))
+                never.update(map(id, one.outvars))
                 equations += [made for out in one.outvars for made in _nan(out)]
                 continue
             within = in_branch or one.primitive.name == _BRANCHES
@@ -143,6 +156,11 @@ class _Taken:
             }
             equations.append(one.replace(params=params, effects=_quiet(one.effects)))
         return program.replace(eqns=equations, effects=_quiet(program.effects))
+
+
+def _comes_after(equation: Any, never: set[int]) -> bool:
+    is_callback = equation.primitive.name == _CHECKS and _has_numbers(equation)
+    return is_callback and any(id(one) in never for one in equation.invars)
 
 
 def _nan(variable: Any) -> list[Any]:

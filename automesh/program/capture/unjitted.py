@@ -14,24 +14,26 @@ import importlib
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 from jax.core import Tracer
 
+from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract.arrays import is_abstract
 
 _FORMER = "jax.experimental.shard_map"
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _MADE_BY = "automesh_made_by"
-# Loops of `jax.lax`: the parameters that are their body, and the arrays that they begin with.
-LOOPS = {
-    "scan": ("f", ("init", "xs")),
-    "while_loop": ("body_fun", ("init_val",)),
-    "fori_loop": ("body_fun", ("init_val",)),
+# Loops of `jax.lax`: the parameter that is their body, and the arrays that they begin with, each
+# with the place that it has among the parameters of the body.
+LOOPS: dict[str, tuple[str, dict[str, int]]] = {
+    "scan": ("f", {"init": 0, "xs": 1}),
+    "while_loop": ("body_fun", {"init_val": 0}),
+    "fori_loop": ("body_fun", {"init_val": 1}),
 }
-_ORIGINALS: dict[str, Any] = {}
 
 
 class UnjittedCalls(Protocol):
@@ -57,12 +59,29 @@ class UnjittedCalls(Protocol):
         ...
 
 
-SeenLoop = Callable[[Any, Any, tuple[Any, ...]], Any]
-"""A function that takes the body of a loop, the loop as a function of the arrays that it begins
-with, and these arrays, and returns what the script gets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopCall:
+    """A call of a loop of `jax.lax` by the script itself.
+
+    Attributes:
+      name: such as `scan`.
+      settings: what the loop has besides its body and its arrays, as far as it can be compared.
+      body: the user's function.
+      function: the loop as a function of the arrays that it begins with, which have the names of
+        the parameters of the body.
+      args: these arrays.
+    """
+
+    name: str
+    settings: tuple[tuple[str, Any], ...]
+    body: Any
+    function: Any
+    args: tuple[Any, ...]
 
 
-def hook_unjitted(seen: UnjittedCalls, traced: Callable[[], None], loops: SeenLoop) -> None:
+def hook_unjitted(
+    seen: UnjittedCalls, traced: Callable[[], None], loops: Callable[[LoopCall], Any]
+) -> None:
     """Lets `seen` answer for calls of the functions that `jax.grad` and the like have made, and
     `loops` for loops, if no trace is in progress and all arguments are arrays or numbers.
 
@@ -130,13 +149,14 @@ def _hooked(
     return make
 
 
-def _hooked_loop(original: Any, seen: SeenLoop, name: str) -> Any:
+def _hooked_loop(original: Any, seen: Callable[[LoopCall], Any], name: str) -> Any:
     body, arrays = LOOPS[name]
-    _ORIGINALS[name] = original
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def loop(*given: Any, **settings: Any) -> Any:
+        if is_tracing() or jax.config.jax_disable_jit:
+            return original(*given, **settings)
         try:
             stated = dict(signature.bind(*given, **settings).arguments)
         except TypeError:  # jax says what is wrong with the call.
@@ -144,19 +164,44 @@ def _hooked_loop(original: Any, seen: SeenLoop, name: str) -> Any:
         begin = {one: stated.pop(one) for one in arrays if one in stated}
         if not all(map(_is_value, jax.tree.leaves(begin))):
             return original(*given, **settings)
-        inner = functools.partial(_run_loop, name, tuple(begin), stated)
-        return seen(stated[body], inner, tuple(begin.values()))
+
+        def looped(*values: Any) -> Any:
+            return original(**stated, **dict(zip(begin, values, strict=True)))
+
+        of: Any = looped
+        of.__wrapped__ = stated[body]  # For the name of the user's function, and its line.
+        of.__signature__ = _signature_of(stated[body], [arrays[one] for one in begin])
+        return seen(
+            LoopCall(
+                name=name,
+                settings=tuple((one, _comparable(value)) for one, value in stated.items()),
+                body=stated[body],
+                function=looped,
+                args=tuple(begin.values()),
+            )
+        )
 
     return loop
 
 
-def _run_loop(name: str, arrays: tuple[str, ...], stated: dict[str, Any], *begin: Any) -> Any:
-    """Calls a loop of `jax.lax` with the arrays that it begins with.
+def _signature_of(body: Any, places: Sequence[int]) -> inspect.Signature:
+    """Returns the signature of a loop: its parameters have the names that its body gives them."""
+    try:
+        names = list(inspect.signature(body).parameters)
+    except (TypeError, ValueError):
+        names = []
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature(
+        [
+            inspect.Parameter(names[place] if place < len(names) else f"arg{place}", kind)
+            for place in places
+        ]
+    )
 
-    A function of this module, so that a step that is such a loop can be pickled.
-    """
-    original = _ORIGINALS.get(name) or getattr(jax.lax, name)
-    return original(**stated, **dict(zip(arrays, begin, strict=True)))
+
+def _comparable(value: Any) -> Any:
+    plain = (bool, int, float, str, type(None))
+    return value if isinstance(value, plain) else type(value).__name__
 
 
 def _is_value(leaf: Any) -> bool:

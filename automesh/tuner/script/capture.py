@@ -41,10 +41,6 @@ from automesh.worker.temporary import folder_until_exit
 
 # A space of a name that no file has: the axes are the script's own.
 _OWN_AXES = "auto"
-# The budget begins after the run up to the step, which may take so many times as long, and at least
-# so long: a script that never gets to a step is not waited for until `--timeout`.
-_STARTS_OF_BUDGET = 2.0
-_SHORTEST_LIMIT_S = 120.0
 # Names for the parts of an axis that splits the batch.
 _PARTS = ("dp", "fsdp", "shard")
 
@@ -200,8 +196,6 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
 def _first_run(
     request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
 ) -> Discovery | OtherDevices:
-    limit_s = min(request.timeout_s, max(_STARTS_OF_BUDGET * request.budget_s, _SHORTEST_LIMIT_S))
-
     def on_event(event: dict[str, Any]) -> None:
         if event.get("event") == "waits":
             progress.log(str(event.get("text", "")))
@@ -209,11 +203,9 @@ def _first_run(
     with one_worker(
         surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
-        answer = pool.run(job, limit_s, on_event)
+        answer = pool.run(job, request.timeout_s, on_event)
     if isinstance(answer, Failure):
-        limited_by = "--timeout" if limit_s == request.timeout_s else "--budget"
-        error = inspection_error(answer, request.entry, limited_by=limited_by)
-        raise _with_line(answer, error, last_line(job.folder))
+        raise _with_line(answer, inspection_error(answer, request.entry), last_line(job.folder))
     if not isinstance(answer, Discovery | OtherDevices):
         raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
     return answer

@@ -56,25 +56,28 @@ def test_a_step_that_shows_nothing_stays_as_it_is() -> None:
     assert without_shown(program) is program
 
 
-def checked(x: Any, fails: Any, *, raises: bool) -> Any:
+def checked(x: Any, fails: Any) -> Any:
     """What `equinox.error_if` does: returns `x`, or calls Python to raise."""
 
     def stop(_: Any) -> Any:
-        if raises:
-            raise RuntimeError("a check failed")
-        return jax.tree.map(np.zeros_like, x)
+        raise RuntimeError("a check failed")
+
+    def shown(given: Any, _: Any) -> Any:
+        return jax.tree.map(np.zeros_like, given)
+
+    def failed() -> Any:
+        return jax.pure_callback(shown, shapes, jax.pure_callback(stop, shapes, 0), 0)
 
     shapes = jax.eval_shape(lambda: x)
-    return jax.lax.cond(fails, lambda: jax.pure_callback(stop, shapes, 0), lambda: x)
+    return jax.lax.cond(fails, failed, lambda: x)
 
 
 @pytest.mark.parametrize("limit", (9.0, 0.0))
 def test_a_check_is_left_out_and_gives_nan_where_it_fails(limit: float) -> None:
     def step(w: Any, x: Any) -> Any:
         def layer(state: Any, weights: Any) -> tuple[Any, None]:
-            fails = jnp.any(state > limit)
             state, count, scale = checked(
-                (state, jnp.int32(3), jnp.float32(1)), fails, raises=limit > 1
+                (state, jnp.int32(3), jnp.float32(1)), jnp.any(state > limit)
             )
             return jnp.tanh(state @ weights) * scale + 0 * count, None
 
@@ -95,3 +98,16 @@ def test_a_check_is_left_out_and_gives_nan_where_it_fails(limit: float) -> None:
     # A lowered program has it nowhere, either.
     lowered = jax.jit(jaxpr_as_fun(program)).lower(W, X).as_text()
     assert "callback" not in lowered
+
+
+def test_a_value_that_python_gives_in_a_branch_stays() -> None:
+    def step(w: Any) -> Any:
+        rate = jax.lax.cond(
+            w[0, 0, 0] > 0,
+            lambda: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((), w.dtype), w[0, 0, 0]),
+            lambda: w[0, 0, 1],
+        )
+        return (rate * w).sum()
+
+    program = jax.jit(step).trace(W).jaxpr
+    assert without_shown(program) is program

@@ -517,7 +517,7 @@ def sees_maps() -> Generator[None]:
     hook_unjitted(
         lambda _, made, args, kwargs, **_also: made(*args, **kwargs),
         lambda: None,
-        lambda _, loop, args: loop(*args),
+        lambda loop: loop.function(*loop.args),
     )
     yield
     for (owner, name), function in before.items():

@@ -581,6 +581,7 @@ def _key(call: Call, split: Split) -> tuple[Any, list[Any]]:
     leaves, tree = jax.tree.flatten(dynamic)
     static = [call.args[place] for place in split.positions if place < len(call.args)]
     static += [(name, call.kwargs[name]) for name in split.names]
+    static += call.loop[1] if call.loop is not None else ()
     forms = [_form(leaf) for leaf in leaves]
     return (tree, tuple(static), tuple(forms)), [leaf for leaf in leaves if is_array_like(leaf)]
 
@@ -589,7 +590,8 @@ def _static_names(call: Call, split: Split) -> tuple[str, ...]:
     """Returns the names of the static arguments, in the order in which `_key` has their values."""
     names = parameter_names(call.function, len(call.args))
     places = [place for place in split.positions if place < len(call.args)]
-    return (*(names[place] for place in places), *split.names)
+    of_loop = [name for name, _ in call.loop[1]] if call.loop is not None else []
+    return (*(names[place] for place in places), *split.names, *of_loop)
 
 
 def _form(leaf: Any) -> Any:

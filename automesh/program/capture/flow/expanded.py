@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.extend import core
 
 _NAME = "call_hi_primitive"
 _OF_JAX = ("jax.", "jaxlib.")
@@ -32,15 +33,27 @@ def expansion_of(equation: Any) -> Any | None:
     except Exception:  # noqa: BLE001 - a function of a library, which may fail in any way
         return None
     made = [variable.aval.shape for variable in program.jaxpr.outvars]
-    return program if made == [variable.aval.shape for variable in equation.outvars] else None
+    fits = made == [variable.aval.shape for variable in equation.outvars]
+    return program if fits and not _holds(program, equation.primitive) else None
+
+
+def _holds(program: Any, primitive: Any) -> bool:
+    """Whether an operation is in a program, which then says nothing of what the operation does."""
+    return any(
+        one.primitive is primitive
+        or any(_holds(inner, primitive) for inner in core.jaxprs_in_params(one.params))
+        for one in getattr(program, "jaxpr", program).eqns
+    )
 
 
 def _function_of(equation: Any) -> Callable[..., Any] | None:
     if equation.primitive.name == _NAME:
         return getattr(equation.params.get("_prim"), "expand", None)
     impl: Any = getattr(equation.primitive, "impl", None)
+    while isinstance(impl, partial):  # jax runs most of its own operations by one function.
+        impl = impl.func
     module = str(getattr(impl, "__module__", "") or "")
     # The `impl` of jax's own operations runs them, or says that there is none.
     if not module or module == "jax" or module.startswith(_OF_JAX):
         return None
-    return partial(impl, **equation.params)
+    return partial(equation.primitive.impl, **equation.params)

@@ -167,7 +167,7 @@ class StepFinder:
                 self.found = self._found(whole)
                 stop_script()
         loop = noted.variant.facts.loop if noted.variant.facts is not None else None
-        if loop is not None and noted.function.counted == 1 and _is_long(noted.variant):
+        if loop is not None and _is_longest(noted, loop) and _is_long(noted.variant):
             self.on_long_loop()
         outputs = call.run()
         self.log.ran(noted, outputs)
@@ -723,6 +723,13 @@ def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:
 
 def _flops(variant: Variant) -> float:
     return variant.facts.flops if variant.facts is not None else 0.0
+
+
+def _is_longest(noted: Noted, loop: TrainingLoop) -> bool:
+    """Whether this is the first call of a variant with more turns than all before it."""
+    known = [one.facts for one in noted.function.variants if one is not noted.variant]
+    turns = [one.loop.turns for one in known if one is not None and one.loop is not None]
+    return noted.variant.calls == 1 and all(one < loop.turns for one in turns)
 
 
 def _is_long(variant: Variant) -> bool:

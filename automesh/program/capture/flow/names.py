@@ -34,13 +34,15 @@ def describe_call(call: Call) -> tuple[str, SourceLine]:
     """Returns the name of the function that the user has jitted, and the line where its code
     begins."""
     name, place = describe_function(call.function)
+    # A loop is named after its body, but is not one turn of it.
+    after = f"_{call.loop[0]}" if call.loop is not None else ""
     if place.file:
-        return name, place
+        return name + after, place
     for function, _, _ in _library_calls():
         inner, found = describe_function(function)
         if found.file:
-            return inner, found
-    return name, place
+            return inner + after, found
+    return name + after, place
 
 
 def leaf_names(call: Call, split: Split) -> tuple[str, ...]:

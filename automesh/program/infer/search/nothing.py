@@ -56,9 +56,14 @@ def nothing_spans(classes: StepClasses, num_granules: int, script: str, *, mesh:
     Args:
       mesh: as for `nothing_to_split`.
     """
-    batches = classes.batches
-    cures = next((f"`{one.name}`: {one.cure}" for one in batches if one.cure), "")
-    why = f"which cannot be split: {_sizes(batches[:2])}" if batches else "and it has none"
+    whole = [one for one in classes.batches if one.whole]
+    why, cures = "and it has none", ""
+    if classes.batches:
+        why = f"which no argument of it has: {_sizes(classes.batches[:2])}"
+        cures = "give the batch to the step as an argument"
+    if whole:
+        why = f"which cannot be split: {_sizes(whole[:2])}"
+        cures = next((f"`{one.name}`: {one.cure}" for one in whole if one.cure), "")
     return UsageError(
         f"{script} {mesh}, and of its step only a batch may be split over {num_granules} slices or "
         f"nodes, {why}; tensor parallelism needs the fast links inside of one",

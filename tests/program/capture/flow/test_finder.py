@@ -667,6 +667,18 @@ SCRIPTS["counted_loop_not_jitted"] = SCRIPTS["loop_not_jitted"].replace(
             update, (params, zeros), None, length=10**6)""",
     """params, moments = jax.lax.fori_loop(
             0, 10**6, lambda i, state: update(state, i)[0], (params, zeros))""")  # fmt: skip
+SCRIPTS["loop_in_epochs"] = SCRIPTS["loop_not_jitted"].replace(
+    """(params, moments), losses = jax.lax.scan(
+            update, (params, zeros), None, length=10**6)""",
+    """state = params, zeros
+        for epoch in range(10**6):
+            state, losses = jax.lax.scan(update, state, None, length=5)""")  # fmt: skip
+SCRIPTS["short_loop_then_long"] = SCRIPTS["loop_not_jitted"].replace(
+    """(params, moments), losses = jax.lax.scan(
+            update, (params, zeros), None, length=10**6)""",
+    """for length in (2, 10**6):
+            (params, moments), losses = jax.lax.scan(
+                update, (params, zeros), None, length=length)""")  # fmt: skip
 SCRIPTS["helper_alone"] = """
         halved = jax.jit(lambda h: jnp.where(h > 0, h, 0.5 * h))
         for step in range(3):
@@ -1012,7 +1024,19 @@ def test_a_loop_of_the_script_itself_is_the_whole_training(
     seen = found[script]
     assert seen["num_carried"] in (4, 5), seen  # `fori_loop` carries its counter, too.
     assert seen["loop"]["at"]["file"].endswith(f"{script}.py")
-    assert seen["loop"]["turns"] == 10**6 and "trained" not in seen["printed"]
+    assert seen["loop"]["turns"] == 10**6
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_called_often_is_a_step_with_all_its_turns(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    seen = found["loop_in_epochs"]
+    assert seen["name"] == "update_scan" and seen["loop"] is None
+    assert seen["num_carried"] == 4, seen
+    # A million turns would take minutes: they are run without their data.
+    longer = found["short_loop_then_long"]
+    assert longer["name"] == "update_scan" and "trained" in longer["printed"]
 
 
 @pytest.mark.slow

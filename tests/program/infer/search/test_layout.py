@@ -219,6 +219,14 @@ def test_what_is_no_batch_may_not_span_slices() -> None:
     none = replace(STEP, classes=CLASSES[1:])
     with pytest.raises(UsageError, match="may be split over 2 slices or nodes, and it has none"):
         lay_out(none, num_devices=8, num_granules=2, script="train.py")
+    with pytest.raises(UsageError, match="which no argument of it has: `batch` 8") as raised:
+        lay_out(
+            replace(STEP, classes=(dimension("batch", 8), *CLASSES[1:]), arguments=ARGUMENTS[:1]),
+            num_devices=8,
+            num_granules=2,
+            script="train.py",
+        )
+    assert raised.value.hint == "give the batch to the step as an argument"
     odd = dimension("batch", 9, whole="9 = 3 * 3 divides by no mesh axis of an even size")
     with pytest.raises(UsageError, match="which cannot be split: `batch` 9"):
         lay_out(
