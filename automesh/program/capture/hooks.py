@@ -379,11 +379,11 @@ def _loop_trains(called: LoopCall) -> bool:
     key = (called.name, called.settings, tree, forms)
     try:
         known = _TRAINS.setdefault(called.body, {})
-    except TypeError:  # The body cannot be a key.
-        known = {}
-    if key not in known:
-        known[key] = _takes_gradient(called.function, called.args, {})
-    return known[key]
+        if key not in known:
+            known[key] = _takes_gradient(called.function, called.args, {})
+        return known[key]
+    except TypeError:  # The body, or what is static in its arguments, cannot be a key.
+        return _takes_gradient(called.function, called.args, {})
 
 
 def _hook_pjit() -> None:

@@ -662,6 +662,19 @@ SCRIPTS["loop_not_jitted"] = """
             update, (params, zeros), None, length=10**6)
         print("trained")
     """
+SCRIPTS["loop_over_what_has_no_hash"] = SCRIPTS["loop_not_jitted"].replace(
+    "def update(state, _):", """class Settings(list):
+            __hash__ = None
+        @jax.tree_util.register_pytree_node_class
+        class State(tuple):
+            def tree_flatten(self):
+                return tuple(self), Settings()
+            @classmethod
+            def tree_unflatten(cls, _, children):
+                return cls(children)
+        def update(state, _):""").replace(
+    "return momentum(*state, g), loss", "return State(momentum(*state, g)), loss").replace(
+    "update, (params, zeros)", "update, State((params, zeros))")  # fmt: skip
 SCRIPTS["counted_loop_not_jitted"] = SCRIPTS["loop_not_jitted"].replace(
     """(params, moments), losses = jax.lax.scan(
             update, (params, zeros), None, length=10**6)""",
@@ -1017,7 +1030,9 @@ def test_a_map_outside_of_jit_is_no_training(found: dict[str, dict[str, Any]]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ("loop_not_jitted", "counted_loop_not_jitted"))
+@pytest.mark.parametrize(
+    "script", ("loop_not_jitted", "counted_loop_not_jitted", "loop_over_what_has_no_hash")
+)
 def test_a_loop_of_the_script_itself_is_the_whole_training(
     script: str, found: dict[str, dict[str, Any]]
 ) -> None:
