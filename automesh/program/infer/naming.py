@@ -29,12 +29,14 @@ class _Signs:
     group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
     branches: set[int] = field(default_factory=set[int])
+    stacked: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
     made: set[int] = field(default_factory=set[int])
     scored: set[int] = field(default_factory=set[int])
     hidden: set[int] = field(default_factory=set[int])
     channels: set[int] = field(default_factory=set[int])
-    patches: list[set[int]] = field(default_factory=list[set[int]])
+    patches: set[int] = field(default_factory=set[int])
+    slid: set[int] = field(default_factory=set[int])
     chosen: set[int] = field(default_factory=set[int])
     weights: Counter[int] = field(default_factory=Counter[int])
     matrices: Counter[int] = field(default_factory=Counter[int])
@@ -125,15 +127,19 @@ def _signs(
         own = roots(every, dims)
         if own & set(facts.batches):  # State of the batch, no parameters.
             signs.hidden |= own & facts.weights
-    for dims in events.chosen.values():
-        signs.chosen |= roots(every, dims) & facts.weights
+    for source, dims in events.chosen.items():
+        own = roots(every, dims) & facts.weights
+        signs.chosen |= own
+        if source in events.ranked:  # Each expert has a matrix of its own, and a score.
+            signs.experts |= own & signs.stacked & signs.scored
     for walk in events.walks:
         if walk.sums_gradients:
             signs.microbatches |= roots(every, (walk.dim,))
     for inside, out, _ in events.kernels:
         signs.channels |= roots(every, (inside, out))
     for dims in events.spatial:
-        signs.patches.append(roots(every, dims))
+        # A window over one dimension slides along tokens, samples of sound or another sequence.
+        (signs.patches if len(dims) > 1 else signs.slid).update(roots(every, dims))
     signs.heads -= signs.experts
     # Scores of a router choose among experts; others are trained side by side, as two critics are.
     signs.branches = signs.experts - signs.scored
@@ -184,12 +190,17 @@ def _read_cut_tables(every: Dimensions, facts: Facts, signs: _Signs) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """The factors of a product."""
+    """The factors of a product.
+
+    Attributes:
+      single: those of an operand that has one dimension beside what is summed over.
+    """
 
     batch: frozenset[int]
     summed: frozenset[int]
     left: frozenset[int]
     right: frozenset[int]
+    single: frozenset[int]
     made: tuple[ArrayOrigin, ...]
 
     @property
@@ -201,10 +212,23 @@ def _products(every: Dimensions, events: Events, facts: Facts) -> list[_Product]
     """Returns the different products of the forward pass, in order."""
     found: dict[_Product, None] = {}
     for one in param_products(every, events, facts):
-        batch, summed, left, right = (
-            frozenset(roots(every, dims)) for dims in (one.batch, one.summed, one.left, one.right)
+        batch, left, right = (
+            frozenset(roots(every, dims)) for dims in (one.batch, one.left, one.right)
         )
-        found[_Product(batch, summed, left, right, one.made)] = None
+        # The two halves that a rotation puts end to end, or beside each other, are no factor of
+        # parameters, but they lie in a dimension that is one.
+        summed = frozenset(
+            root
+            for dim in one.summed
+            for root in roots(every, (dim,)) & facts.weights or roots(every, (dim,))
+        )
+        single = frozenset(
+            root
+            for side in (one.left, one.right)
+            if sum(map(bool, side)) == 1
+            for root in roots(every, side)
+        )
+        found[_Product(batch, summed, left, right, single, one.made)] = None
     return list(found)
 
 
@@ -241,7 +265,8 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
             signs.features |= summed
             sides = [side for side in (left, right) if side <= weights]
             signs.made |= {root for side in sides for root in side}
-            signs.scored |= {root for side in sides if len(side) == 1 for root in side}
+            # Experts that are chosen in groups are several factors.
+            signs.scored |= {root for side in sides if side <= one.single for root in side}
     _read_own_weights(every, events, facts, products, signs)
     for one in products:  # A learned query of each head.
         if one.batch & signs.heads - signs.experts and one.batch | one.summed <= weights:
@@ -325,6 +350,8 @@ def _read_arrays(
         if role in _WEIGHTS:
             signs.weights.update(own | pieces)
             is_kernel = any(every.marks(root) & DimensionMark.KERNEL for root in own)
+            if len(own) > 2 and not is_kernel:
+                signs.stacked |= own
             if len(own) > 1 and not is_kernel:
                 signs.matrices.update(own)
                 signs.forms.add(frozenset(own))
@@ -358,8 +385,10 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
         return _of_weights(every, facts, signs, root)
     if marks & DimensionMark.WALKED:
         return "microbatch" if root in signs.microbatches else "time"
-    if any(root in patch for patch in signs.patches):
+    if root in signs.patches:
         return "space"
+    if root in signs.slid:
+        return "sequence"
     is_of_step = root in facts.backward or root in signs.with_batch
     meets = every.is_cut(root) or root in facts.mixed | facts.pooled
     if is_of_step and (meets or marks & (DimensionMark.SHIFTED | DimensionMark.ORDERED)):
@@ -395,7 +424,8 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("group", signs.group),
             ("sequence", rows),
             ("channels", signs.channels),
-            ("space", {one for patch in signs.patches for one in patch}),
+            ("space", signs.patches),
+            ("sequence", signs.slid),
             ("features", signs.in_data & signs.features - signs.chosen),
             ("hidden", signs.hidden if marks & DimensionMark.SUMMED else set[int]()),
             ("vocab", signs.chosen & signs.features),

@@ -214,6 +214,8 @@ class Events:
     spatial: list[Dims] = field(default_factory=list[Dims])
     # For each source, the dimensions in which its integers choose.
     chosen: dict[int, list[Dim]] = field(default_factory=dict[int, list[Dim]])
+    # Sources that are the places of the largest or smallest scores.
+    ranked: set[int] = field(default_factory=set[int])
     # Sources that the step itself computes.
     computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.

@@ -7,7 +7,7 @@ The time is proportional to the number of equations; those of called programs co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from automesh.program.capture.flow.program import (
     solver_of,
     solver_operands,
 )
-from automesh.program.infer import indexing, rules, windows
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
     ArrayOrigin,
@@ -41,10 +40,11 @@ from automesh.program.infer.operation import (
     Walk,
     primitives,
 )
+from automesh.program.infer.rules import arrays, indexing, mapped, windows
 
-RULES: dict[str, Rule] = {**rules.RULES, **indexing.RULES, **windows.RULES}
+RULES: dict[str, Rule] = {**arrays.RULES, **indexing.RULES, **windows.RULES, **mapped.RULES}
 # These operations on held arrays make no new data.
-_SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | rules.ELEMENTWISE
+_SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | arrays.ELEMENTWISE
 # Rows that are written into a held array leave it one: a replay buffer, before rows are drawn.
 _WRITES_INTO = frozenset({"scatter", "dynamic_update_slice"})
 # Integers keep their meaning through these operations, up to an offset.
@@ -127,6 +127,7 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     frame = _Frame()
     outputs = walker.program(opened, values, frame)
     _join_chosen(walker.all, walker.events)
+    walker.all.unite_parts()
     return Walked(
         all=walker.all,
         events=walker.events,
@@ -200,8 +201,10 @@ class _Walker:
         if (solver := solver_of(equation)) is not None and (places := solver_operands(equation)):
             # Nothing inside has a place where a constraint could be put.
             return self._expanded(solver, [given[at] for at in places], equation, frame, backward)
+        if name == "shard_map":
+            return self._mapped(equation, given, frame, backward)
         bodies = list(core.jaxprs_in_params(equation.params))
-        if name != "shard_map" and len(bodies) == 1:
+        if len(bodies) == 1:
             body = opened_jaxpr(bodies[0])
             fits = [shape_of(var) for var in body.invars] == [
                 shape_of(var) for var in equation.invars
@@ -236,6 +239,20 @@ class _Walker:
         for those, count in zip(placed, known, strict=True):
             del those[count:]
         return made
+
+    def _mapped(
+        self, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
+    ) -> list[WalkedArray]:
+        """Walks what a `shard_map` does on each device, where no constraint can be put."""
+        params = equation.params
+        try:
+            body, dims = mapped.inside(self.all, params, [value.dims for value in given])
+        except _OTHER_PARAMETERS:
+            return self._unknown(equation, given)
+        taken = [replace(value, dims=own) for value, own in zip(given, dims, strict=True)]
+        made = self._expanded(body, taken, equation, frame, backward)
+        dims = mapped.outside(self.all, params, [value.dims for value in made])
+        return [replace(value, dims=own) for value, own in zip(made, dims, strict=True)]
 
     def _inside(
         self,
@@ -290,9 +307,9 @@ class _Walker:
             return self._unknown(equation, given)
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
-        made = rules.made_of(operation)
+        made = arrays.made_of(operation)
         if operation.is_float:
-            self.events.meetings += rules.meetings_of(operation, found[0])
+            self.events.meetings += arrays.meetings_of(operation, found[0])
         held = name in _SAME_ARRAY and all(
             value.is_held for value, shape in zip(given, operation.given, strict=True) if shape
         )
@@ -356,6 +373,7 @@ class _Walker:
         if name in _PLACES and self.events.places:
             self._sources_known += 1
             self.events.chosen[self._sources_known] = [self.events.places.pop()]
+            self.events.ranked.add(self._sources_known)
             return [*none[1:], (self._sources_known,)]
         if name == "iota" and len(operation.shapes[0]) == 1:
             self._sources_known += 1
@@ -363,7 +381,12 @@ class _Walker:
             return [(self._sources_known,)]
         if not _is_integer(outvars[0]):
             return none
-        if name not in _SAME_INTEGERS:  # New integers, such as drawn places of rows.
+        different = {source for source in operation.sources if source}
+        # An offset is subtracted; a difference of two places is a new integer.
+        is_same = name in _SAME_INTEGERS or (
+            name == "sub" and bool(operation.sources[0]) and len(different) == 1
+        )
+        if not is_same:  # New integers, such as drawn places of rows.
             new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
             self.events.computed.update(number for source in new for number in source)
             return new
@@ -374,7 +397,6 @@ class _Walker:
             widths = [shape[-1] for shape in operation.given]
             if widths == [1] * len(widths):
                 return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
-        different = {source for source in given if source}
         if name in ("concatenate", "add") and len(different) > 1:
             return [self._joined(given)]
         if len(different) != 1:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions
-from automesh.program.infer.rules import reshaped
+from automesh.program.infer.rules.arrays import reshaped
 
 
 def sizes(every: Dimensions, dim: Dim) -> list[int]:

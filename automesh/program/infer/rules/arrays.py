@@ -270,11 +270,11 @@ def _reduce(op: TracedOperation) -> list[Dims]:
 
 def _collective(op: TracedOperation) -> list[Dims]:
     """Removes the dimensions over which `psum` or a similar collective reduces. Their axes have
-    numbers, which remain of a named axis of a `vmap`, as in batch statistics; axes with names are
-    not known here."""
-    axes = op.params["axes"]
-    if not all(isinstance(axis, int) for axis in axes):
-        raise TypeError(f"axes with names: {axes}")
+    numbers, which remain of a named axis of a `vmap`, as in batch statistics. Axes with names are
+    those of a mesh: inside of a `shard_map`, the sum over devices has the same dimensions."""
+    axes = [axis for axis in op.params["axes"] if isinstance(axis, int)]
+    if not axes:
+        return list(op.ins)
     found: list[Dims] = []
     for dims, given in zip(op.ins, op.given, strict=True):
         gone = {axis % len(given) for axis in axes}

@@ -7,7 +7,7 @@ import math
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
 from automesh.program.infer.operation import ArrayOrigin, Rule, TracedOperation, primitives
-from automesh.program.infer.rules import note_product
+from automesh.program.infer.rules.arrays import note_product
 
 _WINDOW_FOR_EACH = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
 
