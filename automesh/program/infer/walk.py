@@ -44,7 +44,7 @@ from automesh.program.infer.rules import arrays, indexing, mapped, windows
 
 RULES: dict[str, Rule] = {**arrays.RULES, **indexing.RULES, **windows.RULES, **mapped.RULES}
 # These operations on held arrays make no new data.
-_SAME_ARRAY = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim"}) | arrays.ELEMENTWISE
+_SAME_ARRAY = arrays.ELEMENTWISE | {"reshape", "transpose", "squeeze", "broadcast_in_dim"}
 # Rows that are written into a held array leave it one: a replay buffer, before rows are drawn.
 _WRITES_INTO = frozenset({"scatter", "dynamic_update_slice"})
 # Integers keep their meaning through these operations, up to an offset.

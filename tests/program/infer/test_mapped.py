@@ -91,9 +91,7 @@ def exchange(mesh: Any, p: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 4)])
 def test_an_exchange_of_heads_for_the_sequence_keeps_both(sizes: tuple[int, int]) -> None:
-    found = classes(
-        exchange, mesh_of(*sizes), "w", shapes=((EMBED, 8, 16), (BATCH, 64, EMBED))
-    )
+    found = classes(exchange, mesh_of(*sizes), "w", shapes=((EMBED, 8, 16), (BATCH, 64, EMBED)))
     names = dims(found)
     assert names["p['w']"][1] == "heads"
     assert names["x"] == ("batch", "sequence", names["p['w']"][0])
@@ -147,7 +145,9 @@ def test_experts_that_are_chosen_in_groups_are_experts() -> None:
 
     found = classes(
         loss, None, "down", "router", "up",
-        shapes=((experts, rank, EMBED), (EMBED, experts), (experts, EMBED, rank), (BATCH, 8, EMBED)),
+        shapes=(
+            (experts, rank, EMBED), (EMBED, experts), (experts, EMBED, rank), (BATCH, 8, EMBED),
+        ),
     )  # fmt: skip
     names = dims(found)
     assert names["p['router']"][1] == names["p['up']"][0] == names["p['down']"][0] == "expert"

@@ -32,7 +32,9 @@ def outside(every: Dimensions, params: Mapping[str, Any], arrays: Sequence[Dims]
 
 def _split(every: Dimensions, params: Mapping[str, Any], dims: Dims, spec: Any) -> Dims:
     axes = _axes_of_dimensions(spec, len(dims))
-    return tuple(every.part(dim, by, _count(params, by)) for dim, by in zip(dims, axes, strict=True))
+    return tuple(
+        every.part(dim, by, _count(params, by)) for dim, by in zip(dims, axes, strict=True)
+    )
 
 
 def _united(every: Dimensions, params: Mapping[str, Any], dims: Dims, spec: Any) -> Dims:
@@ -44,7 +46,7 @@ def _united(every: Dimensions, params: Mapping[str, Any], dims: Dims, spec: Any)
 
 def _axes_of_dimensions(spec: Any, rank: int) -> list[tuple[str, ...]]:
     entries = [*entries_of(spec), *[None] * rank][:rank]
-    return [() if one is None else (one,) if isinstance(one, str) else tuple(one) for one in entries]
+    return [(one,) if isinstance(one, str) else tuple(one or ()) for one in entries]
 
 
 def _count(params: Mapping[str, Any], axes: Sequence[str]) -> int:
@@ -80,8 +82,7 @@ def _reduce_scatter(op: TracedOperation) -> list[Dims]:
 
 
 def _all_to_all(op: TracedOperation) -> list[Dims]:
-    """Each device gives every other one a part of one dimension, and puts what it gets end to end
-    along another one."""
+    """Splits one dimension over the devices, and puts their parts end to end along another one."""
     split, concat = op.params["split_axis"], op.params["concat_axis"]
     found: list[Dims] = []
     for dims, given, shape in zip(op.ins, op.given, op.shapes, strict=True):
