@@ -54,6 +54,8 @@ class DimensionMark(IntFlag):
     """It has groups whose sizes are data."""
     POSITIONS = 16384
     """It is compared or computed with its own positions."""
+    DEVICES = 32768
+    """It counts the devices over which a `shard_map` splits a dimension."""
 
 
 # A dimension with one of these marks is never split in a computation.
@@ -90,6 +92,8 @@ class Dimensions:
         self._pieces: dict[int, dict[_Interval, Dim]] = {}
         # The inner factors of a split dimension, the mesh axes, and the outer factors.
         self._divided: list[tuple[Dim, tuple[str, ...], Dim]] = []
+        # Outer factors that were there before a mesh split at the same place, as heads are.
+        self._meant: list[int] = []
         self._todo: list[tuple[Dim, Dim]] = []
         self._is_joining = False
 
@@ -259,7 +263,10 @@ class Dimensions:
         """Returns the inner factors of a dimension that mesh axes split over `count` devices."""
         if count == 1:
             return dim
+        before = [one for one in self.factors(dim) if not self._marks[one] & DimensionMark.DEVICES]
         outer, inner = self.split(dim, count)
+        self._meant += [factor for factor in outer if factor in before]
+        self.mark(outer, DimensionMark.DEVICES)
         self._divided.append((inner, axes, outer))
         return inner
 
@@ -273,7 +280,7 @@ class Dimensions:
             for mine, over, outer in self._divided
             if over == axes and mine and self.factors(mine) == inner
         ]
-        outer = outers[0] if outers else self.new(count)
+        outer = outers[0] if outers else self.new(count, DimensionMark.DEVICES)
         if not outers:
             self._divided.append((dim, axes, outer))
         return (*outer, *dim)
@@ -284,15 +291,17 @@ class Dimensions:
         for inner, axes, outer in self._divided:
             if inner:
                 self.join(first.setdefault((self.factors(inner), axes), outer), outer)
+        self._divided = [(inner, axes, outer) for (inner, axes), outer in first.items()]
 
     def unite_parts(self) -> None:
         """Makes the dimensions of parts those of the whole, once all are joined: how many devices
         the mesh of the step has says nothing about its classes."""
         self.join_parts()
         united: set[int] = set()
+        meant = set(self.factors(tuple(self._meant)))
         for inner, _, outer in self._divided:
             left = self.factors(outer)
-            if not inner or not left:
+            if not inner or not left or not meant.isdisjoint(left):
                 continue
             first = self.factors(inner)[0]
             if first not in united:

@@ -97,6 +97,35 @@ def test_an_exchange_of_heads_for_the_sequence_keeps_both(sizes: tuple[int, int]
     assert names["x"] == ("batch", "sequence", names["p['w']"][0])
 
 
+def test_heads_that_are_as_many_as_devices_stay_heads() -> None:
+    """Each device has one head, for which it needs no dimension."""
+    heads, size = 4, 16
+
+    def loss(mesh: Any, p: Any, x: Any) -> Any:
+        def attend(w: Any, x: Any) -> Any:
+            q = x @ w
+            scores = jax.nn.softmax(jnp.einsum("bsk,btk->bst", q, q))
+            return jnp.einsum("bst,btk->bsk", scores, q)
+
+        split = partial(jax.shard_map, mesh=mesh, check_vma=False)
+        q = (x @ p["w"]).reshape(*x.shape[:2], heads, size)
+        own = split(
+            attend, in_specs=(P(None, "model"), P("data")), out_specs=P("data", None, "model")
+        )
+        mixed = own(p["w"], x).reshape(q.shape) * jax.nn.silu(q)
+        return jnp.mean((jnp.einsum("bshk,hkd->bsd", mixed, p["out"]) - x) ** 2)
+
+    found = classes(
+        loss, mesh_of(2, 4), "out", "w",
+        shapes=((heads, size, EMBED), (EMBED, heads * size), (BATCH, 64, EMBED)),
+    )  # fmt: skip
+    names = dims(found)
+    assert len({*names["p['out']"], ""}) == 4
+    sizes_by = {one.name: one.size for one in found.classes}
+    assert [sizes_by[name] for name in names["p['out']"]] == [heads, size, EMBED]
+    assert names["p['w']"][1] == names["p['out']"][0]
+
+
 def test_experts_inside_of_a_shard_map_are_experts() -> None:
     """Tokens are sorted by their experts, whose biases are looked up at an offset."""
     experts, mesh = 16, mesh_of(1, 1)
