@@ -382,6 +382,11 @@ class Dimensions:
             end = begin + size
         return found if len(found) > 1 and end == self._size[factor] else ()
 
+    def is_unstacked(self, factor: int) -> bool:
+        """Whether each of its elements is taken by itself."""
+        taken = {begin for begin, size in self._pieces.get(factor, {}) if size == 1}
+        return len(taken) == self._size[factor]
+
     def is_cut(self, factor: int) -> bool:
         """Whether parts of it are taken that are not end to end, so that neighbours meet."""
         pieces = self._pieces.get(factor, {})

@@ -557,8 +557,9 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
     for one in events.products:
         if one.is_forward and one.is_product:
             summed, batch = roots(every, one.summed), roots(every, one.batch)
-            for side in (one.left, one.right):
-                found.add(frozenset(summed | batch | roots(every, side)))
+            for side, other in zip((one.left, one.right), reversed(one.made), strict=True):
+                if other != ArrayOrigin.STATE:  # Data are multiplied with parameters alone.
+                    found.add(frozenset(summed | batch | roots(every, side)))
     for one in events.lookups:
         if one.is_forward and one.is_float:
             found.add(frozenset(roots(every, (*one.looked_up, *one.window))))

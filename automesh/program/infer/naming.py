@@ -43,6 +43,7 @@ class _Signs:
     beside: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
+    twice: set[int] = field(default_factory=set[int])
     microbatches: set[int] = field(default_factory=set[int])
     lengths: set[int] = field(default_factory=set[int])
     positions: set[int] = field(default_factory=set[int])
@@ -150,7 +151,9 @@ def _signs(
         own = roots(every, dims) if role in _WEIGHTS else set[int]()
         if own & signs.heads:  # Both are parts of the same weights; a sequence is not.
             signs.head_dim |= own & (signs.of_keys | signs.of_values - signs.beside_keys)
-            signs.group |= own & signs.beside_keys - signs.heads
+            beside = own & signs.beside_keys - signs.heads
+            # Queries of a group have keys; values that weigh keys have none.
+            (signs.group if own & signs.of_keys else signs.head_dim).update(beside)
     return signs
 
 
@@ -183,7 +186,7 @@ def _read_cut_tables(every: Dimensions, facts: Facts, signs: _Signs) -> None:
     """Reads tables of learned positions that are longer than the sequence, which takes a slice."""
     rows = signs.with_batch | signs.lengths
     rows |= roots(every, [dim for root in rows for dim in every.pieces(root).values()])
-    for root in facts.weights - signs.vocab - signs.with_batch:
+    for root in facts.weights - signs.vocab - signs.with_batch - signs.made:
         if every.is_cut(root) and roots(every, every.pieces(root).values()) & rows:
             signs.positions.add(root)
 
@@ -359,6 +362,8 @@ def _read_arrays(
                 signs.beside.setdefault(root, set()).update(own - {root})
         elif role == Role.DATA:
             signs.in_data |= own | pieces
+            each = [outer(every, dim) for dim in dims if dim]
+            signs.twice |= {root for root in own if each.count(root) > 1}
             if own & set(facts.batches[:1]):
                 signs.with_batch |= own - set(facts.batches[:1])
 
@@ -368,6 +373,8 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     batches = [one for one in facts.batches if one not in facts.edges]
     of_data = (
         ("envs", facts.acted),
+        # The neighbours of a graph are a matrix.
+        ("nodes", set(batches) & signs.twice),
         # The only sequence; rows of rows are tokens.
         ("sequence", set(batches) & signs.lengths),
         ("sequence", set(batches[1:]) & signs.with_batch),
@@ -402,12 +409,16 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
         return "kernel"
     if marks & DimensionMark.WALKED or root in signs.layers:
         return "layers"
+    if every.is_unstacked(root):  # Matrices of layers; or gates that one product makes together.
+        return "stack" if root in signs.features | signs.made else "layers"
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
     beside = signs.beside.get(root, set())
     # A result of weights and features is no sequence: it may be scores of classes for each row.
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
     rows |= signs.along_heads | signs.beside_keys
+    # Rows of learned positions are as wide as what is multiplied; others are compared with data.
+    is_compared = bool(beside) and not beside & (signs.features | signs.made | signs.embed.keys())
     is_narrow = all(every.size(one) > every.size(root) for one in beside)
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
     # Between two products in a block of an image network, which come from and go to its channels.
@@ -422,6 +433,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
             ("group", signs.group),
+            ("features", {root} & rows if is_compared else set[int]()),
             ("sequence", rows),
             ("channels", signs.channels),
             ("space", signs.patches),

@@ -220,6 +220,8 @@ class Events:
     computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
+    # Of these, what positions are multiplied by.
+    strides: dict[int, int] = field(default_factory=dict[int, int])
     # The dimension of the positions that an `argmax` or `top_k` has just returned.
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.

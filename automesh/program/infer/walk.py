@@ -383,9 +383,18 @@ class _Walker:
             return none
         different = {source for source in operation.sources if source}
         # An offset is subtracted; a difference of two places is a new integer.
-        is_same = name in _SAME_INTEGERS or (
-            name == "sub" and bool(operation.sources[0]) and len(different) == 1
+        is_same = (
+            name in _SAME_INTEGERS
+            or (name == "sub" and bool(operation.sources[0]) and len(different) == 1)
+            or (name == "sort" and len(outvars) == 1)
         )
+        if (stride := _stride(equation)) > 1 and len(different) == 1:
+            dim = self.events.positions.get(next(iter(different))[0])
+            if dim is not None:
+                self._sources_known += 1
+                self.events.positions[self._sources_known] = dim
+                self.events.strides[self._sources_known] = stride
+                return [(self._sources_known,)]
         if not is_same:  # New integers, such as drawn places of rows.
             new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
             self.events.computed.update(number for source in new for number in source)
@@ -651,6 +660,14 @@ def _several(shape: Shape) -> int:
 def _is_integer(variable: Any) -> bool:
     dtype = getattr(variable.aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.kind in "iu"
+
+
+def _stride(equation: Any) -> int:
+    """Returns the number that an equation multiplies integers by; 0 if it is no such equation."""
+    if equation.primitive.name != "mul":
+        return 0
+    numbers = [var.val for var in equation.invars if is_literal(var) and not shape_of(var)]
+    return int(numbers[0]) if len(numbers) == 1 else 0
 
 
 def _is_float(variables: Sequence[Any]) -> bool:

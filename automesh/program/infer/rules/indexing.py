@@ -136,10 +136,12 @@ def _join_diagonals(op: TracedOperation, places: Sequence[int]) -> frozenset[int
     columns = op.sources[1]
     found: list[int] = []
     for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
-        own = op.events.positions.get(column)
-        size = op.given[0][place]
-        if own is not None and op.all.size_of(op.all.factors(own)) == size:
-            op.all.join(own, op.ins[0][place])
+        own, dim = op.events.positions.get(column), op.ins[0][place]
+        rows = 0 if own is None else op.all.size_of(op.all.factors(own))
+        stride = op.events.strides.get(column, 1)
+        if own is not None and rows * stride == op.given[0][place]:
+            # Each row has several results, as a query has scores with negatives beside its own.
+            op.all.join(own, op.all.split(dim, rows)[0] if stride > 1 else dim)
             found.append(place)
     return frozenset(found)
 
@@ -214,10 +216,14 @@ def _scatter(op: TracedOperation) -> list[Dims]:
     own_places = _join_diagonals(op, into)
     looked = tuple(operand[place] for place in into if place not in own_places)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
+    rows = {op.all.factors(operand[place]) for place in own_places}
+    own = tuple(dim for dim in own if op.all.factors(dim) not in rows)
     for dim in looked:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
     _note_chosen(op, [operand[place] for place in into])
-    if op.name == "scatter-add":
+    # Who comes back to the places of the largest scores is no edge of a graph.
+    is_back = any(source in op.events.ranked for source in op.sources[1])
+    if op.name == "scatter-add" and not is_back:
         # Messages of edges are summed nowhere else; what is counted is no message.
         for dim in own if op.is_float and not op.is_backward else ():
             op.all.mark(dim, DimensionMark.SUMMED)

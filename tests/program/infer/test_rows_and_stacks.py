@@ -1,0 +1,168 @@
+"""Kinds of steps whose rows come back to their places, whose layers are taken by their numbers, and
+whose data are compared with parameters or with each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from automesh.program.infer.nouns import CautionKind, Role
+from automesh.program.infer.search.layout import lay_out
+from tests.support.infer_models import XENT, Model, attend, descended, f32, i32
+
+BATCH, LENGTH, WIDTH, INSIDE, VOCAB = 16, 64, 128, 512, 1000
+
+
+def found_of(loss: Any, params: dict[str, Any], *data: Any, names: str = "x y") -> Any:
+    def step(p: Any, *data: Any) -> Any:
+        return descended(loss, p, *data)
+
+    return Model(
+        step=step, args=(params, *data), names=("p", *names.split()), num_state=1
+    ).classes()
+
+
+def dims(found: Any) -> dict[str, tuple[str, ...]]:
+    return {one.name: one.dims for one in found.arguments}
+
+
+def over_tp(found: Any) -> set[str]:
+    layout = lay_out(found, num_devices=8, script="train.py")
+    return {one.name for one in layout.logical if ("tp",) in one.choices}
+
+
+def test_tokens_that_come_back_to_their_places_are_no_edges() -> None:
+    """Some tokens of each sequence go through a layer (mixture of depths)."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        h = p["embed"][x]
+        weights, places = jax.lax.top_k(h @ p["router"], 16)
+        places = jnp.sort(places, 1)
+        chosen = jnp.take_along_axis(h, places[..., None], 1)
+        chosen = jax.nn.gelu(chosen @ p["up"]) @ p["down"] * weights[..., None]
+        h = h.at[jnp.arange(BATCH)[:, None], places].add(chosen)
+        return jnp.mean(XENT(h @ p["embed"].T, y))
+
+    params = {
+        "down": f32(INSIDE, WIDTH), "embed": f32(VOCAB, WIDTH), "router": f32(WIDTH),
+        "up": f32(WIDTH, INSIDE),
+    }  # fmt: skip
+    found = found_of(loss, params, i32(BATCH, LENGTH), i32(BATCH, LENGTH))
+    assert dims(found)["x"] == ("batch", "sequence")
+    assert CautionKind.NO_BATCH not in {one.kind for one in found.cautions}
+
+
+def test_queries_and_documents_with_negatives_are_one_batch() -> None:
+    """Each query has the scores of the documents of all queries; its own is each seventh."""
+
+    def loss(p: Any, queries: Any, documents: Any) -> Any:
+        scores = jnp.einsum("bd,ckd->bck", queries @ p["q"], documents @ p["d"])
+        return jnp.mean(XENT(scores.reshape(BATCH, -1), jnp.arange(BATCH) * 7))
+
+    found = found_of(
+        loss, {"d": f32(200, WIDTH), "q": f32(200, WIDTH)}, f32(BATCH, 200), f32(BATCH, 7, 200),
+        names="queries documents",
+    )  # fmt: skip
+    names = dims(found)
+    assert names["queries"][0] == names["documents"][0] == "batch"
+    (documents,) = [one for one in found.arguments if one.name == "documents"]
+    assert documents.role == Role.DATA
+
+
+def test_layers_that_python_takes_by_their_numbers_are_not_split_over_tp() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        for layer in range(4):
+            x = x + jnp.tanh(x @ p["up"][layer]) @ p["down"][layer]
+        return jnp.mean((x - y) ** 2)
+
+    params = {"down": f32(4, INSIDE, WIDTH), "up": f32(4, WIDTH, INSIDE)}
+    found = found_of(loss, params, f32(BATCH, WIDTH), f32(BATCH, WIDTH))
+    names = dims(found)
+    assert names["p['up']"][0] == names["p['down']"][0] == "layers"
+    assert "layers" not in over_tp(found)
+
+
+def test_a_gate_beside_its_input_is_a_stack_that_stays_whole() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        both = jnp.einsum("bd,dcf->bcf", x, p["up"])
+        return jnp.mean((x + (jax.nn.silu(both[:, 0]) * both[:, 1]) @ p["down"] - y) ** 2)
+
+    params = {"down": f32(INSIDE, WIDTH), "up": f32(WIDTH, 2, INSIDE)}
+    found = found_of(loss, params, f32(BATCH, WIDTH), f32(BATCH, WIDTH))
+    names = dims(found)
+    assert names["p['up']"][1] == "stack"
+    assert names["p['up']"][2] == names["p['down']"][0]
+    assert "stack" not in over_tp(found)
+
+
+def test_values_that_weigh_keys_have_the_size_of_a_head() -> None:
+    """Linear attention multiplies keys with values first, and no group of queries has both."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in ("q", "k", "v"))
+        state = jnp.cumsum(jnp.einsum("bshk,bshv->bshkv", jax.nn.elu(k) + 1, v), 1)
+        out = jnp.einsum("bshk,bshkv,hvd->bsd", jax.nn.elu(q) + 1, state, p["out"])
+        return jnp.mean((x + out - y) ** 2)
+
+    params = {name: f32(WIDTH, 8, 16) for name in ("k", "q", "v")}
+    found = found_of(loss, {**params, "out": f32(8, 16, WIDTH)}, *[f32(BATCH, LENGTH, WIDTH)] * 2)
+    names = dims(found)
+    assert names["p['v']"][1:] == names["p['out']"][:2]
+    assert names["p['v']"][1] == "heads"
+    assert names["p['v']"][2].startswith("head_dim")
+
+
+def test_nodes_whose_neighbours_are_a_matrix_are_nodes() -> None:
+    def loss(p: Any, x: Any, neighbours: Any, y: Any) -> Any:
+        h = x @ p["in"]
+        scores = jnp.where(neighbours > 0, h @ p["to"] + (h @ p["from"]).T, -1e9)
+        return jnp.mean(XENT(jax.nn.softmax(scores) @ h @ p["out"], y))
+
+    params = {
+        "from": f32(WIDTH, 1),
+        "in": f32(200, WIDTH),
+        "out": f32(WIDTH, 8),
+        "to": f32(WIDTH, 1),
+    }
+    found = found_of(loss, params, f32(512, 200), f32(512, 512), i32(512), names="x neighbours y")
+    assert dims(found)["neighbours"] == ("nodes", "nodes")
+
+
+def test_what_parameters_are_compared_with_are_features() -> None:
+    """Distances of rows from centres; a sequence would have learned positions, or attend."""
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.min(jnp.sum((x[:, None] - p["centres"]) ** 2, -1), -1))
+
+    found = found_of(loss, {"centres": f32(64, 16)}, f32(4096, 16), names="x")
+    assert dims(found)["x"] == ("batch", "features")
+
+
+def test_results_that_labels_cut_are_no_positions() -> None:
+    """Colours and density, of which colours are compared with the image."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        out = jax.nn.relu(x @ p["up"]) @ p["out"]
+        return jnp.mean((jax.nn.sigmoid(out[:, :3]) * out[:, 3:] - y) ** 2)
+
+    found = found_of(
+        loss, {"out": f32(WIDTH, 4), "up": f32(32, WIDTH)}, f32(4096, 32), f32(4096, 3)
+    )
+    assert not dims(found)["p['out']"][1].startswith("positions")
+
+
+def test_rows_of_learned_positions_are_a_sequence_as_before() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        h = p["embed"][x] + p["positions"]
+        h = h + attend(h, h, p["attention"])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(h @ p["embed"].T, y))
+
+    attention = {name: f32(WIDTH, WIDTH) for name in ("k", "q", "v")}
+    params = {
+        "attention": attention, "embed": f32(VOCAB, WIDTH), "positions": f32(LENGTH, WIDTH),
+    }  # fmt: skip
+    found = found_of(loss, params, i32(BATCH, LENGTH), i32(BATCH, LENGTH))
+    assert dims(found)["p['positions']"] == ("sequence", "embed")
