@@ -409,8 +409,6 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
         return "kernel"
     if marks & DimensionMark.WALKED or root in signs.layers:
         return "layers"
-    if every.is_unstacked(root):  # Matrices of layers; or gates that one product makes together.
-        return "stack" if root in signs.features | signs.made else "layers"
     if not facts.is_trained:
         return "space" if every.is_cut(root) or marks & DimensionMark.SHIFTED else ""
     beside = signs.beside.get(root, set())
@@ -420,6 +418,8 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     # Rows of learned positions are as wide as what is multiplied; others are compared with data.
     is_compared = bool(beside) and not beside & (signs.features | signs.made | signs.embed.keys())
     is_narrow = all(every.size(one) > every.size(root) for one in beside)
+    # Matrices of layers; or gates that one product makes together.
+    stacked = "stack" if root in signs.features | signs.made else "layers"
     is_between = bool(beside & main) and root in signs.features and signs.weights[root] > 1
     # Between two products in a block of an image network, which come from and go to its channels.
     is_in_block = len(beside) == 1 and beside <= signs.channels and root in signs.features
@@ -433,6 +433,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
             ("group", signs.group),
+            (stacked, {root} if every.is_unstacked(root) else set[int]()),
             ("features", {root} & rows if is_compared else set[int]()),
             ("sequence", rows),
             ("channels", signs.channels),
