@@ -171,9 +171,9 @@ def test_rows_of_learned_positions_are_a_sequence_as_before() -> None:
 def test_two_critics_of_which_each_is_taken_are_branches() -> None:
     def loss(p: Any, x: Any, y: Any) -> Any:
         inside = jax.nn.relu(jnp.einsum("bd,edf->ebf", x, p["up"]))
-        values = jnp.einsum("ebf,ef->eb", inside, p["out"])
+        values = jnp.einsum("ebf,efo->ebo", inside, p["out"]).mean(-1)
         return jnp.mean((jnp.minimum(values[0], values[1]) - y) ** 2) + jnp.mean(values**2)
 
-    params = {"out": f32(2, INSIDE), "up": f32(2, WIDTH, INSIDE)}
+    params = {"out": f32(2, INSIDE, 8), "up": f32(2, WIDTH, INSIDE)}
     found = found_of(loss, params, f32(BATCH, WIDTH), f32(BATCH))
     assert dims(found)["p['up']"][0] == "branch"
