@@ -562,7 +562,12 @@ def _matrices(every: Dimensions, events: Events) -> set[frozenset[int]]:
                     found.add(frozenset(summed | batch | roots(every, side)))
     for one in events.lookups:
         if one.is_forward and one.is_float:
-            found.add(frozenset(roots(every, (*one.looked_up, *one.window))))
+            looked = roots(every, one.looked_up)
+            # Rows that are trained may stand behind those that are not.
+            parts = [
+                roots(every, (part,)) for root in looked for part in every.pieces(root).values()
+            ]
+            found |= {frozenset(rows | roots(every, one.window)) for rows in (looked, *parts)}
     for inside, out, spatial in events.kernels:
         found.add(frozenset(roots(every, (inside, out, *spatial))))
     return found

@@ -172,7 +172,10 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         elif looked <= signs.with_batch and window:
             continue  # Rows of data with learned positions, such as some of the patches.
         elif is_state and by and looked <= weights and (window or one.made == ArrayOrigin.STATE):
-            is_by_data = one.chosen_by and not (one.is_by_held and not by & of_data)
+            # Positions may be an array of the step; without a batch, tokens have no other sign.
+            is_by_data = one.chosen_by and not (
+                facts.batches and one.is_by_held and not by & of_data
+            )
             (signs.vocab if is_by_data else signs.positions).update(looked)
             signs.embed.update(window)
         else:

@@ -55,6 +55,38 @@ def test_tokens_that_come_back_to_their_places_are_no_edges() -> None:
     assert CautionKind.NO_BATCH not in {one.kind for one in found.cautions}
 
 
+def test_tokens_of_packed_documents_without_a_batch_choose_in_a_vocabulary() -> None:
+    """All documents lie end to end, and each attends to itself."""
+
+    def loss(p: Any, tokens: Any, document: Any) -> Any:
+        h = p["embed"][tokens]
+        scores = jnp.where(document[:, None] == document, h @ p["q"] @ h.T, -1e9)
+        h = h + jax.nn.softmax(scores) @ h @ p["out"]
+        return jnp.mean(XENT((h @ p["embed"].T)[:-1], tokens[1:]))
+
+    params = {"embed": f32(VOCAB, WIDTH), "out": f32(WIDTH, WIDTH), "q": f32(WIDTH, WIDTH)}
+    found = found_of(loss, params, i32(1024), i32(1024), names="tokens document")
+    names = dims(found)
+    assert (names["tokens"], names["p['embed']"][0]) == (("sequence",), "vocab")
+
+
+def test_a_table_with_a_trained_row_behind_it_is_frozen() -> None:
+    """The embedding of one new word is trained, and all others are not."""
+
+    def loss(p: Any, frozen: Any, x: Any, y: Any) -> Any:
+        table = jnp.concatenate([frozen["embed"], p["word"]])
+        h = jnp.tanh(table[x] @ frozen["w"])
+        return jnp.mean(XENT(h @ table.T, y))
+
+    frozen = {"embed": f32(VOCAB, WIDTH), "w": f32(WIDTH, WIDTH)}
+    found = found_of(
+        loss, {"word": f32(1, WIDTH)}, frozen, i32(BATCH, LENGTH), i32(BATCH, LENGTH),
+        names="frozen x y",
+    )  # fmt: skip
+    roles = {one.name: one.role for one in found.arguments}
+    assert roles["frozen['embed']"] == roles["frozen['w']"] == Role.FROZEN
+
+
 def test_queries_and_documents_with_negatives_are_one_batch() -> None:
     """Each query has the scores of the documents of all queries; its own is each seventh."""
 
