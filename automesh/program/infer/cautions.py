@@ -444,7 +444,7 @@ def inner_of(
     found: list[Inner] = []
     for one, dims in born_inside(every, events, facts):
         own = [root if (root := outer(every, dim)) in batches else None for dim in dims]
-        if not any(root is not None for root in own):
+        if one.place is None or not any(root is not None for root in own):
             continue
         if isinstance(one, Draw) and math.prod(one.shape) <= max(map(every.size, batches)):
             continue  # One number per row, such as its start.

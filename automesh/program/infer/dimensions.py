@@ -54,8 +54,6 @@ class DimensionMark(IntFlag):
     """It has groups whose sizes are data."""
     POSITIONS = 16384
     """It is compared or computed with its own positions."""
-    DEVICES = 32768
-    """It counts the devices over which a `shard_map` splits a dimension."""
 
 
 # A dimension with one of these marks is never split in a computation.
@@ -90,10 +88,6 @@ class Dimensions:
         self._marks: list[int] = []
         self._parts: list[Dim | None] = []
         self._pieces: dict[int, dict[_Interval, Dim]] = {}
-        # The inner factors of a split dimension, the mesh axes, and the outer factors.
-        self._divided: list[tuple[Dim, tuple[str, ...], Dim]] = []
-        # Outer factors that were there before a mesh split at the same place, as heads are.
-        self._meant: list[int] = []
         self._todo: list[tuple[Dim, Dim]] = []
         self._is_joining = False
 
@@ -256,65 +250,6 @@ class Dimensions:
         self.mark(dim, DimensionMark.TANGLED)
         inner = self.size_of(self.factors(dim)) // outer
         return self.new(outer, DimensionMark.TANGLED), self.new(inner, DimensionMark.TANGLED)
-
-    # Parts of devices.
-
-    def part(self, dim: Dim, axes: tuple[str, ...], count: int) -> Dim:
-        """Returns the inner factors of a dimension that mesh axes split over `count` devices."""
-        if count == 1:
-            return dim
-        before = [one for one in self.factors(dim) if not self._marks[one] & DimensionMark.DEVICES]
-        outer, inner = self.split(dim, count)
-        self._meant += [factor for factor in outer if factor in before]
-        self.mark(outer, DimensionMark.DEVICES)
-        self._divided.append((inner, axes, outer))
-        return inner
-
-    def whole(self, dim: Dim, axes: tuple[str, ...], count: int) -> Dim:
-        """Returns the dimension that the parts of `count` devices make, end to end."""
-        if count == 1:
-            return dim
-        inner = self.factors(dim)
-        outers = [
-            outer
-            for mine, over, outer in self._divided
-            if over == axes and mine and self.factors(mine) == inner
-        ]
-        outer = outers[0] if outers else self.new(count, DimensionMark.DEVICES)
-        if not outers:
-            self._divided.append((dim, axes, outer))
-        return (*outer, *dim)
-
-    def join_parts(self) -> None:
-        """Joins the outer factors of parts whose inner ones have been joined."""
-        first: dict[tuple[Dim, tuple[str, ...]], Dim] = {}
-        for inner, axes, outer in self._divided:
-            if inner:
-                self.join(first.setdefault((self.factors(inner), axes), outer), outer)
-        self._divided = [(inner, axes, outer) for (inner, axes), outer in first.items()]
-
-    def unite_parts(self) -> None:
-        """Makes the dimensions of parts those of the whole, once all are joined: how many devices
-        the mesh of the step has says nothing about its classes."""
-        self.join_parts()
-        united: set[int] = set()
-        meant = set(self.factors(tuple(self._meant)))
-        for inner, _, outer in self._divided:
-            left = self.factors(outer)
-            if not inner or not left or not meant.isdisjoint(left):
-                continue
-            first = self.factors(inner)[0]
-            if first not in united:
-                count = self.size_of(left)
-                whole = self._new(count * self._size[first], self._marks[first])
-                self._pieces[whole] = {
-                    (begin * count, size * count): dim
-                    for (begin, size), dim in self._pieces.pop(first, {}).items()
-                }
-                self._parent[first] = whole
-                united.add(whole)
-            for factor in left:
-                self._parts[factor] = ()
 
     # Pieces.
 

@@ -44,6 +44,9 @@ class _Signs:
     in_data: set[int] = field(default_factory=set[int])
     with_batch: set[int] = field(default_factory=set[int])
     twice: set[int] = field(default_factory=set[int])
+    narrow: set[int] = field(default_factory=set[int])
+    mixed: set[int] = field(default_factory=set[int])
+    kept: set[int] = field(default_factory=set[int])
     microbatches: set[int] = field(default_factory=set[int])
     lengths: set[int] = field(default_factory=set[int])
     positions: set[int] = field(default_factory=set[int])
@@ -121,8 +124,8 @@ def _signs(
 ) -> _Signs:
     signs = _Signs()
     _read_arrays(every, facts, arrays, signs)
-    _read_lookups(every, events, facts, signs)
     _read_products(every, events, facts, signs)
+    _read_lookups(every, events, facts, signs)
     _read_cut_tables(every, facts, signs)
     for dims in events.carried:
         own = roots(every, dims)
@@ -132,7 +135,7 @@ def _signs(
         own = roots(every, dims) & facts.weights
         signs.chosen |= own
         if source in events.ranked:  # Each expert has a matrix of its own, and a score.
-            signs.experts |= own & signs.stacked & signs.scored
+            signs.experts |= own & signs.stacked & signs.scored & signs.mixed
     for walk in events.walks:
         if walk.sums_gradients:
             signs.microbatches |= roots(every, (walk.dim,))
@@ -140,7 +143,7 @@ def _signs(
         signs.channels |= roots(every, (inside, out))
     for dims in events.spatial:
         # A window over one dimension slides along tokens, samples of sound or another sequence.
-        (signs.patches if len(dims) > 1 else signs.slid).update(roots(every, dims))
+        (signs.patches if sum(map(bool, dims)) > 1 else signs.slid).update(roots(every, dims))
     signs.heads -= signs.experts
     # Scores of a router choose among experts; others are trained side by side, as two critics are.
     signs.branches = signs.experts - signs.scored
@@ -154,6 +157,7 @@ def _signs(
             beside = own & signs.beside_keys - signs.heads
             # Queries of a group have keys; values that weigh keys have none.
             (signs.group if own & signs.of_keys else signs.head_dim).update(beside)
+    signs.head_dim -= signs.group
     return signs
 
 
@@ -169,6 +173,8 @@ def _read_lookups(every: Dimensions, events: Events, facts: Facts, signs: _Signs
         if looked <= weights and not by and one.made == ArrayOrigin.STATE:
             # One layer out of a stack of matrices, or one row out of a table of positions.
             (signs.layers if len(window) > 1 else signs.positions).update(looked)
+        elif looked and looked <= signs.experts & signs.scored:
+            continue  # The bias of the expert of each row.
         elif looked <= signs.with_batch and window:
             continue  # Rows of data with learned positions, such as some of the patches.
         elif is_state and by and looked <= weights and (window or one.made == ArrayOrigin.STATE):
@@ -256,6 +262,9 @@ def _read_products(every: Dimensions, events: Events, facts: Facts, signs: _Sign
         # Queries and keys are made of parameters; rows of data have features.
         is_of_rows = any(not made & ArrayOrigin.STATE for made in one.made)
         is_scores = not is_of_rows and _is_scores(one, products, weights)
+        signs.kept |= _kept(one)
+        if ArrayOrigin.STATE in one.made:  # Summed over with a width, or one product for each.
+            signs.mixed |= batch | (summed if len(summed) > 1 else frozenset[int]())
         if batch and summed and batch | summed <= weights and is_inside and not is_scores:
             signs.experts |= batch
         elif summed and batch & weights and (batch - weights or is_scores or _attends(one)):
@@ -367,6 +376,8 @@ def _read_arrays(
             signs.in_data |= own | pieces
             each = [outer(every, dim) for dim in dims if dim]
             signs.twice |= {root for root in own if each.count(root) > 1}
+            if len(dims) == 2:
+                signs.narrow |= own
             if own & set(facts.batches[:1]):
                 signs.with_batch |= own - set(facts.batches[:1])
 
@@ -377,7 +388,7 @@ def _base(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> str:
     of_data = (
         ("envs", facts.acted),
         # The neighbours of a graph are a matrix.
-        ("nodes", set(batches) & signs.twice),
+        ("nodes", set(batches) & signs.twice & signs.kept),
         # The only sequence; rows of rows are tokens.
         ("sequence", set(batches) & signs.lengths),
         ("sequence", set(batches[1:]) & signs.with_batch),
@@ -419,7 +430,11 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
     rows = signs.with_batch - signs.features - signs.chosen - signs.made
     rows |= signs.along_heads | signs.beside_keys
     # Rows of learned positions are as wide as what is multiplied; others are compared with data.
-    is_compared = bool(beside) and not beside & (signs.features | signs.made | signs.embed.keys())
+    is_compared = (
+        root in signs.narrow
+        and bool(beside)
+        and not beside & (signs.features | signs.made | signs.embed.keys())
+    )
     is_narrow = all(every.size(one) > every.size(root) for one in beside)
     # Matrices of layers; or gates that one product makes together.
     stacked = "stack" if root in signs.features | signs.made else "layers"
@@ -436,7 +451,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("heads", signs.heads),
             ("head_dim", signs.head_dim),
             ("group", signs.group),
-            (stacked, {root} if every.is_unstacked(root) else set[int]()),
+            (stacked, signs.stacked - signs.in_data if every.is_unstacked(root) else set[int]()),
             ("features", {root} & rows if is_compared else set[int]()),
             ("sequence", rows),
             ("channels", signs.channels),

@@ -95,6 +95,7 @@ class Lookup:
       chosen_by: origin of the indices; none if they are positions.
       is_by_held: whether the indices are an unchanged argument or a constant of the step.
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
+      place: None inside of a `shard_map`, where no constraint can be put.
     """
 
     looked_up: Dims
@@ -104,7 +105,7 @@ class Lookup:
     shape: Shape
     made: ArrayOrigin
     chosen_by: ArrayOrigin
-    place: EquationPlace
+    place: EquationPlace | None
     is_forward: bool
     is_by_held: bool
     is_held_whole: bool
@@ -214,8 +215,9 @@ class Events:
     spatial: list[Dims] = field(default_factory=list[Dims])
     # For each source, the dimensions in which its integers choose.
     chosen: dict[int, list[Dim]] = field(default_factory=dict[int, list[Dim]])
-    # Sources that are the places of the largest or smallest scores.
-    ranked: set[int] = field(default_factory=set[int])
+    # For each source that is the places of the largest or smallest scores, the dimension that has
+    # as many as were asked for; () for one.
+    ranked: dict[int, Dim] = field(default_factory=dict[int, Dim])
     # Sources that the step itself computes.
     computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.

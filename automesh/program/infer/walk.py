@@ -127,7 +127,6 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     frame = _Frame()
     outputs = walker.program(opened, values, frame)
     _join_chosen(walker.all, walker.events)
-    walker.all.unite_parts()
     return Walked(
         all=walker.all,
         events=walker.events,
@@ -201,10 +200,12 @@ class _Walker:
         if (solver := solver_of(equation)) is not None and (places := solver_operands(equation)):
             # Nothing inside has a place where a constraint could be put.
             return self._expanded(solver, [given[at] for at in places], equation, frame, backward)
-        if name == "shard_map":
-            return self._mapped(equation, given, frame, backward)
         bodies = list(core.jaxprs_in_params(equation.params))
-        if len(bodies) == 1:
+        if name == "shard_map":
+            # A constraint cannot be put into what each device does.
+            if len(bodies) == 1 and _is_of_one_device(equation):
+                return self._expanded(bodies[0], given, equation, frame, backward, is_shown=True)
+        elif len(bodies) == 1:
             body = opened_jaxpr(bodies[0])
             fits = [shape_of(var) for var in body.invars] == [
                 shape_of(var) for var in equation.invars
@@ -223,13 +224,19 @@ class _Walker:
         equation: Any,
         frame: _Frame,
         backward: bool,
+        *,
+        is_shown: bool = False,
     ) -> list[WalkedArray]:
         """Walks what one operation stands for. Nothing inside has a place in the program, where a
-        constraint could be put."""
-        placed = (
-            self.events.draws, self.events.divisions, self.events.lookups, self.events.meetings,
-        )  # fmt: skip
+        constraint could be put.
+
+        Args:
+          is_shown: whether the user wrote it, so that lookups inside say what tables are.
+        """
+        events = self.events
+        placed = (events.draws, events.divisions, events.meetings)
         known = [len(those) for those in placed]
+        looked = len(events.lookups)
         inner = _Frame(
             is_backward=backward,
             is_differentiated=frame.is_differentiated or is_differentiated(equation),
@@ -238,21 +245,9 @@ class _Walker:
         made = self.program(opened_jaxpr(expansion), given, inner)
         for those, count in zip(placed, known, strict=True):
             del those[count:]
+        inside = [replace(one, place=None) for one in events.lookups[looked:] if is_shown]
+        events.lookups[looked:] = inside
         return made
-
-    def _mapped(
-        self, equation: Any, given: Sequence[WalkedArray], frame: _Frame, backward: bool
-    ) -> list[WalkedArray]:
-        """Walks what a `shard_map` does on each device, where no constraint can be put."""
-        params = equation.params
-        try:
-            body, dims = mapped.inside(self.all, params, [value.dims for value in given])
-        except _OTHER_PARAMETERS:
-            return self._unknown(equation, given)
-        taken = [replace(value, dims=own) for value, own in zip(given, dims, strict=True)]
-        made = self._expanded(body, taken, equation, frame, backward)
-        dims = mapped.outside(self.all, params, [value.dims for value in made])
-        return [replace(value, dims=own) for value, own in zip(made, dims, strict=True)]
 
     def _inside(
         self,
@@ -373,7 +368,9 @@ class _Walker:
         if name in _PLACES and self.events.places:
             self._sources_known += 1
             self.events.chosen[self._sources_known] = [self.events.places.pop()]
-            self.events.ranked.add(self._sources_known)
+            # Of each row the places of the largest ones, or of the largest one.
+            kept = made[1][int(equation.params.get("axis", -1))] if "top_k" in name else ()
+            self.events.ranked[self._sources_known] = kept
             return [*none[1:], (self._sources_known,)]
         if name == "iota" and len(operation.shapes[0]) == 1:
             self._sources_known += 1
@@ -382,19 +379,20 @@ class _Walker:
         if not _is_integer(outvars[0]):
             return none
         different = {source for source in operation.sources if source}
-        # An offset is subtracted; a difference of two places is a new integer.
+        columns = next(iter(different)) if len(different) == 1 else ()
+        source = columns[0] if len(columns) == 1 else 0
+        positions = self.events.positions
+        if (stride := _stride(equation)) > 1 and source in positions:
+            self._sources_known += 1
+            positions[self._sources_known] = positions[source]
+            self.events.strides[self._sources_known] = stride * self.events.strides.get(source, 1)
+            return [(self._sources_known,)]
         is_same = (
             name in _SAME_INTEGERS
-            or (name == "sub" and bool(operation.sources[0]) and len(different) == 1)
-            or (name == "sort" and len(outvars) == 1)
+            # An offset is subtracted; a difference of two places is a new integer.
+            or (name == "sub" and bool(operation.sources[0]) and not operation.sources[1])
+            or (name == "sort" and len(outvars) == 1 and source not in positions)
         )
-        if (stride := _stride(equation)) > 1 and len(different) == 1:
-            dim = self.events.positions.get(next(iter(different))[0])
-            if dim is not None:
-                self._sources_known += 1
-                self.events.positions[self._sources_known] = dim
-                self.events.strides[self._sources_known] = stride
-                return [(self._sources_known,)]
         if not is_same:  # New integers, such as drawn places of rows.
             new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
             self.events.computed.update(number for source in new for number in source)
@@ -660,6 +658,11 @@ def _several(shape: Shape) -> int:
 def _is_integer(variable: Any) -> bool:
     dtype = getattr(variable.aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.kind in "iu"
+
+
+def _is_of_one_device(equation: Any) -> bool:
+    """Whether a `shard_map` has a mesh of one device."""
+    return int(getattr(equation.params.get("mesh"), "size", 0)) == 1
 
 
 def _stride(equation: Any) -> int:

@@ -1,5 +1,5 @@
-"""Kinds of steps whose rows come back to their places, whose layers are taken by their numbers, and
-whose data are compared with parameters or with each other."""
+"""Kinds of steps whose rows come back to their places, whose layers or experts are taken by their
+numbers, and whose data are compared with parameters or with each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from automesh.program.infer.nouns import CautionKind, Role
 from automesh.program.infer.search.layout import lay_out
@@ -88,14 +89,14 @@ def test_a_table_with_a_trained_row_behind_it_is_frozen() -> None:
 
 
 def test_queries_and_documents_with_negatives_are_one_batch() -> None:
-    """Each query has the scores of the documents of all queries; its own is each seventh."""
+    """Each query has the scores of the documents of all queries; its own is each sixth."""
 
     def loss(p: Any, queries: Any, documents: Any) -> Any:
         scores = jnp.einsum("bd,ckd->bck", queries @ p["q"], documents @ p["d"])
-        return jnp.mean(XENT(scores.reshape(BATCH, -1), jnp.arange(BATCH) * 7))
+        return jnp.mean(XENT(scores.reshape(BATCH, -1), jnp.arange(BATCH) * 2 * 3))
 
     found = found_of(
-        loss, {"d": f32(200, WIDTH), "q": f32(200, WIDTH)}, f32(BATCH, 200), f32(BATCH, 7, 200),
+        loss, {"d": f32(200, WIDTH), "q": f32(200, WIDTH)}, f32(BATCH, 200), f32(BATCH, 6, 200),
         names="queries documents",
     )  # fmt: skip
     names = dims(found)
@@ -209,3 +210,127 @@ def test_two_critics_of_which_each_is_taken_are_branches() -> None:
     params = {"out": f32(2, INSIDE, 8), "up": f32(2, WIDTH, INSIDE)}
     found = found_of(loss, params, f32(BATCH, WIDTH), f32(BATCH))
     assert dims(found)["p['up']"][0] == "branch"
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_experts_of_which_all_do_all_rows_are_experts(groups: int) -> None:
+    """Each token goes through all experts, and its chosen ones count; chosen in groups, too."""
+    experts = 16
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        scores = jax.nn.sigmoid(x @ p["router"])
+        if groups > 1:
+            grouped = scores.reshape(*scores.shape[:-1], groups, -1)
+            _, kept = jax.lax.top_k(jnp.max(grouped, -1), 2)
+            mask = jnp.sum(jax.nn.one_hot(kept, groups), -2)
+            scores = (grouped * mask[..., None]).reshape(scores.shape)
+        weights, chosen = jax.lax.top_k(scores, 2)
+        mixing = jnp.sum(jax.nn.one_hot(chosen, experts) * weights[..., None], -2)
+        inside = jax.nn.silu(jnp.einsum("bsd,edf->bsef", x, p["up"]))
+        return jnp.mean((jnp.einsum("bsef,efd,bse->bsd", inside, p["down"], mixing) - y) ** 2)
+
+    params = {
+        "down": f32(experts, 24, WIDTH),
+        "router": f32(WIDTH, experts),
+        "up": f32(experts, WIDTH, 24),
+    }
+    names = dims(found_of(loss, params, *[f32(BATCH, LENGTH, WIDTH)] * 2))
+    assert names["p['router']"][1] == names["p['up']"][0] == names["p['down']"][0] == "expert"
+
+
+def test_actions_of_several_critics_are_no_experts() -> None:
+    def loss(p: Any, seen: Any, action: Any) -> Any:
+        inside = jax.nn.relu(jnp.einsum("bd,edf->ebf", seen, p["up"]))
+        values = jnp.einsum("ebf,efa->eba", inside, p["out"])
+        best = jnp.take_along_axis(values, jnp.argmax(values.mean(0), -1)[None, :, None], -1)
+        taken = jnp.take_along_axis(values, action[None, :, None], -1)
+        return jnp.mean((taken - jax.lax.stop_gradient(best)) ** 2)
+
+    params = {"out": f32(5, INSIDE, 12), "up": f32(5, WIDTH, INSIDE)}
+    names = dims(found_of(loss, params, f32(BATCH, WIDTH), i32(BATCH), names="seen action"))
+    assert names["p['out']"][0] == "branch"
+    assert names["p['out']"][2] != "expert"
+
+
+def test_a_rotation_of_neighbours_leaves_the_size_of_a_head_its_name() -> None:
+    """Each pair of neighbours is rotated, and put together again (as in Llama 4)."""
+
+    def rotate(x: Any) -> Any:
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        angles = jnp.arange(x.shape[1])[:, None, None] * jnp.ones(pairs.shape[-2])
+        one, two = pairs[..., 0], pairs[..., 1]
+        turned = [one * jnp.cos(angles) - two * jnp.sin(angles), two * jnp.cos(angles) + one]
+        return jnp.stack(turned, -1).reshape(x.shape)
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in ("q", "k", "v"))
+        scores = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", rotate(q), rotate(k)))
+        return jnp.mean((jnp.einsum("bhst,bthk,hkd->bsd", scores, v, p["out"]) - y) ** 2)
+
+    params = {name: f32(WIDTH, 4, 6) for name in ("k", "q", "v")}
+    names = dims(
+        found_of(loss, {**params, "out": f32(4, 6, WIDTH)}, *[f32(BATCH, LENGTH, WIDTH)] * 2)
+    )
+    assert names["p['q']"][2].startswith("head_dim")
+    assert names["p['q']"] == names["p['k']"]
+    assert names["x"][:2] == ("batch", "sequence")
+
+
+def test_a_window_that_slides_along_tokens_leaves_them_a_sequence() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        slid = jax.lax.conv_general_dilated(
+            x @ p["up"], p["kernel"], (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=INSIDE,
+        )  # fmt: skip
+        return jnp.mean((slid @ p["down"] - y) ** 2)
+
+    params = {"down": f32(INSIDE, WIDTH), "kernel": f32(4, 1, INSIDE), "up": f32(WIDTH, INSIDE)}
+    found = found_of(loss, params, *[f32(BATCH, LENGTH, WIDTH)] * 2)
+    assert dims(found)["x"][:2] == ("batch", "sequence")
+
+
+def test_rows_that_are_summed_at_their_nearest_centres_are_a_batch() -> None:
+    """k-means: each row chooses one centre, and is no chosen one itself."""
+
+    def step(centres: Any, x: Any) -> Any:
+        distance = jnp.sum((x[:, None] - centres) ** 2, -1)
+        nearest = jnp.argmin(distance, 1)
+        counts = jax.ops.segment_sum(jnp.ones(len(x)), nearest, 20)
+        return jax.ops.segment_sum(x, nearest, 20) / counts[:, None]
+
+    found = Model(
+        step=step, args=(f32(20, 8), f32(4096, 8)), names=("centres", "x"), num_state=1
+    ).classes()
+    assert dims(found)["x"][0] == "batch"
+
+
+def test_distances_of_tokens_choose_in_a_table_of_their_own() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        position = jnp.arange(LENGTH)
+        bias = p["relative"][jnp.maximum(position[:, None] - position[None, :], 0)]
+        q, k = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in ("q", "k"))
+        scores = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k) + bias.transpose(2, 0, 1))
+        return jnp.mean((jnp.einsum("bhst,btd->bsd", scores, x) - y) ** 2)
+
+    params = {"k": f32(WIDTH, 8, 16), "q": f32(WIDTH, 8, 16), "relative": f32(LENGTH, 8)}
+    names = dims(found_of(loss, params, *[f32(BATCH, LENGTH, WIDTH)] * 2))
+    assert names["p['relative']"] == ("positions", "heads")
+
+
+def test_a_batch_with_a_matrix_of_likeness_is_a_batch() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        z = x @ p["up"]
+        return jnp.mean((z @ z.T - y) ** 2)
+
+    found = found_of(loss, {"up": f32(WIDTH, INSIDE)}, f32(BATCH, WIDTH), f32(BATCH, BATCH))
+    assert dims(found)["x"][0] == "batch"
+
+
+def test_columns_of_data_that_are_taken_one_by_one_stay_features() -> None:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        waves = jnp.stack([jnp.sin((place + 1) * x[:, place]) for place in range(8)], -1)
+        return jnp.mean(((waves @ p["waves"] + x @ p["up"]) @ p["out"] - y) ** 2)
+
+    params = {"out": f32(INSIDE, 8), "up": f32(8, INSIDE), "waves": f32(8, INSIDE)}
+    found = found_of(loss, params, f32(BATCH, 8), f32(BATCH, 8))
+    assert "stack" not in dims(found)["x"]

@@ -67,8 +67,6 @@ def _note_one_hot(op: TracedOperation) -> None:
     for source, mine, theirs in ((op.sources[0], 0, 1), (op.sources[1], 1, 0)):
         if len(source) != 1 or not source[0] or len(op.given[mine]) != len(op.given[theirs]):
             continue
-        if source[0] in op.events.positions:  # Two positions: an identity matrix, or a mask.
-            continue
         for dim, own in zip(op.ins[theirs], op.given[mine], strict=True):
             if own == 1 and any(
                 op.all.marks(factor) & DimensionMark.POSITIONS for factor in op.all.factors(dim)

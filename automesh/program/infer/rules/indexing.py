@@ -221,8 +221,11 @@ def _scatter(op: TracedOperation) -> list[Dims]:
     for dim in looked:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
     _note_chosen(op, [operand[place] for place in into])
-    # Who comes back to the places of the largest scores is no edge of a graph.
-    is_back = any(source in op.events.ranked for source in op.sources[1])
+    # The chosen rows of each of a batch, which are added at their own places, are no edges.
+    ranked = [op.events.ranked.get(source, ()) for source in op.sources[1]]
+    is_back = len(own) == 1 and op.all.factors(own[0]) in [
+        op.all.factors(one) for one in ranked if one
+    ]
     if op.name == "scatter-add" and not is_back:
         # Messages of edges are summed nowhere else; what is counted is no message.
         for dim in own if op.is_float and not op.is_backward else ():

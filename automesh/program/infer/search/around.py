@@ -51,7 +51,7 @@ def lay_around(
       The layout; without logical axes if there is nothing else to try.
     """
     chosen = ChosenClasses.of(classes, num_devices)
-    # What splits the batch is known from the script, even where a kernel hides it.
+    # What splits the batch is known from the script, even where a `shard_map` hides it.
     chosen = replace(chosen, kept=chosen.kept_dimensions())
     arrays = list(zip(classes.arguments, written, strict=True))
     logical = [

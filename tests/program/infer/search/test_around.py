@@ -143,8 +143,8 @@ def test_a_rule_says_mesh_axes_for_each_array(
     assert found[found.first("params/embed")] == tuple((axis,) if axis else () for axis in table)
 
 
-def test_a_batch_that_a_kernel_hides_leaves_the_state_to_be_split() -> None:
-    """Of what goes into a kernel no dimension is known: its arrays are whole there, and split
+def test_a_batch_that_a_shard_map_hides_leaves_the_state_to_be_split() -> None:
+    """Inside of a `shard_map` no dimension is known: its arrays are whole there, and split
     between steps."""
     opaque = tuple(
         DimensionClass(name=name, size=size, parts=1, stored=size, whole="not known")
