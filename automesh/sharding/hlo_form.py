@@ -5,7 +5,7 @@ depends on the order of the operations. XLA converts a step to HLO and back befo
 afterwards the operations are in the post-order of a walk from the results to the operands, first
 operands first (`HloComputation::MakeInstructionPostOrder`), and not in the order in which jax
 traced them. The conversion also turns a broadcast that repeats nothing into a reshape. The TPU's
-compiler simplifies products before that, too.
+compiler simplifies products before that, and makes one of equal operations.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from automesh.sharding.attribute_names import DIMENSIONS
 _NO_TERMINATOR = frozenset(("builtin.module",))
 
 
-def bring_to_hlo_form(module: Any, ir: Any) -> None:
+def bring_to_hlo_form(module: Any, ir: Any, *, shares: bool = False) -> None:
     """Reorders every block of a module, those inside operations included.
 
     Args:
       module: the operation of a module; changed in place.
       ir: MLIR's Python classes.
+      shares: make one of equal operations first, as the TPU's compiler does.
     """
     for region in module.regions:
         for block in region.blocks:
             for view in list(block.operations):
                 if view.operation.name == "stablehlo.broadcast_in_dim":
                     _broadcast_without_ones(view.operation, ir)
+            if shares:
+                _share(block, ir)
             operations = [view.operation for view in block.operations]
             if module.name not in _NO_TERMINATOR and len(operations) > 2:
                 _reorder(operations, ir)
             for operation in operations:
-                bring_to_hlo_form(operation, ir)
+                bring_to_hlo_form(operation, ir, shares=shares)
 
 
 def fold_transposes(module: Any, ir: Any) -> None:
@@ -57,6 +60,61 @@ def fold_transposes(module: Any, ir: Any) -> None:
                     _fold(view.operation, ir)
                 else:
                     fold_transposes(view.operation, ir)
+
+
+# A barrier is there to keep equal operations apart; what a call does is unknown.
+_APART = frozenset(("stablehlo.optimization_barrier", "stablehlo.custom_call"))
+_REDUCE, _CONSTANT = "stablehlo.reduce", "stablehlo.constant"
+
+
+def _share(block: Any, ir: Any) -> None:
+    """Makes one of the equal operations of a block.
+
+    A value that two operations made separately may have been split in two ways; as one it is split
+    in the way that reaches it first. Seen in dumps of libtpu 0.0.52: `cse` runs twice before
+    `shardy-xla`, while the compilers for CPUs and GPUs propagate equal operations apart.
+    """
+    first: dict[tuple[Any, ...], Any] = {}
+    for view in list(block.operations):
+        operation = view.operation
+        key = _identity(operation, ir)
+        if key is None:
+            continue
+        known = first.setdefault(key, operation)
+        if known is not operation:
+            for result, same in zip(operation.results, known.results, strict=True):
+                result.replace_all_uses_with(same)
+            operation.erase()
+
+
+def _identity(operation: Any, ir: Any) -> tuple[Any, ...] | None:
+    """Returns what operations are equal by; None if they stay apart."""
+    if operation.name in _APART or not list(operation.results):
+        return None
+    if operation.name == _CONSTANT:
+        # The bindings abort on reading a constant of complex numbers, and arrays are long as text.
+        is_scalar = ir.RankedTensorType(operation.results[0].type).rank == 0
+        return (str(operation).partition(" = ")[2],) if is_scalar else None
+    combined = ""
+    if len(operation.regions):
+        combined = _combined_by(operation)
+        if not combined:
+            return None
+    return (
+        operation.name,
+        combined,
+        tuple(operation.operands),
+        frozenset(_attributes(operation).items()),
+        tuple(result.type for result in operation.results),
+    )
+
+
+def _combined_by(operation: Any) -> str:
+    """Returns the one operation of two scalars by which a reduction combines; empty if unknown."""
+    if operation.name != _REDUCE:
+        return ""
+    names = [view.operation.name for view in operation.regions[0].blocks[0].operations]
+    return names[0] if len(names) == 2 and len(list(operation.results)) == 1 else ""
 
 
 _DOT = "stablehlo.dot_general"

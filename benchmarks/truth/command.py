@@ -323,16 +323,26 @@ def _path(case: Case) -> Path:
     return CACHE / f"{case.example}-{size}-{mesh}-{key}.json"
 
 
-def _sources(example: str) -> str:
+def module_path(case: Case) -> Path:
+    """Where the program compiled for a TPU is kept, which is counted again when that changes."""
+    versions = [metadata.version(name) for name in ("jax", "libtpu")]
+    text = json.dumps([asdict(case), _sources(case.example, counts=False), versions])
+    return CACHE / "modules" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json.gz"
+
+
+def _sources(example: str, *, counts: bool = True) -> str:
     """Hash of all that an answer depends on: the example, and what counts."""
     is_model = example in LANGUAGE_MODELS
     folder = _EXAMPLES if is_model else _STEPS
     files = [
         _KINDS / f"{KINDS[example][0]}.py" if example in KINDS else folder / f"{example}.py",
         *((_EXAMPLES / "lm").glob("*.py") if is_model else (_STEPS / one for one in _SHARED)),
-        *(ROOT / "automesh" / "hlo").rglob("*.py"),
-        ROOT / "benchmarks" / "truth" / "worker.py",
     ]
+    if counts:
+        files += [
+            *(ROOT / "automesh" / "hlo").rglob("*.py"),
+            ROOT / "benchmarks" / "truth" / "worker.py",
+        ]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

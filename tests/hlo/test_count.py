@@ -854,3 +854,44 @@ def test_two_reduce_scatters_of_a_tpu_are_two_under_one_channel() -> None:
     assert [(c.kind, c.count, c.payload_bytes) for c in counts.collectives] == [
         ("reduce-scatter", 2, 2 * 64 * 4)
     ]
+
+
+BEGUN_AND_WHOLE = """HloModule m, num_partitions=8
+add {
+  x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT s = f32[] add(x, y)
+}
+start {
+  p = f32[64]{0} parameter(0)
+  g = f32[128]{0} all-gather(p), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, dimensions={0}
+  ROOT c = (f32[128]{0}, f32[64]{0}) custom-call(g, p), custom_call_target="AsyncCollectiveStart"
+}
+done {
+  p = (f32[128]{0}, f32[64]{0}) parameter(0)
+  a = f32[64]{0} get-tuple-element(p), index=1
+  g = f32[128]{0} all-gather(a), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, dimensions={0}
+  ROOT c = f32[128]{0} custom-call(g), custom_call_target="AsyncCollectiveDone"
+}
+sum {
+  p = f32[64]{0} parameter(0)
+  i = s32[] parameter(1)
+  r = f32[64]{0} all-reduce(p), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, to_apply=add
+  ROOT s = f32[32]{0} dynamic-slice(r, i), dynamic_slice_sizes={32}
+}
+ENTRY e {
+  p = f32[64]{0} parameter(0)
+  i = s32[] parameter(1)
+  a = (f32[128]{0}, f32[64]{0}) fusion(p), kind=kCustom, calls=start
+  b = f32[128]{0} fusion(a), kind=kCustom, calls=done
+  c = f32[32]{0} fusion(p, i), kind=kCustom, calls=sum
+  ROOT t = (f32[128]{0}, f32[32]{0}) tuple(b, c)
+}"""  # noqa: E501
+
+
+def test_a_sum_is_counted_under_the_channel_of_a_gather_that_a_fusion_begins() -> None:
+    counts = count(read_module(from_text(BEGUN_AND_WHOLE)), [("dp", 4), ("tp", 2)])
+    assert [(c.kind, c.count, c.payload_bytes) for c in counts.collectives] == [
+        ("all-gather", 1, 128 * 4),
+        ("reduce-scatter", 1, 64 * 4),
+    ]

@@ -140,6 +140,19 @@ def test_partial_sums_share_a_reduction(platform, count):
     assert len(graph.top.operations) == count + 2
 
 
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 1), ("tpu", 2)])
+def test_the_two_gradients_of_a_tied_embedding_are_reduced_apart_on_a_tpu(platform, count):
+    """libtpu 0.0.52: 17.8 MB of all-reduces for a table of 8.4 MB, 9.4 without a lookup."""
+    program = Program()
+    table = program.argument((8, 16))
+    looked_up = program("scatter", table, program.argument((4,)), program.argument((4, 16)))
+    rows = program.reduce(looked_up, "tp")
+    head = program.reduce(program.argument((8, 16)), "tp")
+    graph = program.graph(program("add", rows, head))
+    rewrite(graph, platform)
+    assert collectives(graph) == [("all_reduce", COLUMNS)] * count
+
+
 def test_a_reduction_that_something_else_reads_is_not_shared():
     program = Program()
     first = program.reduce(program.argument((8, 16)), "tp")
@@ -163,6 +176,33 @@ def test_a_reduction_behind_which_a_part_is_taken_scatters_and_reduces_the_rest(
     assert scatter.results[0].axes == rest.results[0].axes == (("fsdp",), ())
     assert graph.top.returned[0].axes == ((), ("fsdp",))
     assert (graph.top.returned[0].shape, graph.top.returned[0].dtype) == ((16, 32), "f32")
+
+
+@pytest.mark.parametrize(
+    ("platform", "found"),
+    [
+        ("tpu", [("all_reduce", ("fsdp", "tp")), ("all_slice", ("fsdp",))]),
+        ("gpu", [("reduce_scatter", ("fsdp",)), ("all_reduce", ("tp",))]),
+    ],
+)
+def test_rows_of_a_table_in_parts_have_one_sum_on_a_tpu(platform, found):
+    """libtpu 0.0.52: bags of a table over fsdp and tp, for a batch over fsdp."""
+    program = Program()
+    table, places = program.argument((64, 16), (("fsdp", "tp"), ())), program.argument((8,))
+    rows = program("gather", table, places, shape=(8, 16), axes=((), ()))
+    graph = program.graph(program.slice(program.reduce(rows, "fsdp", "tp"), ("fsdp",), ()))
+    rewrite(graph, platform)
+    assert collectives(graph) == found
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("f32", "reduce_scatter"), ("i32", "all_reduce")])
+def test_sums_of_integers_stay_whole_on_a_tpu(dtype, found):
+    """libtpu 0.0.52: products of int8."""
+    program = Program()
+    parts = program.argument((8, 16), dtype=dtype)
+    graph = program.graph(program.slice(program.reduce(parts, "tp"), ("tp",), ()))
+    rewrite(graph, "tpu")
+    assert collectives(graph)[0][0] == found
 
 
 def test_the_cpu_makes_no_reduce_scatter():

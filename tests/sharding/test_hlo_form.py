@@ -141,3 +141,41 @@ def test_a_product_that_is_read_twice_keeps_its_transpose() -> None:
         return z.T, jnp.sin(z)
 
     assert "transpose" in names(folded(step, X, Y))
+
+
+def shared(step: Any, *arguments: Any) -> list[str]:
+    lowered = jax.jit(step).lower(*arguments).compiler_ir("stablehlo")
+    found = bindings()
+    with lowered.context, found.ir.Location.unknown():
+        bring_to_hlo_form(lowered.operation, found.ir, shares=True)
+        lowered.operation.verify()
+    return names(lowered.operation)
+
+
+def test_equal_operations_become_one_and_others_stay() -> None:
+    def step(x: jax.Array) -> Any:
+        return jnp.sin(x) + jnp.sin(x).sum(0), jnp.sin(x) * jnp.sin(x).sum(0), jnp.sin(x).sum(1)
+
+    found = shared(step, X)
+    assert found.count("sine") == 1
+    assert found.count("reduce") == 2
+    assert found.count("broadcast_in_dim") == 1
+
+
+def test_what_a_barrier_keeps_apart_stays_apart() -> None:
+    def step(x: jax.Array) -> Any:
+        first, second = (jax.lax.optimization_barrier(x) for _ in range(2))
+        return jnp.sin(first), jnp.cos(second)
+
+    assert shared(step, X).count("optimization_barrier") == 2
+
+
+def test_reductions_that_combine_otherwise_stay_apart() -> None:
+    assert shared(lambda x: (x.sum(0), x.max(0), x.sum(0)), X).count("reduce") == 2
+
+
+def test_constants_of_complex_numbers_are_scalars_like_others() -> None:
+    def step(x: jax.Array) -> Any:
+        return x + (1 + 2j), x * (1 + 2j), x - jnp.asarray([[1j, 2, 3, 4j]])
+
+    assert shared(step, jax.ShapeDtypeStruct((8, 4), jnp.complex64)).count("constant") == 2

@@ -251,13 +251,14 @@ class InstructionReader:
             for fusion in computation.instructions.values()
             if fusion.opcode == "fusion"
         }
+        # libtpu numbers the channels of each kind apart: a gather and a sum may have the same one.
         self._begun = {
-            held.instruction.channel
+            (held.instruction.opcode, held.instruction.channel)
             for contents in self._contents.values()
             if contents.starts
             for held in contents.collectives
         }
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, str, int]] = set()
         self._inlined: set[int] = set()
         self._exchanges: set[str] = set()  # Pairs of sends from device to device.
         self._together: dict[str, int] = {}  # Lane -> collectives that one start begins.
@@ -300,7 +301,7 @@ class InstructionReader:
         is_whole = False
         for held in contents.collectives:
             channel = held.instruction.channel
-            lane = f"channel {channel}"
+            lane = f"channel {channel} of {held.instruction.opcode}"
             if contents.finishes:
                 operations.append(Done(name=fusion.name, lane=lane))
             elif contents.starts or not self._is_repeated(computation, held):
@@ -318,8 +319,9 @@ class InstructionReader:
         gives both the same channel where one was split in two (0.0.52, embedding tables).
         """
         channel = held.instruction.channel
-        place = (computation.id, channel)
-        is_known = channel in self._begun or (
+        kind = held.instruction.opcode
+        place = (computation.id, kind, channel)
+        is_known = (kind, channel) in self._begun or (
             place in self._seen and amounts_to(held) != "reduce-scatter"
         )
         if channel == 0 or not is_known:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.memory.combined import with_combined_reductions
-from automesh.ir.memory.order import BufferModel, Order, Step, constants_last, read_by_products
+from automesh.ir.memory.order import (
+    COPY,
+    BufferModel,
+    Order,
+    Step,
+    constants_last,
+    read_by_products,
+)
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIRTUAL
+from automesh.ir.passes.edits import like
 
 _LANES, _ROWS = 128, 8
 # Operations that cut or shift an array: how many elements they skip, and where they begin.
@@ -36,12 +45,27 @@ def tiled(sides: tuple[int, ...], dtype: str) -> float:
     """
     if not math.prod(sides):
         return 1.0
-    rows = 32 if element_bytes(dtype) <= 1 else 8
-    lanes = [_LANES * math.ceil(side / _LANES) / side for side in sides]
+    lanes, below = _paddings(sides, dtype)
     if len(sides) == 1:
         return lanes[0]
-    below = [_rows(side, rows) / side for side in sides]
     return min(lanes[m] * below[s] for m, s in itertools.permutations(range(len(sides)), 2))
+
+
+def tiled_by_rows(sides: tuple[int, ...], dtype: str) -> float:
+    """Returns the same of an array of at least two dimensions whose last one is the minor one.
+
+    >>> tiled_by_rows((4096, 64), "f32")
+    2.0
+    """
+    lanes, below = _paddings(sides, dtype)
+    return lanes[-1] * below[-2]
+
+
+def _paddings(sides: tuple[int, ...], dtype: str) -> tuple[list[float], list[float]]:
+    """Returns by what each dimension grows as the minor one, and as the one above it."""
+    rows = 32 if element_bytes(dtype) <= 1 else 8
+    lanes = [_LANES * math.ceil(side / _LANES) / side for side in sides]
+    return lanes, [_rows(side, rows) / side for side in sides]
 
 
 def _adds_to_scatter(value: Value) -> bool:
@@ -50,6 +74,14 @@ def _adds_to_scatter(value: Value) -> bool:
     return maker is not None and any(
         one.producer is not None and one.producer.name == "scatter" for one in maker.operands
     )
+
+
+def _added_to(scattered: Value) -> Value | None:
+    """Returns the other summand if the result of a scatter is only added to an array."""
+    if len(set(scattered.users)) != 1 or scattered.users[0].name != "add":
+        return None
+    others = [one for one in scattered.users[0].operands if one is not scattered]
+    return others[0] if others else None
 
 
 def _rows(side: int, tile: int) -> int:
@@ -65,12 +97,18 @@ class TpuBufferModel(BufferModel):
     over the same axes become one while they are small, and operands and results of an all-reduce
     live together. An operation runs as soon as its operands are there, so that gathers of weights
     come early. A slice or a pad that does not begin and end with whole tiles is an array of its
-    own, not a part of the next kernel.
+    own, not a part of the next kernel. Rows that are looked up or added to lie one behind another:
+    a table that is narrower than a tile is copied for that, and the copy is padded.
     """
 
     orders: tuple[Order, ...] = ("early",)
     reduces_in_place = False
     on_chip_bytes = _ON_CHIP_BYTES
+
+    def __init__(self, stored: Collection[Value], sizes: Mapping[str, int]) -> None:
+        super().__init__(stored, sizes)
+        # Arrays whose rows lie one behind another.
+        self._by_rows: set[Value] = set()
 
     def kept_bytes(self, value: Value) -> Monomial:
         """Returns the bytes of a value's buffer, padded to tiles; the padding is that at the sizes
@@ -78,10 +116,15 @@ class TpuBufferModel(BufferModel):
         plain = value.device_bytes
         if not plain.coefficient or not value.shape:
             return plain
-        sides = tuple(
+        padded = tiled_by_rows if value in self._by_rows else tiled
+        return replace(
+            plain, coefficient=plain.coefficient * padded(self._sides(value), value.dtype)
+        )
+
+    def _sides(self, value: Value) -> tuple[int, ...]:
+        return tuple(
             math.ceil(value.dimension(index).at(self._sizes)) for index in range(len(value.shape))
         )
-        return replace(plain, coefficient=plain.coefficient * tiled(sides, value.dtype))
 
     def steps(self, block: Block, order: Order) -> list[Step]:
         """Lists the steps of a block; constants are made for the first step that reads them."""
@@ -99,8 +142,48 @@ class TpuBufferModel(BufferModel):
             elif operation.name in _CUTS and not self._keeps_tiles(operation):
                 self.stored.update(operation.results)
         return with_combined_reductions(
-            super()._added(block), most_bytes=_MOST_COMBINED_BYTES, sizes=self._sizes
+            self._with_tables_by_rows(super()._added(block)),
+            most_bytes=_MOST_COMBINED_BYTES,
+            sizes=self._sizes,
         )
+
+    def _with_tables_by_rows(self, steps: list[Step]) -> list[Step]:
+        """Adds the copies of narrow tables whose rows are looked up, or added to.
+
+        Seen in programs of libtpu 0.0.52 (tables of 64 columns): the copy of a table serves all
+        that reads the table later, its update too. Rows are added to a copy of what the sum of all
+        updates is added to, such as a moment of the optimizer.
+        """
+        found: list[Step] = []
+        copies: dict[Value, Value] = {}
+        for step in steps:
+            if step.name in ("gather", "scatter") and self._is_narrow(step):
+                self._by_rows.update(step.results)
+                source = step.operands[0]
+                if step.name == "gather" and source not in copies:
+                    copies[source] = self._copied(source, step.operation, found)
+                elif step.name == "scatter" and (source := _added_to(step.results[0])):
+                    summed = self._copied(source, step.operation, found)
+                    step = replace(step, operands=[summed, *step.operands[1:]])
+            late = [copies[value] for value in step.operands if value in copies]
+            found.append(replace(step, operands=[*step.operands, *late]) if late else step)
+        return found
+
+    def _is_narrow(self, step: Step) -> bool:
+        table, rows = step.operands[0], step.operands[-1]
+        if step.name == "gather":
+            rows = step.results[0]
+        if len(table.shape) != 2 or not rows.shape or rows.shape[-1] != table.shape[-1]:
+            return False
+        sides = self._sides(table)
+        return tiled_by_rows(sides, table.dtype) > tiled(sides, table.dtype)
+
+    def _copied(self, source: Value, operation: Operation, steps: list[Step]) -> Value:
+        copy = like(source)
+        self.stored.add(copy)
+        self._by_rows.add(copy)
+        steps.append(Step(name=COPY, operands=[source], results=[copy], operation=operation))
+        return copy
 
     def _keeps_tiles(self, operation: Operation) -> bool:
         """Whether a slice or a pad moves whole tiles along the two minor dimensions, and neither

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from automesh.ir.graph import Block, Graph, Operation, Value, element_bytes
 from automesh.ir.op_kinds import COLLECTIVES
@@ -263,8 +263,12 @@ def _narrows(operation: Operation) -> bool:
     return is_float and element_bytes(after) < element_bytes(before)
 
 
-def reassociate_reductions(graph: Graph) -> None:
-    """Rewrites all_reduce(x) + all_reduce(y) to all_reduce(x + y)."""
+def reassociate_reductions(graph: Graph, *, apart: Collection[str] = ()) -> None:
+    """Rewrites all_reduce(x) + all_reduce(y) to all_reduce(x + y).
+
+    Args:
+      apart: operations whose results are reduced apart from those of others.
+    """
     returned = returned_values(graph)
     for block in blocks(graph):
         changes = Changes(block)
@@ -274,6 +278,9 @@ def reassociate_reductions(graph: Graph) -> None:
                 continue
             left, right = pair
             both = [left.operands[0], right.operands[0]]
+            makers = [one.producer.name if one.producer is not None else "" for one in both]
+            if sum(maker in apart for maker in makers) == 1:
+                continue
             result = total.results[0]
             partial = like(result)
             take_result(total, partial)
@@ -311,11 +318,16 @@ def _summands(
     return (left, right) if same else None
 
 
-def scatter_reductions(graph: Graph) -> None:
+def scatter_reductions(
+    graph: Graph, *, stays: Callable[[Operation, Sequence[str]], bool] = lambda *_: False
+) -> None:
     """Rewrites all_slice(all_reduce(x)) to reduce_scatter(x), and an all_reduce over the remaining
     axes.
 
     Transposes and conversions in between then work on the part of one device.
+
+    Args:
+      stays: whether an all_reduce stays one; it is asked with the axes that would remain.
     """
     returned = returned_values(graph)
     sizes = dict(graph.mesh)
@@ -331,8 +343,18 @@ def scatter_reductions(graph: Graph) -> None:
             reduced, sliced = operation.attributes["axes"], path[-1].attributes["axes"]
             if sliced and set(sliced) <= set(reduced):
                 rest = tuple(axis for axis in reduced if axis not in sliced)
-                _scatter(changes, operation, path, rest, sizes)
+                if not stays(operation, rest):
+                    _scatter(changes, operation, path, rest, sizes)
         changes.apply()
+
+
+def stays_on_tpu(reduction: Operation, rest: Sequence[str]) -> bool:
+    """Whether libtpu (0.0.52) leaves a sum of which a part is taken as it is: sums of integers, and
+    of rows that are looked up in parts of a table if they are sliced over some of its axes only."""
+    summed = reduction.operands[0]
+    if summed.dtype.startswith(("i", "u")):
+        return True
+    return bool(rest) and summed.producer is not None and summed.producer.name == "gather"
 
 
 def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation]:

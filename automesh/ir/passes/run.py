@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from automesh.ir.graph import Graph
 from automesh.ir.passes.broadcasts import gather_before_broadcasts
@@ -21,6 +22,7 @@ from automesh.ir.passes.collectives import (
     reduce_by_dimension,
     reduce_first_what_is_sliced,
     scatter_reductions,
+    stays_on_tpu,
     separate_reductions_from_slices,
 )
 from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_top_k, gather_windows
@@ -150,22 +152,36 @@ RULES: tuple[Rewrite, ...] = (
     ),
     Rewrite(
         apply=sink_reductions,
-        platforms=frozenset(("gpu", "tpu")),
-        source="GPU: WhileLoopAllReduceCodeMotion (gpu_compiler.cc); TPU: gradients that a loop "
-        "adds up as they are have one all-reduce behind it in programs of libtpu 0.0.52, those "
-        "that it divides first, or that an inner loop makes one by one, one in every iteration",
+        platforms=frozenset(("gpu",)),
+        source="WhileLoopAllReduceCodeMotion (gpu_compiler.cc)",
+    ),
+    Rewrite(
+        apply=partial(sink_reductions, inside=frozenset(("scatter",))),
+        platforms=frozenset(("tpu",)),
+        source="gradients that a loop adds up as they are have one all-reduce behind it in programs "
+        "of libtpu 0.0.52; those that it divides first, that an inner loop makes one by one, or "
+        "that are rows of a table, have one in every iteration",
     ),
     Rewrite(
         apply=reassociate_reductions,
-        platforms=frozenset(("gpu", "tpu")),
-        source="GPU: AllReduceReassociate (gpu_compiler.cc, collective optimizations); TPU: three "
-        "partial gradients share one all-reduce in programs of libtpu 0.0.42",
+        platforms=frozenset(("gpu",)),
+        source="AllReduceReassociate (gpu_compiler.cc, collective optimizations)",
+    ),
+    Rewrite(
+        apply=partial(reassociate_reductions, apart=frozenset(("scatter",))),
+        platforms=frozenset(("tpu",)),
+        source="three partial gradients share one all-reduce in programs of libtpu 0.0.42; of an "
+        "embedding that is tied to the head, that of the lookup has its own (0.0.52)",
     ),
     Rewrite(
         apply=scatter_reductions,
-        platforms=frozenset(("gpu", "tpu")),
-        source="GPU: AllReduceSplitter and ReduceScatterCreator; TPU: `all-reduce-scatter` fusions "
-        "in programs of libtpu 0.0.42, not behind scatters. The CPU compiler has neither",
+        platforms=frozenset(("gpu",)),
+        source="AllReduceSplitter and ReduceScatterCreator; the CPU compiler has neither",
+    ),
+    Rewrite(
+        apply=partial(scatter_reductions, stays=stays_on_tpu),
+        platforms=frozenset(("tpu",)),
+        source="`all-reduce-scatter` fusions in programs of libtpu 0.0.42, not behind scatters",
     ),
     Rewrite(
         apply=move_narrow_for_products,
