@@ -189,7 +189,7 @@ def test_rows_of_a_table_in_parts_have_one_sum_on_a_tpu(platform, found):
     """libtpu 0.0.52: bags of a table over fsdp and tp, for a batch over fsdp."""
     program = Program()
     table, places = program.argument((64, 16), (("fsdp", "tp"), ())), program.argument((8,))
-    rows = program("gather", table, places, shape=(8, 16), axes=((), ()))
+    rows = program("gather", table, places, shape=(8, 16), split=((), ()))
     graph = program.graph(program.slice(program.reduce(rows, "fsdp", "tp"), ("fsdp",), ()))
     rewrite(graph, platform)
     assert collectives(graph) == found
@@ -455,3 +455,41 @@ def test_products_behind_a_manual_region_gather_bfloat16():
     rewrite(graph, "tpu")
     found = [one for one in graph.top.operations if one.name == "all_gather"]
     assert [one.results[0].dtype for one in found] == ["bf16", "bf16"]
+
+
+def labelled(rows: tuple[int, ...], *, zero: bool = True):
+    """The gradient of logits that labels are taken from."""
+    program = Program()
+    shape = (8, 4, 64)
+    scores = program.argument(shape)
+    if zero:
+        zeros = program(
+            "broadcast_in_dim", program.constant(()), shape=shape, split=((), (), ()), dims=()
+        )
+    else:
+        zeros = scores
+    updates = program.argument(rows)
+    places = program.argument((*rows, 1), dtype="i32")
+    found = program(
+        "scatter", zeros, places, updates, shape=shape, split=((), (), ()),
+        reducer="add", update_window_dims=(), inserted_window_dims=(2,), scatter_dims=(2,),
+    )  # fmt: skip
+    return program.graph(program("add", found, scores))
+
+
+def test_a_tpu_compares_where_every_row_has_one_update():
+    """libtpu 0.0.52: a cross entropy keeps one array of its logits, and no scatter."""
+    graph = labelled((8, 4, 1))
+    rewrite(graph, "tpu")
+    assert "scatter" not in names(graph.top)
+    assert names(graph.top)[-2:] == ["select", "add"]
+    for platform in ("cpu", "gpu"):
+        graph = labelled((8, 4, 1))
+        rewrite(graph, platform)
+        assert "scatter" in names(graph.top)
+
+
+@pytest.mark.parametrize("graph", [labelled((8, 4, 2)), labelled((8, 4, 1), zero=False)])
+def test_other_scatters_stay(graph):
+    rewrite(graph, "tpu")
+    assert "scatter" in names(graph.top)

@@ -13,6 +13,7 @@ from functools import partial
 
 from automesh.ir.graph import Graph
 from automesh.ir.passes.broadcasts import gather_before_broadcasts
+from automesh.ir.passes.chosen import choose_instead_of_scattering
 from automesh.ir.passes.collectives import (
     drop_collectives_of_constants,
     gather_what_is_narrow,
@@ -22,8 +23,8 @@ from automesh.ir.passes.collectives import (
     reduce_by_dimension,
     reduce_first_what_is_sliced,
     scatter_reductions,
-    stays_on_tpu,
     separate_reductions_from_slices,
+    stays_on_tpu,
 )
 from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_top_k, gather_windows
 from automesh.ir.passes.narrowed import move_narrow_for_products
@@ -158,7 +159,7 @@ RULES: tuple[Rewrite, ...] = (
     Rewrite(
         apply=partial(sink_reductions, inside=frozenset(("scatter",))),
         platforms=frozenset(("tpu",)),
-        source="gradients that a loop adds up as they are have one all-reduce behind it in programs "
+        source="gradients that a loop adds up as they are have one all-reduce behind it in those "
         "of libtpu 0.0.52; those that it divides first, that an inner loop makes one by one, or "
         "that are rows of a table, have one in every iteration",
     ),
@@ -182,6 +183,12 @@ RULES: tuple[Rewrite, ...] = (
         apply=partial(scatter_reductions, stays=stays_on_tpu),
         platforms=frozenset(("tpu",)),
         source="`all-reduce-scatter` fusions in programs of libtpu 0.0.42, not behind scatters",
+    ),
+    Rewrite(
+        apply=choose_instead_of_scattering,
+        platforms=frozenset(("tpu",)),
+        source="gradients of logits that labels are taken from are compared and selected inside "
+        "of the products that read them in programs of libtpu 0.0.52",
     ),
     Rewrite(
         apply=move_narrow_for_products,
