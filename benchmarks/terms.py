@@ -44,6 +44,11 @@ XLA:
   (`exchange_halos`).
 * TPUs: libtpu shares equal operations and folds transposes into products before it propagates
   (`hlo_form`).
+* TPUs: gradients of rows that are looked up are reduced apart from other gradients of the table,
+  and in every turn of a loop that adds them up; sums of integers are not scattered (`passes.run`).
+* TPUs: labels are compared and selected where a cross entropy scatters into its logits, and tables
+  narrower than a tile are copied, padded, to look rows up or to add to them (`passes.chosen`,
+  `memory.tpu`).
 * Gradients of weights that are split over a part of what is reduced: XLA reduces over that part
   first, slices, and then reduces over the rest (`reduce_first_what_is_sliced`).
 
