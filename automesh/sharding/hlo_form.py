@@ -20,26 +20,26 @@ from automesh.sharding.attribute_names import DIMENSIONS
 _NO_TERMINATOR = frozenset(("builtin.module",))
 
 
-def bring_to_hlo_form(module: Any, ir: Any, *, shares: bool = False) -> None:
+def bring_to_hlo_form(module: Any, ir: Any, *, merges_equal: bool = False) -> None:
     """Reorders every block of a module, those inside operations included.
 
     Args:
       module: the operation of a module; changed in place.
       ir: MLIR's Python classes.
-      shares: make one of equal operations first, as the TPU's compiler does.
+      merges_equal: make one of equal operations first, as the TPU's compiler does.
     """
     for region in module.regions:
         for block in region.blocks:
             for view in list(block.operations):
                 if view.operation.name == "stablehlo.broadcast_in_dim":
                     _broadcast_without_ones(view.operation, ir)
-            if shares:
-                _share(block, ir)
+            if merges_equal:
+                _merge_equal(block, ir)
             operations = [view.operation for view in block.operations]
             if module.name not in _NO_TERMINATOR and len(operations) > 2:
                 _reorder(operations, ir)
             for operation in operations:
-                bring_to_hlo_form(operation, ir, shares=shares)
+                bring_to_hlo_form(operation, ir, merges_equal=merges_equal)
 
 
 def fold_transposes(module: Any, ir: Any) -> None:
@@ -62,17 +62,30 @@ def fold_transposes(module: Any, ir: Any) -> None:
                     fold_transposes(view.operation, ir)
 
 
-# A barrier is there to keep equal operations apart; what a call does is unknown.
-_APART = frozenset(("stablehlo.optimization_barrier", "stablehlo.custom_call"))
+# Have effects, or give something else each time; what a call does is unknown.
+_APART = frozenset(
+    f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "recv", "rng", "send")
+)
 _REDUCE, _CONSTANT = "stablehlo.reduce", "stablehlo.constant"
+# Reductions by one of these are equal if their operands are.
+_COMBINERS = frozenset(
+    f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or")
+)
+# The bindings of other constants, of complex numbers for example, end the process when they are
+# read.
+_READABLE = frozenset(
+    ("f64", "f32", "f16", "bf16", "i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
+)
 
 
-def _share(block: Any, ir: Any) -> None:
+def _merge_equal(block: Any, ir: Any) -> None:
     """Makes one of the equal operations of a block.
 
     A value that two operations made separately may have been split in two ways; as one it is split
     in the way that reaches it first. Seen in dumps of libtpu 0.0.52: `cse` runs twice before
-    `shardy-xla`, while the compilers for CPUs and GPUs propagate equal operations apart.
+    `shardy-xla`, while the compilers for CPUs and GPUs propagate equal operations apart. libtpu
+    also merges what stays apart here: loops, sorts, scatters, windows, reductions of several
+    arrays, and sums of the same two operands in another order.
     """
     first: dict[tuple[Any, ...], Any] = {}
     for view in list(block.operations):
@@ -92,9 +105,10 @@ def _identity(operation: Any, ir: Any) -> tuple[Any, ...] | None:
     if operation.name in _APART or not list(operation.results):
         return None
     if operation.name == _CONSTANT:
-        # The bindings abort on reading a constant of complex numbers, and arrays are long as text.
-        is_scalar = ir.RankedTensorType(operation.results[0].type).rank == 0
-        return (str(operation).partition(" = ")[2],) if is_scalar else None
+        kind = ir.RankedTensorType(operation.results[0].type)
+        if str(kind.element_type) not in _READABLE:
+            return None
+        return (_CONSTANT, operation.attributes["value"], kind)
     combined = ""
     if len(operation.regions):
         combined = _combined_by(operation)
@@ -110,11 +124,13 @@ def _identity(operation: Any, ir: Any) -> tuple[Any, ...] | None:
 
 
 def _combined_by(operation: Any) -> str:
-    """Returns the one operation of two scalars by which a reduction combines; empty if unknown."""
+    """Returns the operation by which a reduction combines two scalars; empty for others than a sum
+    and its like."""
     if operation.name != _REDUCE:
         return ""
     names = [view.operation.name for view in operation.regions[0].blocks[0].operations]
-    return names[0] if len(names) == 2 and len(list(operation.results)) == 1 else ""
+    is_known = len(names) == 2 and names[0] in _COMBINERS and len(list(operation.results)) == 1
+    return names[0] if is_known else ""
 
 
 _DOT = "stablehlo.dot_general"

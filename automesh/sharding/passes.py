@@ -176,7 +176,7 @@ def prepared(program: Any, *, is_plain: bool = False, platform: str = "") -> Pre
         if platform == "tpu":
             fold_transposes(copy.operation, found.ir)
             mark_transforms(copy.operation, found.ir)
-        bring_to_hlo_form(copy.operation, found.ir, shares=platform == "tpu")
+        bring_to_hlo_form(copy.operation, found.ir, merges_equal=platform == "tpu")
         return PreparedModule(module=copy)
 
 

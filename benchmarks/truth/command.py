@@ -326,7 +326,8 @@ def _path(case: Case) -> Path:
 def module_path(case: Case) -> Path:
     """Where the program compiled for a TPU is kept, which is counted again when that changes."""
     versions = [metadata.version(name) for name in ("jax", "libtpu")]
-    text = json.dumps([asdict(case), _sources(case.example, counts=False), versions])
+    flags = [dict(platform_named("tpu").worker_variables), os.environ.get("LIBTPU_INIT_ARGS", "")]
+    text = json.dumps([asdict(case), _sources(case.example, counts=False), versions, flags])
     return CACHE / "modules" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json.gz"
 
 

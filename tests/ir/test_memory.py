@@ -454,9 +454,11 @@ def looked_up(width: int, platform: str) -> float:
     table, moment = value(1 << 16, width), value(1 << 16, width)
     places = value(64, dtype="i32")
     top = Block(arguments=[table, moment, places])
-    rows = apply(top, "gather", table, places, like=value(64, width))
+    whole = {"slice_sizes": (1, width), "offset_dims": (1,)}
+    rows = apply(top, "gather", table, places, like=value(64, width), attributes=whole)
     zeros = apply(top, "broadcast_in_dim", like=table)
-    gradient = apply(top, "scatter", zeros, places, rows)
+    added = {"scatter_dims": (0,), "update_window_dims": (1,)}
+    gradient = apply(top, "scatter", zeros, places, rows, attributes=added)
     decayed = apply(top, "multiply", moment, moment)
     summed = apply(top, "add", decayed, gradient)
     top.returned = [apply(top, "subtract", table, summed), summed]
@@ -475,6 +477,38 @@ def test_a_tpu_copies_a_narrow_table_whose_rows_are_looked_up():
     assert wide <= 1.1
     assert looked_up(64, "tpu") == pytest.approx(4, abs=0.1)
     assert looked_up(64, "gpu") <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((64,), {"slice_sizes": (1, 64), "offset_dims": (0,)}),  # One row.
+        ((1 << 16, 64), {"slice_sizes": (1 << 16, 1), "offset_dims": (0,)}),  # Columns.
+        ((1 << 16, 64), {"slice_sizes": (1, 1), "offset_dims": ()}),  # Elements.
+    ],
+)
+def test_a_tpu_copies_no_table_of_which_no_rows_are_looked_up(shape, attributes):
+    table, places = value(1 << 16, 64), value(64, dtype="i32")
+    top = Block(arguments=[table, places])
+    top.returned = [apply(top, "gather", table, places, like=value(*shape), attributes=attributes)]
+    assert peak(footprint(top, platform="tpu")) < 1.1 * table.global_bytes
+
+
+def test_a_loop_may_read_a_table_whose_rows_were_looked_up():
+    """A head that is tied to an embedding, with its loss in pieces."""
+    table, places = value(1 << 16, 64), value(64, dtype="i32")
+    top = Block(arguments=[table, places])
+    whole = {"slice_sizes": (1, 64), "offset_dims": (1,)}
+    rows = apply(top, "gather", table, places, like=value(64, 64), attributes=whole)
+    inside = Block(arguments=[value(64, 64), value(1 << 16, 64)])
+    inside.returned = [apply(inside, "dot_general", *inside.arguments), inside.arguments[1]]
+    results = [value(64, 64), value(1 << 16, 64)]
+    loop = Operation(
+        name="while", operands=[rows, table], results=results, bodies=[inside], trips=4
+    )
+    top.operations.append(loop)
+    top.returned = [results[0]]
+    assert peak(footprint(top, platform="tpu")) > table.global_bytes
 
 
 def test_a_tpu_keeps_copies_of_arguments_on_the_chip_while_there_is_room():

@@ -153,6 +153,19 @@ def test_the_two_gradients_of_a_tied_embedding_are_reduced_apart_on_a_tpu(platfo
     assert collectives(graph) == [("all_reduce", COLUMNS)] * count
 
 
+def test_sums_of_looked_up_rows_are_reduced_together_and_apart_from_others():
+    program = Program()
+    table, places, rows = (program.argument(shape) for shape in ((8, 16), (4,), (4, 16)))
+    first, second = (
+        program.reduce(program("scatter", table, places, rows, number=number), "tp")
+        for number in range(2)
+    )
+    head = program.reduce(program.argument((8, 16)), "tp")
+    graph = program.graph(program("add", head, program("add", first, second)))
+    rewrite(graph, "tpu")
+    assert collectives(graph) == [("all_reduce", COLUMNS)] * 2
+
+
 def test_a_reduction_that_something_else_reads_is_not_shared():
     program = Program()
     first = program.reduce(program.argument((8, 16)), "tp")

@@ -76,7 +76,19 @@ def _adds_to_scatter(value: Value) -> bool:
     )
 
 
-def _added_to(scattered: Value) -> Value | None:
+def _moves_rows(operation: Operation) -> bool:
+    """Whether a gather or a scatter of a table of two dimensions moves whole rows, several ones."""
+    found, table = operation.attributes, operation.operands[0]
+    if operation.name == "gather":
+        rows, window = operation.results[0], found.get("offset_dims")
+        is_whole = found.get("slice_sizes") == (1, table.shape[1])
+    else:
+        rows, window = operation.operands[-1], found.get("update_window_dims")
+        is_whole = found.get("scatter_dims") == (0,) and rows.shape[-1:] == table.shape[1:]
+    return is_whole and len(rows.shape) > 1 and window == (len(rows.shape) - 1,)
+
+
+def _summed_with(scattered: Value) -> Value | None:
     """Returns the other summand if the result of a scatter is only added to an array."""
     if len(set(scattered.users)) != 1 or scattered.users[0].name != "add":
         return None
@@ -162,18 +174,18 @@ class TpuBufferModel(BufferModel):
                 source = step.operands[0]
                 if step.name == "gather" and source not in copies:
                     copies[source] = self._copied(source, step.operation, found)
-                elif step.name == "scatter" and (source := _added_to(step.results[0])):
+                elif step.name == "scatter" and (source := _summed_with(step.results[0])):
                     summed = self._copied(source, step.operation, found)
                     step = replace(step, operands=[summed, *step.operands[1:]])
-            late = [copies[value] for value in step.operands if value in copies]
-            found.append(replace(step, operands=[*step.operands, *late]) if late else step)
+            # A copy lives until the last step that reads its table; loops keep their operands.
+            read = [] if step.bodies else [copies[one] for one in step.operands if one in copies]
+            found.append(replace(step, operands=[*step.operands, *read]) if read else step)
         return found
 
     def _is_narrow(self, step: Step) -> bool:
-        table, rows = step.operands[0], step.operands[-1]
-        if step.name == "gather":
-            rows = step.results[0]
-        if len(table.shape) != 2 or not rows.shape or rows.shape[-1] != table.shape[-1]:
+        """Whether whole rows of a table are looked up, or added to, that are no whole tiles."""
+        table = step.operands[0]
+        if len(table.shape) != 2 or not _moves_rows(step.operation):
             return False
         sides = self._sides(table)
         return tiled_by_rows(sides, table.dtype) > tiled(sides, table.dtype)

@@ -7,8 +7,8 @@ from automesh.ir.passes.edits import Changes, blocks, like, set_operands, take_r
 
 
 def choose_instead_of_scattering(graph: Graph) -> None:
-    """Rewrites scatter(0, places, updates) to select(places == iota, updates, 0), where every row
-    has one update.
+    """Rewrites scatter(0, places, updates) to select(places, updates, 0), where every row has one
+    update. The comparison of places with their numbers is left out: it is computed with the rest.
 
     The gradient of `take_along_axis`, which a cross entropy takes from its logits, is such a
     scatter. What reads the result then computes it: it is no array of its own.
@@ -26,13 +26,17 @@ def _has_one_for_each_row(scatter: Operation) -> bool:
         return False
     zeros, _, updates = scatter.operands
     along = scatter.attributes.get("scatter_dims", ())
+    # All other dimensions are batches then: no part of a window, and not inserted.
     if scatter.attributes.get("update_window_dims") or len(along) != 1:
         return False
+    if scatter.attributes.get("inserted_window_dims") != along:
+        return False
     rows = tuple(1 if place in along else size for place, size in enumerate(zeros.shape))
-    return updates.shape == rows and _is_repeated_scalar(zeros)
+    return updates.shape == rows and _is_filled(zeros)
 
 
-def _is_repeated_scalar(value: Value) -> bool:
+def _is_filled(value: Value) -> bool:
+    """Whether all elements are one constant, in most programs 0."""
     maker = value.producer
     if maker is None or maker.name != "broadcast_in_dim":
         return False

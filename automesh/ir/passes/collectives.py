@@ -270,6 +270,7 @@ def reassociate_reductions(graph: Graph, *, apart: Collection[str] = ()) -> None
       apart: operations whose results are reduced apart from those of others.
     """
     returned = returned_values(graph)
+    sums: set[Value] = set()  # Of results of these operations alone.
     for block in blocks(graph):
         changes = Changes(block)
         for total in list(block.operations):
@@ -278,11 +279,13 @@ def reassociate_reductions(graph: Graph, *, apart: Collection[str] = ()) -> None
                 continue
             left, right = pair
             both = [left.operands[0], right.operands[0]]
-            makers = [one.producer.name if one.producer is not None else "" for one in both]
-            if sum(maker in apart for maker in makers) == 1:
+            is_apart = [one in sums or _is_made_by(one, apart) for one in both]
+            if is_apart[0] != is_apart[1]:
                 continue
             result = total.results[0]
             partial = like(result)
+            if all(is_apart):
+                sums.add(partial)
             take_result(total, partial)
             reduction = Operation(
                 name="all_reduce",
@@ -297,6 +300,10 @@ def reassociate_reductions(graph: Graph, *, apart: Collection[str] = ()) -> None
             changes.drop(left)
             changes.drop(right)
         changes.apply()
+
+
+def _is_made_by(value: Value, names: Collection[str]) -> bool:
+    return value.producer is not None and value.producer.name in names
 
 
 def _summands(
@@ -354,7 +361,7 @@ def stays_on_tpu(reduction: Operation, rest: Sequence[str]) -> bool:
     summed = reduction.operands[0]
     if summed.dtype.startswith(("i", "u")):
         return True
-    return bool(rest) and summed.producer is not None and summed.producer.name == "gather"
+    return bool(rest) and _is_made_by(summed, ("gather",))
 
 
 def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation]:

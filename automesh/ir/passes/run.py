@@ -157,11 +157,11 @@ RULES: tuple[Rewrite, ...] = (
         source="WhileLoopAllReduceCodeMotion (gpu_compiler.cc)",
     ),
     Rewrite(
-        apply=partial(sink_reductions, inside=frozenset(("scatter",))),
+        apply=partial(sink_reductions, kept_inside=frozenset(("scatter",))),
         platforms=frozenset(("tpu",)),
-        source="gradients that a loop adds up as they are have one all-reduce behind it in those "
-        "of libtpu 0.0.52; those that it divides first, that an inner loop makes one by one, or "
-        "that are rows of a table, have one in every iteration",
+        source="gradients that a loop adds up as they are have one all-reduce behind it in "
+        "programs of libtpu 0.0.52; those that it divides first, that an inner loop makes one by "
+        "one, or that are rows of a table, have one in every iteration",
     ),
     Rewrite(
         apply=reassociate_reductions,
@@ -182,7 +182,8 @@ RULES: tuple[Rewrite, ...] = (
     Rewrite(
         apply=partial(scatter_reductions, stays=stays_on_tpu),
         platforms=frozenset(("tpu",)),
-        source="`all-reduce-scatter` fusions in programs of libtpu 0.0.42, not behind scatters",
+        source="`all-reduce-scatter` fusions in programs of libtpu 0.0.42, not behind scatters; "
+        "`stays_on_tpu` says what else stays",
     ),
     Rewrite(
         apply=choose_instead_of_scattering,

@@ -21,26 +21,26 @@ from automesh.ir.passes.edits import (
 _BETWEEN = VIEWS | {"convert", "transpose"}
 
 
-def sink_reductions(graph: Graph, *, inside: Collection[str] = ()) -> None:
+def sink_reductions(graph: Graph, *, kept_inside: Collection[str] = ()) -> None:
     """Moves all-reduces out of loops that only add their results to a carried value.
 
     Inner loops first, so that a sum of sums moves out of both.
 
     Args:
-      inside: operations whose reduced results stay inside if they are added as they are.
+      kept_inside: operations whose reduced results stay inside if they are added as they are.
     """
     for block in reversed(list(blocks(graph))):
         for loop in [one for one in block.operations if one.name == "while"]:
             for operation in list(loop.bodies[0].operations):
                 if operation.name == "all_reduce" and _is_sum(operation):
-                    if _is_added_as_it_is(graph, operation, inside):
+                    if _is_added_directly(graph, operation, kept_inside):
                         continue
                     number = _added_to(graph, operation, loop)
                     if number is not None:
                         _sink(graph, block, loop, operation, number)
 
 
-def _is_added_as_it_is(graph: Graph, reduction: Operation, made_by: Collection[str]) -> bool:
+def _is_added_directly(graph: Graph, reduction: Operation, made_by: Collection[str]) -> bool:
     made = reduction.operands[0].producer
     if made is None or made.name not in made_by:
         return False
