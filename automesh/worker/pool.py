@@ -261,7 +261,11 @@ class Pool:
                 self._kill(worker)
 
     def close(self) -> None:
-        """Kills all workers with all that they started, and drops all jobs, in under a second."""
+        """Kills all workers with all that they started, and drops all jobs, in about a second.
+
+        A worker on a busy or far machine may take longer to end: whoever closes the pool again
+        waits for it again.
+        """
         self._queue.clear()
         for worker in self._workers:
             self._kill(worker)
@@ -270,7 +274,8 @@ class Pool:
             worker.process.kill_deputy()
         self._turn_until_empty(_CLOSE_LIMIT_S)
         self._finished.clear()
-        self._selector.close()
+        if not self._workers:
+            self._selector.close()
 
     def _turn_until_empty(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s

@@ -169,13 +169,16 @@ class TestAWholeSearch:
 
     def test_stderr_has_the_progress_in_lines(self, searched: Searched) -> None:
         lines = searched.done.stderr.splitlines()
-        assert re.fullmatch(r"\.\.\. looking at .*train\.py, \d s elapsed", lines[0])
+        assert re.fullmatch(r"\.\.\. looking at .*train\.py, \d+ s elapsed", lines[0])
         doing = [line for line in lines if line.startswith("... ")]
         assert all(line.endswith(" elapsed") for line in doing)
         # Who is first so far is told while the estimates are made.
         told = [line for line in lines if line.startswith(("first ranked: ", "now first: "))]
         assert told and told[0].startswith("first ranked: ")
-        lines = [line for line in lines if line not in (*doing, *told)]
+        # On a busy machine a note says that the start of a process takes most of the budget.
+        noted = [line for line in lines if line.startswith("note: ")]
+        assert all("a confirmed rule needs about" in line for line in noted)
+        lines = [line for line in lines if line not in (*doing, *told, *noted)]
         assert lines[0] == "enumerate 3/3, 3 legal"
         phases = {"enumerate", "estimate", "compile", "measure", "confirm"}
         assert {line.split()[0] for line in lines} == phases

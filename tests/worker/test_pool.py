@@ -231,6 +231,40 @@ def test_closing_starts_no_worker_for_the_job_that_it_ends(tmp_path: Path) -> No
     assert living() == []
 
 
+def test_closing_again_waits_for_those_that_had_not_ended(tmp_path: Path) -> None:
+    """A search closes a pool early and once more at its end; before, the second time failed if a
+    worker of the first had taken seconds to end, as agents of a busy cluster do."""
+    may_end = False
+
+    class Slow(Process):
+        def kill(self) -> None:
+            if may_end:
+                super().kill()
+
+        def kill_deputy(self) -> None:
+            if may_end:
+                super().kill_deputy()
+
+    pool = Pool(
+        size=1,
+        surroundings=surroundings(),
+        log_dir=tmp_path,
+        memory_limit_bytes=400 * MEBIBYTE,
+        handler="tests.support.handlers.misbehaving",
+        start=Slow,
+    )
+    answer_of(pool.run(job("answer"), 30))
+    pool.close()
+    assert living() != []
+    pool.close()
+    may_end = True
+    deadline = time.monotonic() + 60
+    while living():
+        assert time.monotonic() < deadline
+        pool.close()
+    pool.close()
+
+
 def test_pages_of_mapped_files_are_not_counted() -> None:
     spec = importlib.util.find_spec("jaxlib")
     assert spec is not None
