@@ -120,6 +120,19 @@ def format_wait(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
 
 
+def format_elapsed(seconds: float) -> str:
+    """Returns a time that has passed, in steps of a second until an hour has.
+
+    >>> format_elapsed(89), format_elapsed(133), format_elapsed(7380)
+    ('89 s', '2 min 13 s', '2 h 3 min')
+    """
+    whole = round(max(seconds, 0))
+    if whole < 90:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if whole < 3600 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def format_percent(fraction: float) -> str:
     """Formats a share in per cent: one decimal below ten per cent, none above.
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from automesh.report.so_far import SoFar, drawn
 from automesh.texts.streams import taking_all
 from automesh.texts.terminal import clean
-from automesh.units import format_wait
+from automesh.units import format_elapsed, format_wait
 
 Clock = Callable[[], float]
 _RECENT = 20
@@ -327,7 +327,7 @@ class PlainProgress(_Display):
         parts += [phase_text(one, self._state, now_s) for one in running[-1:]]
         if any(parts):
             said = ", ".join(part for part in parts if part)
-            self._print(f"... {said}, {format_wait(elapsed_s)} elapsed")
+            self._print(f"... {said}, {format_elapsed(elapsed_s)} elapsed")
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")
@@ -371,7 +371,7 @@ def frame(state: DisplayState, *, now_s: float, width: int, height: int = 24) ->
     lines = Table.grid(padding=(0, 1, 0, 0))
     lines.add_column(width=_NAME_WIDTH, no_wrap=True)
     lines.add_column(overflow="fold")
-    elapsed = format_wait(now_s - state.started_s)
+    elapsed = format_elapsed(now_s - state.started_s)
     texts = {
         "time": f"{elapsed} elapsed",
         "now": state.doing or state.now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from automesh.program.capture.line_watch import last_line
 from automesh.program.nouns import Entry
 from automesh.worker.messages import (
     ArraysJob,
@@ -74,7 +75,10 @@ def _with_the_script(job: Job, stage: str) -> str:
         case "load":
             return f"importing {name}"
         case "build" if _runs_script(job):
-            return f"running {name} up to its step"
+            at = last_line(job.folder) if isinstance(job, DiscoverJob) else None
+            return f"running {name} up to its step" + (f" (at {at})" if at else "")
+        case "alone":
+            return f"{name} has failed: running it by itself, to see whether it fails there, too"
         case "build":
             return f"calling {job.step.entry.function} on {where}"
         case "lower":

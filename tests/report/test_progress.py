@@ -141,7 +141,7 @@ def test_signs_of_life_get_rarer_and_never_cease() -> None:
     assert gaps == sorted(gaps)
     assert gaps[0] == 2.0
     assert gaps[-1] == 60.0
-    assert "... compiling dp:8, compile 0/9, 60 min elapsed" in out.getvalue()
+    assert "... compiling dp:8, compile 0/9, 59 min 42 s elapsed" in out.getvalue()
 
 
 def test_the_display_shows_what_the_workers_do_beside_what_was_found_last() -> None:

@@ -1,6 +1,7 @@
 """What progress lines say of workers."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,11 @@ PROPAGATE = PropagateJob(
         (INSPECT, "build", "calling build on a mesh of one device"),
         (DevicesJob(), "load", "asking jax for its devices"),
         (DiscoverJob(step=StepRef(entry=ENTRY)), "build", "running train.py up to its step"),
+        (
+            DiscoverJob(step=StepRef(entry=ENTRY)),
+            "alone",
+            "train.py has failed: running it by itself, to see whether it fails there, too",
+        ),
         (COMPILE, "build", "calling build on dp:8"),
         (COMPILE, "compile", "compiling dp:8"),
         (COMPILE, "run", "running dp:8"),
@@ -55,6 +61,16 @@ PROPAGATE = PropagateJob(
 )
 def test_words(job: Job, stage: str, words: str) -> None:
     assert activity_of(job, stage) == words
+
+
+def test_the_line_of_a_script_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    job = DiscoverJob(step=StepRef(entry=ENTRY), folder=str(tmp_path))
+    assert activity_of(job, "build") == "running train.py up to its step"
+    (tmp_path / "line").write_bytes(b"train.py:12\ncompiles".ljust(64, b"\0"))
+    (tmp_path / "line").chmod(0o600)
+    said = "running train.py up to its step (at train.py:12, which jax compiles)"
+    assert activity_of(job, "build") == said
 
 
 def test_the_first_of_several_is_named() -> None:

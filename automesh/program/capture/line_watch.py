@@ -1,7 +1,7 @@
-"""Notes which line of a script runs (no jax).
+"""Notes which line of a script runs, and whether jax compiles or computes there (no jax).
 
-If the process is killed, for its memory or its time, the search reads the line and names it. A
-thread looks at the stack of the thread that runs the script, and writes the innermost line of the
+The progress of a search shows the line; if the process is killed, for its memory or its time, the
+error names it. A thread looks at the stack of the thread that runs the script, and writes the innermost line of the
 user's code into a file that is mapped into memory. So it opens no file while the script runs, whose
 files are watched.
 """
@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from automesh.foreign.private import is_own_folder, read_own
 from automesh.package import is_users_file
@@ -25,6 +26,33 @@ from automesh.reading import Unreadable
 _FILE = "line"
 _BYTES = 1024
 _EVERY_S = 0.25
+# The modules in which jax compiles, and in which it runs what it has compiled and waits for the
+# result (0.10.1 to 0.12.0.1); a jitted function that runs has no frames below the hook that calls
+# it. In another version nothing is said of them.
+_COMPILER = os.path.join("jax", "_src", "compiler.py")
+_RUNNERS = (
+    os.path.join("jax", "_src", "array.py"),
+    os.path.join("jax", "_src", "interpreters", "pxla.py"),
+    os.path.join("automesh", "program", "capture", "hooks.py"),
+)
+
+Doing = Literal["", "compiles", "computes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLine:
+    """The line of the user's code that runs.
+
+    Attributes:
+      line: as `train.py:12`.
+      doing: whether jax compiles, or computes, what this line calls; empty for neither.
+    """
+
+    line: str
+    doing: Doing = ""
+
+    def __str__(self) -> str:
+        return f"{self.line}, which jax {self.doing}" if self.doing else self.line
 
 
 @contextmanager
@@ -56,16 +84,18 @@ def line_noted(folder: str) -> Generator[None]:
         shown.close()
 
 
-def last_line(folder: str) -> str:
-    """Returns the last line that was noted, as `train.py:12`; empty if there is none."""
+def last_line(folder: str) -> RunningLine | None:
+    """Returns the last line that was noted; None if there is none."""
     path = Path(folder) / _FILE
     if not folder or not path.exists():
-        return ""
+        return None
     try:
         noted = read_own(path, limit_bytes=_BYTES)
     except Unreadable:  # The error is shown without a line.
-        return ""
-    return noted.rstrip(b"\0").decode(errors="replace")
+        return None
+    line, _, doing = noted.rstrip(b"\0").decode(errors="replace").partition("\n")
+    known: dict[str, Doing] = {"compiles": "compiles", "computes": "computes"}
+    return RunningLine(line=line, doing=known.get(doing, "")) if line else None
 
 
 def _watch(thread: int, shown: mmap.mmap, ended: threading.Event) -> None:
@@ -73,11 +103,16 @@ def _watch(thread: int, shown: mmap.mmap, ended: threading.Event) -> None:
     interpreter: Any = sys
     while not ended.wait(_EVERY_S):
         frame = interpreter._current_frames().get(thread)
+        doing: Doing = ""
+        if frame is not None and frame.f_code.co_filename.endswith(_RUNNERS):
+            doing = "computes"
         while frame is not None and not is_users_file(frame.f_code.co_filename):
+            if frame.f_code.co_filename.endswith(_COMPILER):
+                doing = "compiles"
             frame = frame.f_back
         if frame is None:
             continue
-        here = str(SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno))
+        here = f"{SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno)}\n{doing}"
         if here != last:
             last = here
             shown[:] = here.encode()[: _BYTES - 1].ljust(_BYTES, b"\0")

@@ -176,6 +176,8 @@ def _join_nodes(
 
 def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
     for one in data_lookups(events):
+        if _is_columns(every, found, one):
+            continue
         for root in roots(every, one.looked_up):
             known = found.weights | found.backward | found.nodes | found.edges | found.graphs
             if root not in known and not every.marks(root) & DimensionMark.SUMMED:
@@ -186,6 +188,19 @@ def data_lookups(events: Events) -> Iterator[Lookup]:
     """Lists lookups in unchanged arguments and held arrays. Indices with several dimensions are
     tokens, which choose rows of a table of frozen weights."""
     return (one for one in _row_lookups(events) if one.is_held_whole)
+
+
+def _is_columns(every: Dimensions, found: Facts, one: Lookup) -> bool:
+    """Whether places that are the same in every call choose features, as in `points[:, [0]]`."""
+    chosen = roots(every, one.by) - _weights_in_parts(every, found)
+    is_summed = any(every.marks(root) & DimensionMark.SUMMED for root in chosen)
+    return bool(one.by) and one.is_by_held and not is_summed
+
+
+def _weights_in_parts(every: Dimensions, found: Facts) -> set[int]:
+    """Returns the factors of weights and those of their slices: three of four outputs."""
+    parts = [dim for root in found.weights for dim in every.pieces(root).values()]
+    return found.weights | roots(every, parts)
 
 
 def _row_lookups(events: Events) -> Iterator[Lookup]:
@@ -336,9 +351,7 @@ def _alone(
             for root in factors_of(every, dim):
                 order[root] += 1
                 places[root] = min(places.get(root, place), place)
-    known = found.weights | found.data_sets | found.nodes | found.graphs
-    for root in found.weights:  # Three of four outputs are no batch.
-        known |= roots(every, every.pieces(root).values())
+    known = _weights_in_parts(every, found) | found.data_sets | found.nodes | found.graphs
     candidates = [
         root
         for root in order

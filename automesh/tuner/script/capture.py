@@ -13,7 +13,7 @@ from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
 from automesh.outcomes import Failure, OutOfMemory, TimedOut
 from automesh.platforms.allowed import limits_hint
-from automesh.program.capture.line_watch import last_line
+from automesh.program.capture.line_watch import RunningLine, last_line
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
@@ -211,22 +211,34 @@ def _first_run(
     return answer
 
 
-def _with_line(answer: Failure, error: UsageError, line: str) -> UsageError:
-    """Returns the error for a first run that was ended from outside, with the line that ran then.
+def _smaller(more: str, less: str) -> str:
+    """Returns what to do with a script that is too large for this machine.
 
     Args:
-      line: as `train.py:12`; empty if it is unknown.
+      more: the option that gives it more of what it lacked.
+      less: what an estimate for devices that are not here spares.
     """
-    if not line or not isinstance(answer, OutOfMemory | TimedOut):
-        return error
-    if isinstance(answer, TimedOut):
-        return UsageError(f"{error.message}; it was at {line}", hint=error.hint)
-    return UsageError(
-        f"the script ran out of memory at {line}: {answer.detail}",
-        hint=limits_hint()
-        or "give it a smaller model or batch here, raise --worker-memory, or estimate it for "
-        "devices that are not here (`--target tpu-v5p-16 --dry-run`), which takes no arrays of it",
+    return (
+        f"give it a smaller model or batch here, {more}, or estimate it for devices that are not "
+        f"here (`--target tpu-v5p-16 --dry-run`), which {less}"
     )
+
+
+def _with_line(answer: Failure, error: UsageError, at: RunningLine | None) -> UsageError:
+    """Returns the error for a first run that was ended from outside, with the line that ran then,
+    if it is known."""
+    if at is None or not isinstance(answer, OutOfMemory | TimedOut):
+        return error
+    if isinstance(answer, OutOfMemory):
+        return UsageError(
+            f"the script ran out of memory at {at.line}: {answer.detail}",
+            hint=limits_hint() or _smaller("raise --worker-memory", "takes no arrays of it"),
+        )
+    hint = error.hint
+    if at.doing:
+        less = "compiles and computes nothing of it before its step is known"
+        hint = _smaller("raise --timeout", less)
+    return UsageError(f"{error.message}; it was at {at}", hint=hint)
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:

@@ -263,7 +263,9 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
             return OtherDevices(num_devices=count, reason=error.message)
         if not _FAILS.search(error.message) or own()[0].platform != "cpu":
             raise
-        raise blamed(error, job.step.entry, perf_counter() - began_s) from error
+        took_s = perf_counter() - began_s
+        stages.enter("alone")
+        raise blamed(error, job.step.entry, took_s) from error
     return replace(
         found,
         capture=replace(found.capture, num_devices=job.num_devices),

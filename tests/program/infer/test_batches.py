@@ -226,3 +226,106 @@ def test_the_only_sequence_attends_to_itself_and_is_no_batch(has_positions: bool
     assert argument(found, "p['q']").dims[1:] == ("heads", "head_dim")
     assert said(found, CautionKind.NO_BATCH)
     assert splits(found)["x"] == (("sequence",),)
+
+
+def choices(found: StepClasses) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {one.name: one.choices for one in layout(found).logical}
+
+
+def test_tokens_of_sequences_that_never_meet_are_split_over_another_axis() -> None:
+    """Windows of a text that the step holds, and a network of each token alone: both dimensions of
+    what is taken are batches, and one axis cannot split both."""
+    text = jnp.arange(20000) % VOCAB
+    windows = jax.vmap(jax.lax.dynamic_slice, in_axes=(None, 0, None))
+
+    def step(p: Any, key: Any) -> Any:
+        at = jax.random.randint(key, (32, 1), 0, len(text) - 64)
+        x, y = windows(text, at, (64,)), windows(text, at + 1, (64,))
+
+        def loss(p: Any) -> Any:
+            h = p["embed"][x]
+            h = h + jax.nn.relu(h @ p["up"]) @ p["down"]
+            scores = jax.nn.log_softmax(h @ p["embed"].T)
+            return -jnp.mean(jnp.take_along_axis(scores, y[..., None], -1))
+
+        return descended(loss, p)
+
+    p = {"down": f32(128, WIDTH), "embed": f32(VOCAB, WIDTH), "up": f32(WIDTH, 128)}
+    found = Model(step=step, args=(p, key()), names=("p", "key"), num_state=1).classes()
+    assert [one.dims for one in found.inner] == [("batch", "batch2")] * 2
+    assert choices(found)["batch"] == (("dp", "fsdp"),)
+    assert choices(found)["batch2"] == ((), ("sp",))
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(100, ((), ("dp",))), (96, (("dp",), ()))])
+def test_the_first_mapping_is_legal_on_all_devices(rows: int, wanted: Any) -> None:
+    """Points inside of an area, and fewer at its edge: eight devices divide 96, not 100."""
+
+    def step(p: Any, inside: Any, edge: Any) -> Any:
+        def net(p: Any, x: Any) -> Any:
+            return jnp.tanh(x @ p["up"]) @ p["down"]
+
+        def loss(p: Any) -> Any:
+            return jnp.mean((net(p, inside) - 1) ** 2) + jnp.mean(net(p, edge) ** 2)
+
+        return descended(loss, p)
+
+    args = ({"down": f32(256, 1), "up": f32(2, 256)}, f32(8192, 2), f32(rows, 2))
+    found = Model(step=step, args=args, names=("p", "inside", "edge"), num_state=1).classes()
+    assert choices(found)["batch"] == (("dp",),)
+    assert choices(found)["batch2"] == wanted
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_columns_at_places_that_are_always_the_same_are_no_rows_of_a_data_set(
+    is_twice: bool,
+) -> None:
+    def step(p: Any, points: Any, targets: Any) -> Any:
+        def loss(p: Any) -> Any:
+            t, x = points[:, [0]], points[:, [2, 1]]
+            if is_twice:
+                x = x[:, jnp.array([1, 0])]  # Chosen twice, as between the layers of a flow.
+            h = jnp.concatenate([t, x], 1) @ p["up"]
+            return jnp.mean((jnp.tanh(h) @ p["down"] - targets[:, jnp.array([3, 0])]) ** 2)
+
+        return descended(loss, p)
+
+    args = ({"down": f32(256, 2), "up": f32(3, 256)}, f32(4096, 3), f32(4096, 5))
+    found = Model(step=step, args=args, names=("p", "points", "targets"), num_state=1).classes()
+    assert [one.dims[0] for one in found.arguments if one.role == Role.DATA] == ["batch"] * 2
+    assert not said(found, CautionKind.GATHERS_DATA_SET)
+    assert found.inner == ()
+
+
+def test_batches_beyond_those_that_are_searched_are_named() -> None:
+    def step(p: Any, *sets: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return sum(jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2) for x in sets)
+
+        return descended(loss, p)
+
+    sets = [f32(rows, 2) for rows in (4096, 96, 104, 112, 120)]
+    args = ({"down": f32(256, 1), "up": f32(2, 256)}, *sets)
+    found = Model(step=step, args=args, names=("p", *"abcde"), num_state=1).classes()
+    said = [one for one in layout(found).notices if "at most 3 batches are searched" in one]
+    assert len(said) == 1
+    assert "dimension 0 of" in said[0] and "stays whole" in said[0]
+
+
+def test_data_that_the_step_holds_are_split_over_one_axis_along_each_dimension() -> None:
+    """Functions and the points at which they are known, all of them in each step."""
+    functions, points, values = (jnp.ones(shape) for shape in ((152, 100), (104, 1), (152, 104)))
+
+    def step(p: Any) -> Any:
+        def loss(p: Any) -> Any:
+            branch = jax.nn.relu(functions @ p["b1"]) @ p["b2"]
+            trunk = jax.nn.relu(points @ p["t1"]) @ p["t2"]
+            return jnp.mean((branch @ trunk.T - values) ** 2)
+
+        return descended(loss, p)
+
+    p = {"b1": f32(100, 256), "b2": f32(256, 64), "t1": f32(1, 256), "t2": f32(256, 64)}
+    found = Model(step=step, args=(p,), names=("p",), num_state=1).classes()
+    both = [one.dims for one in found.held if one.shape == (152, 104)]
+    over = choices(found)
+    assert [over[name][0] for name in both[0] if name in over] in ([("dp", "fsdp"), ()],)

@@ -367,6 +367,15 @@ class ChosenClasses:
             array.role is Role.STATISTIC and rows.intersection(array.dims)
         )
 
+    def share_an_array(self, one: DimensionClass, others: Sequence[DimensionClass]) -> bool:
+        """Whether an array that is no state has this class and one of the others."""
+        names = {other.name for other in others}
+        arrays = [a.dims for a in self.classes.arguments if not self.is_state(a)]
+        arrays += [a.dims for a in self.classes.held]
+        arrays += [a.dims for a in (*self.classes.inner, *self.classes.activations)]
+        dims = map(self.classes.split_names, arrays)
+        return any(one.name in each and names.intersection(each) for each in dims)
+
     def class_named(self, name: str) -> DimensionClass | None:
         return next((one for one in self.classes.classes if one.name == name), None)
 
@@ -399,10 +408,19 @@ class ChosenClasses:
             # It is split with the batch, over an axis of its own.
             if one is self.sequence and len(self.batches) > 1:
                 continue
+            if self.share_an_array(one, self.batches[:number]):
+                # The same axes cannot split both, such as the images and the pixels of one array.
+                more = ((SP,),) if self.sequence is None else ()
+                found.append(LogicalAxis(name=one.name, choices=((), *more)))
+                continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
-            # A second batch, as of graphs besides edges, need not divide evenly.
-            choices += [()] if number else []
+            # A second batch, as of graphs besides edges, need not divide evenly; the first mapping
+            # is that of the baseline, which must be legal on all devices.
+            if number and one.parts % self.num_devices:
+                choices.insert(0, ())
+            elif number:
+                choices.append(())
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
         roles = {self.classes.arguments[number].role for number in self.kept}
         if roles & {*WEIGHTS}:
@@ -501,6 +519,9 @@ class ChosenClasses:
                 "no class of its dimensions is a batch that these devices divide: nothing is split "
                 f"over {DP}"
             )
+        if more := self.batches[MOST_BATCHES:]:
+            listed = ", ".join(f"{self.described(one.name)} ({one.size})" for one in more[:3])
+            yield f"at most {MOST_BATCHES} batches are searched: {listed} stays whole"
         weights = _weights(self.classes)
         whole = [
             one for one in self.classes.classes if one.whole and one.cure and weights[one.name]
