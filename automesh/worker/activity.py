@@ -71,28 +71,20 @@ def _with_the_script(job: Job, stage: str) -> str:
         case BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
             where = str(job.plan)
     name = _name(job.step.entry)
-    match stage:
-        case "load":
-            return f"importing {name}"
-        case "build" if _runs_script(job):
-            at = last_line(job.folder) if isinstance(job, DiscoverJob) else None
-            return f"running {name} up to its step" + (f" (at {at})" if at else "")
-        case "alone":
-            return f"{name} has failed: running it by itself, to see whether it fails there, too"
-        case "build":
-            return f"calling {job.step.entry.function} on {where}"
-        case "lower":
-            return f"tracing the step on {where}"
-        case "compile":
-            return f"compiling {where}"
-        case "materialize":
-            return f"making the arguments of {where}"
-        case "run":
-            return f"running {where}"
-        case "propagate":
-            return f"propagating shardings on {where}"
-        case _:
-            return f"at work on {where} ({stage})"
+    if stage == "build" and _runs_script(job):
+        at = last_line(job.folder) if isinstance(job, DiscoverJob) else None
+        return f"running {name} up to its step" + (f" (at {at})" if at else "")
+    words = {
+        "load": f"importing {name}",
+        "build": f"calling {job.step.entry.function} on {where}",
+        "alone": f"{name} has failed: running it by itself, to see whether it fails there, too",
+        "lower": f"tracing the step on {where}",
+        "compile": f"compiling {where}",
+        "materialize": f"making the arguments of {where}",
+        "run": f"running {where}",
+        "propagate": f"propagating shardings on {where}",
+    }
+    return words.get(stage, f"at work on {where} ({stage})")
 
 
 def _runs_script(job: Job) -> bool:

@@ -1,9 +1,9 @@
 """Notes which line of a script runs, and whether jax compiles or computes there (no jax).
 
 The progress of a search shows the line; if the process is killed, for its memory or its time, the
-error names it. A thread looks at the stack of the thread that runs the script, and writes the innermost line of the
-user's code into a file that is mapped into memory. So it opens no file while the script runs, whose
-files are watched.
+error names it. A thread looks at the stack of the thread that runs the script, and writes the
+innermost line of the user's code into a file that is mapped into memory. So it opens no file while
+the script runs, whose files are watched.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _EVERY_S = 0.25
 # The modules in which jax compiles, and in which it runs what it has compiled and waits for the
 # result (0.10.1 to 0.12.0.1); a jitted function that runs has no frames below the hook that calls
 # it. In another version nothing is said of them.
-_COMPILER = os.path.join("jax", "_src", "compiler.py")
+_COMPILER = str(Path("jax", "_src", "compiler.py"))
 _RUNNERS = (
-    os.path.join("jax", "_src", "array.py"),
-    os.path.join("jax", "_src", "interpreters", "pxla.py"),
-    os.path.join("automesh", "program", "capture", "hooks.py"),
+    str(Path("jax", "_src", "array.py")),
+    str(Path("jax", "_src", "interpreters", "pxla.py")),
+    str(Path("automesh", "program", "capture", "hooks.py")),
 )
 
 Doing = Literal["", "compiles", "computes"]
