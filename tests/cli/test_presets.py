@@ -78,7 +78,7 @@ def test_the_command_lists_what_comes_along(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     names = [one["name"] for one in json.loads(done.stdout)["presets"]]

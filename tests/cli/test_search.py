@@ -366,9 +366,9 @@ def stop(process: subprocess.Popen[str], by: signal.Signals = signal.SIGINT) -> 
     assert below
     began = time.monotonic()
     process.send_signal(by)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     took_s = time.monotonic() - began
-    assert not psutil.wait_procs(below, timeout=1)[1]
+    assert not psutil.wait_procs(below, timeout=60)[1]
     assert process.returncode == 128 + by, err
     # Quiet machines need a second; it waits for nobody, whose bound would be a minute.
     assert took_s < 20.0
@@ -380,7 +380,7 @@ def test_sigterm_ends_like_ctrl_c_with_a_table_and_how_to_go_on(tmp_path: Path) 
     """As a cluster's scheduler ends a job; before, nothing was printed."""
     folder = folder_for_search(tmp_path, GOOD_SPACE + "[knobs]\nwidth = [8, 16, 24, 32]\n")
     process = started(f"{SEARCH} --budget 60s --new", folder)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while compiled(folder) < 1:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -399,7 +399,7 @@ def test_ctrl_c_while_compiling_and_then_the_same_command(tmp_path: Path) -> Non
     knobs = f"[knobs]\nwidth = {[8 * n for n in range(1, 13)]}\n"
     folder = folder_for_search(tmp_path, GOOD_SPACE + knobs)
     process = started(f"{SEARCH} --budget 60s", folder)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while compiled(folder) < 2:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -432,7 +432,7 @@ def test_ctrl_c_while_compiling_and_then_the_same_command(tmp_path: Path) -> Non
 def test_ctrl_c_while_the_script_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
     process = started("search train.py --target cpu:4", tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not any("child" in str(p.cmdline()) for p in psutil.Process(process.pid).children(True)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -275,7 +275,7 @@ def test_a_search_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
         assert search.stdout.readline() == "hangs\n"
         assert len({process.pid for process in living()} - before) > 6  # agents, guardians, ranks
         search.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while {process.pid for process in living()} - before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert {process.pid for process in living()} - before == set()

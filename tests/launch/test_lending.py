@@ -211,7 +211,7 @@ def test_two_agents_compile_for_one_search(launcher: LocalLauncher, tmp_path: Pa
             os.kill(agent, signal.SIGKILL)
             (lost,) = pool.wait(60)
             assert lost.doubtful, "so the search tries it again"
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while lender.room() < 2 or len(fleet.present) < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -57,7 +57,7 @@ def alone(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -196,7 +196,7 @@ def test_a_command_of_somebody_else_is_listed_and_run(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=600,
         ).stdout
 
     assert run("--help").splitlines()[-1].split() == ["hello", "Greet."]
@@ -226,7 +226,7 @@ def test_a_search_loads_no_plug_in_and_looks_for_none(tmp_path: Path) -> None:
         text=True,
         check=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=600,
     )
     assert json.loads(done.stdout) == [[], []]
 

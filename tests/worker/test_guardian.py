@@ -44,7 +44,7 @@ def test_a_worker_that_ends_at_once_is_not_waited_for(tmp_path: Path) -> None:
         told = b""
         while not told.endswith(b"\n"):
             told += ours.recv(4096)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
         assert json.loads(told)["code"] == 3
         assert (tmp_path / "log").read_text() == "said\n"
 
@@ -78,7 +78,7 @@ def test_the_names_of_its_files_are_not_looked_up_again(tmp_path: Path) -> None:
     swap = 'for name in worker-1-0001.log ended.json; do rm "$0/$name"; ln -s victim "$0/$name"; '
     swap += "done; ln -s victim $0/ended.json.new; echo said"
     process = started(tmp_path, ["/bin/sh", "-c", swap, str(tmp_path)])
-    limit_s = time.monotonic() + 60
+    limit_s = time.monotonic() + 300
     while not process.has_ended() and time.monotonic() < limit_s:
         time.sleep(0.02)
     ending = process.collect_ending()
@@ -88,7 +88,7 @@ def test_the_names_of_its_files_are_not_looked_up_again(tmp_path: Path) -> None:
 
 def test_a_report_outlives_whoever_asked(tmp_path: Path) -> None:
     process = started(tmp_path, ["/bin/sh", "-c", "exit 7"])
-    limit_s = time.monotonic() + 60
+    limit_s = time.monotonic() + 300
     while not process.has_ended() and time.monotonic() < limit_s:
         time.sleep(0.02)
     process.collect_ending()

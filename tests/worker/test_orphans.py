@@ -106,7 +106,7 @@ def by_role(parent: psutil.Process) -> dict[str, list[psutil.Process]]:
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     parent = start_parent(tmp_path)
     await_events(parent, 4)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(living()) < 1 + 2 * 8:  # Per worker: deputy, guardian, itself, five descendants.
         assert time.monotonic() < deadline
     parent.kill()
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_parent_alone_and_quickly(tmp_path: Path) -> None:
     started = time.monotonic()
     os.killpg(parent.pid, signal.SIGINT)
     code = bury(parent)
-    assert time.monotonic() - started < 20  # Its jobs last a thousand seconds.
+    assert time.monotonic() - started < 120  # Its jobs last a thousand seconds.
     assert code == 130
     assert living() == []
 
@@ -149,7 +149,7 @@ def test_even_without_anybody_the_worker_itself_dies(tmp_path: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     bury(parent)
-    assert not psutil.wait_procs(roles["worker"], timeout=3)[1]
+    assert not psutil.wait_procs(roles["worker"], timeout=60)[1]
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
@@ -208,7 +208,7 @@ def test_who_is_stopped_does_not_hold_up_the_end(tmp_path: Path, role: str) -> N
     started = time.monotonic()
     parent.send_signal(signal.SIGINT)
     assert bury(parent) == 130
-    assert time.monotonic() - started < 20  # Its jobs last a thousand seconds.
+    assert time.monotonic() - started < 120  # Its jobs last a thousand seconds.
     assert_all_gone()
 
 
@@ -230,7 +230,7 @@ def test_a_fork_of_the_parent_does_not_keep_workers_alive(tmp_path: Path) -> Non
     (copy,) = [p for p in psutil.Process(parent.pid).children() if p.cmdline()[1] == "-c"]
     parent.kill()
     bury(parent)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while [p for p in living() if p.pid != copy.pid]:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -162,7 +162,7 @@ def test_a_hanging_job_times_out(pool: Pool, function: str) -> None:
     assert isinstance(result, TimedOut)
     assert (result.stage, result.limit_s) == ("build", 0.4)
     assert "hanging" in result.log_tail or function != "hang"
-    assert time.monotonic() - started < 20  # It would hang for a thousand seconds.
+    assert time.monotonic() - started < 120  # It would hang for a thousand seconds.
     answer_of(pool.run(job("answer"), 30))
 
 

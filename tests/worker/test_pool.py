@@ -103,7 +103,7 @@ def test_jobs_run_beside_each_other_and_are_collected_as_they_end(make_pool: Mak
     assert pool.unfinished == 1
     started = time.monotonic()
     assert pool.wait(0.2) == []
-    assert 0.15 < time.monotonic() - started < 30  # The slow one lasts a thousand seconds.
+    assert 0.15 < time.monotonic() - started < 120  # The slow one lasts a thousand seconds.
 
 
 def test_among_idle_workers_a_job_gets_the_one_of_its_affinity(make_pool: MakePool) -> None:
@@ -132,7 +132,7 @@ def test_a_worker_that_is_killed_before_it_has_begun_is_no_failure(
     pool = make_pool()
     killed: set[int] = set()
     pool.submit(job("answer", "after all"), 30)
-    end_s, finished = time.monotonic() + 60.0, pool.wait(0)
+    end_s, finished = time.monotonic() + 300, pool.wait(0)
     while not finished and time.monotonic() < end_s:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -186,7 +186,7 @@ def test_time_that_the_caller_is_away_does_not_count(make_pool: MakePool) -> Non
 def test_polling_makes_progress(make_pool: MakePool) -> None:
     pool, got = make_pool(), []
     pool.submit(job("ask"), 30)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not got and time.monotonic() < deadline:
         got = pool.wait(0)
         time.sleep(0.01)
@@ -201,7 +201,7 @@ def test_the_next_job_starts_before_the_caller_looks_at_the_first(
     pool.submit(job("hang"), 0.2)
     answer_of(pool.wait(30)[0].result)
     (log,) = (tmp_path / "logs").iterdir()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while "hanging" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -258,7 +258,7 @@ def test_closing_again_waits_for_those_that_had_not_ended(tmp_path: Path) -> Non
     assert living() != []
     pool.close()
     may_end = True
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while living():
         assert time.monotonic() < deadline
         pool.close()
@@ -422,7 +422,7 @@ def test_closing_is_quick_whatever_the_workers_do(make_pool: MakePool) -> None:
     pool.wait(1.5)
     started = time.monotonic()
     pool.close()
-    assert time.monotonic() - started < 20  # Its jobs last a thousand seconds.
+    assert time.monotonic() - started < 120  # Its jobs last a thousand seconds.
     assert living() == []
 
 

@@ -56,7 +56,7 @@ def queue(slurm: Environ) -> str:
 
 
 def wait_until_empty(slurm: Environ) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while queue(slurm):
         assert time.monotonic() < deadline, queue(slurm)
         time.sleep(0.2)
@@ -126,7 +126,7 @@ def test_who_waits_in_the_queue_leaves_it_with_the_search(
         fleet.wait(1.0)
     assert "automesh PENDING" in queue(slurm)
     launcher.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while "automesh" in queue(slurm) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert "automesh" not in queue(slurm)
@@ -151,7 +151,7 @@ def test_started_alike_on_all_nodes_number_0_searches(slurm: Environ) -> None:
         env={**slurm, "AUTOMESH_TOKEN": new_token(), "PYTHONPATH": ROOT},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "fingerprint 4\n"), done.stderr
@@ -178,7 +178,7 @@ def test_with_an_agent_that_hangs_all_of_them_are_started_again(tmp_path: Path) 
         assert launcher.refill()
         assert launcher.pid == first
         launcher.give_up("n1")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while launcher.pid == first and time.monotonic() < deadline:
             assert launcher.refill()
             time.sleep(0.05)

@@ -511,7 +511,7 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
             done.append(writer.stdout.readline().strip())
         time.sleep(chance.uniform(0, 0.5))
         os.kill(writer.pid, signal.SIGKILL)
-        done += writer.communicate(timeout=60)[0].split()
+        done += writer.communicate(timeout=600)[0].split()
         found = [one.match for one in read_rules(path).rules]
         # What was reported is there; at most the rule in flight is there as well.
         assert set(done) <= set(found)

@@ -224,7 +224,7 @@ def test_a_libtpu_that_is_none(tmp_path: Path) -> None:
         env={**os.environ, "TPU_LIBRARY_PATH": str(library)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     reason, hint = done.stdout.splitlines()
     assert "does not fit jaxlib" in reason

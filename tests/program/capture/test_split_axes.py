@@ -33,6 +33,6 @@ def test_a_mesh_whose_sizes_were_read_before_has_the_scripts_names() -> None:
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.stdout, done.returncode) == ("4 4 {'dp': 2, 'fsdp': 2}\n'data'\n", 0), done.stderr

@@ -74,7 +74,7 @@ def test_a_script_that_catches_everything_is_stopped(name: str, tmp_path: Path) 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "None None", done.stdout

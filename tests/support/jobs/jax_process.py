@@ -225,7 +225,7 @@ def main(port: str, processes: str, index: str, result_file: str, *checks: str) 
             coordinator_address=f"127.0.0.1:{port}",
             num_processes=int(processes),
             process_id=int(index),
-            initialization_timeout=60,
+            initialization_timeout=600,
         )
     results = {name: CHECKS[name]() for name in checks}
     Path(result_file).write_text(json.dumps(results))

@@ -74,7 +74,7 @@ def test_a_process_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     begun = time.monotonic()
     with pytest.raises(UsageError, match="takes too long"):
         matcher.find(["a"])
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
     assert helpers() == []
 
 

@@ -224,7 +224,7 @@ def test_what_a_script_reads_is_seen_and_nothing_else(tmp_path: Path, whole: boo
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     files, variables, packages = done.stdout.splitlines()

@@ -276,7 +276,7 @@ def test_a_step_with_the_time_in_it_fails_alone(tmp_path: Path) -> None:
         text=True,
         check=True,
         env=os.environ,
-        timeout=120,
+        timeout=600,
     )
     shown = json.loads(done.stdout)
     found = {one["knobs"]["order"]: one["outcome"] for one in shown["candidates"]}

@@ -77,7 +77,7 @@ def test_a_stage_that_fails_or_hangs_ends_its_process(how, words):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]

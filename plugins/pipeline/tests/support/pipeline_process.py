@@ -241,7 +241,7 @@ def main(port: str, processes: str, index: str, result_file: str, *checks: str) 
             coordinator_address=f"127.0.0.1:{port}",
             num_processes=int(processes),
             process_id=int(index),
-            initialization_timeout=60,
+            initialization_timeout=600,
             # How long the service waits for the others when one of them ends.
             shutdown_timeout_seconds=5 if "fails_on_one_process" in checks else 60,
         )

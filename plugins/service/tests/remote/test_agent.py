@@ -113,7 +113,7 @@ def started(at: At) -> Iterator[Callable[[Agent], threading.Thread]]:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 90
+    end_s = time.monotonic() + 300
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.02)

@@ -176,7 +176,7 @@ def test_a_body_of_two_gigabytes_is_not_read(running: Running) -> None:
     began_s = time.monotonic()
     answer = raw(running, head(running, "PUT", path, f"Content-Length: {2**31}"), b"x" * 65536)
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
     assert last(running) == ("", 413)
 
 
@@ -325,7 +325,7 @@ def test_floods_of_streams_are_refused(running: Running, monkeypatch: pytest.Mon
     finally:
         for connection in open_ones:
             connection.close()
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 300
     while running.service.watchers.count and time.monotonic() < end_s:
         time.sleep(0.05)
     assert running.service.watchers.count == 0

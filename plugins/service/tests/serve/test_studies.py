@@ -271,4 +271,4 @@ def test_the_server_imports_no_jax() -> None:
         "import automesh_service.remote.submit\n"
         "assert not {'jax', 'jaxlib'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=600)

@@ -69,7 +69,7 @@ def submit(runner: SubmissionRunner, *args: str, key: str = "k" * 8) -> str:
 
 
 def until(runner: SubmissionRunner, is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 300
     while not is_so():
         assert time.monotonic() < end_s
         runner.look_after()
@@ -160,7 +160,7 @@ def test_a_search_outlives_its_runner_and_is_run_once(one: SubmissionRunner) -> 
         assert left is not None
         other.adopt(other.store.get(number, None))
         other.store.cancel(number, "ann")
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + 300
         while left.poll() is None and time.monotonic() < end_s:
             other.look_after()
             time.sleep(0.02)
@@ -286,7 +286,7 @@ def test_a_stopped_runner_queues_what_it_ran(one: SubmissionRunner) -> None:
     store = Store(one.home, one.database)
     one.is_stopping = True
     one.running[number].tell_to_end()
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 300
     while one.running and time.monotonic() < end_s:
         one.look_after()
         time.sleep(0.02)

@@ -41,7 +41,7 @@ def test_commands_of_a_script_change_no_files(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     seen, told = json.loads(done.stdout.splitlines()[-1])

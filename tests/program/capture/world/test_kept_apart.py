@@ -33,7 +33,7 @@ def test_files_are_kept_apart_whatever_python_code_does_with_them(tmp_path: Path
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert files_in(tmp_path) == before

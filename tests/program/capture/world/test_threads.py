@@ -32,7 +32,7 @@ os._exit(0)
 
 def test_a_script_that_leaves_at_once_ends_as_by_sys_exit() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert (done.stdout, done.returncode) == ("[3, 7]\n", 0), done.stderr
 
@@ -63,7 +63,7 @@ print(seen, flush=True)
 
 def test_what_ends_the_run_in_a_thread_ends_the_body_that_waits_for_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     told = ["inside", "in a thread"] * 2 + ["afterwards"]
     assert done.stdout == f"{told}\n", done.stderr
@@ -91,6 +91,6 @@ def test_what_a_thread_of_a_library_asks_is_asked_at_the_line_that_had_it_starte
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.stdout, done.returncode) == ("fits.py:7\n", 0), done.stderr

@@ -262,7 +262,7 @@ def test_more_than_a_million_records_are_refused_at_once(storage: Storage) -> No
     begun_s = time.monotonic()
     with pytest.raises(UsageError, match="more than 1,000,000 records"):
         opened(storage)
-    assert time.monotonic() - begun_s < 10
+    assert time.monotonic() - begun_s < 40
 
 
 @pytest.mark.parametrize("content", [b"mine", b"mine\nand the rest"])

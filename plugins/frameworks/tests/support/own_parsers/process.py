@@ -105,4 +105,4 @@ class OwnParser:
 
     def end(self) -> None:
         if self.process is not None:
-            self.process.communicate(timeout=60)
+            self.process.communicate(timeout=600)

@@ -85,7 +85,7 @@ def test_half_sent_requests_of_strangers_push_each_other_out(few: Running, data:
             began_s = time.monotonic()
             assert few.ask("GET", "/v1/me").status == 200
             assert time.monotonic() - began_s < 30  # Seconds on a machine with other work.
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + 300
         while sum(map(is_open, all_of_them)) > MOST:
             assert time.monotonic() < end_s
             time.sleep(0.05)
@@ -119,7 +119,7 @@ def test_others_are_answered_during_a_storm_of_connections(few: Running) -> None
 
 
 def until_empty(running: Running) -> None:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 300
     while len(running.service.connections):
         assert time.monotonic() < end_s
         time.sleep(0.05)
