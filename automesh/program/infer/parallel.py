@@ -95,7 +95,7 @@ def _join_alike(
 
 def one_of_a_kind(found: StepClasses) -> StepClasses:
     """Joins classes of the same kind and size under the name of the first one, except classes that
-    occur in one array."""
+    occur in one array. Batches of equal size are one kind: the points at each of several edges."""
     names = _names(found)
     if not names:
         return found
@@ -128,11 +128,19 @@ def _names(found: StepClasses) -> dict[str, str]:
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for one in found.classes:
         kind = _KIND.fullmatch(one.name)
-        if kind and not one.is_batch:
+        if one.is_batch:
+            alike["", one.size, one.parts, one.whole, one.pieces].append(one.name)
+        elif kind:
             alike[kind[1], one.size, one.whole, one.pieces].append(one.name)
     owned = [
         set(one.dims)
-        for those in (found.arguments, found.held, found.results, found.activations)
+        for those in (
+            found.arguments,
+            found.held,
+            found.results,
+            found.inner,
+            found.activations,
+        )
         for one in those
     ]
     names: dict[str, str] = {}

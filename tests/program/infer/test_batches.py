@@ -137,9 +137,10 @@ def test_points_that_are_cut_into_parts_are_batches(source: str) -> None:
     p = {"down": f32(64, 1), "up": f32(2, 64)}
     points = key() if source == "drawn" else f32(512, 2)
     found = Model(step=step, args=(p, points), names=("p", "points"), num_state=1).classes()
-    assert [one.size for one in found.batches] == [384, 64, 64]
+    assert [one.size for one in found.batches] == [384, 64]
     names = [one.name for one in found.batches]
-    assert [one.dims for one in found.inner if one.shape[0] < 512] == [(name, "") for name in names]
+    cut = [one.dims for one in found.inner if one.shape[0] < 512]
+    assert cut == [(name, "") for name in (*names, names[1])]
     assert not said(found, CautionKind.NO_BATCH)
     assert set(names) <= {one.name for one in layout(found).logical}
     text = said(found, CautionKind.STACKED_BATCHES)
@@ -329,3 +330,24 @@ def test_data_that_the_step_holds_are_split_over_one_axis_along_each_dimension()
     both = [one.dims for one in found.held if one.shape == (152, 104)]
     over = choices(found)
     assert [over[name][0] for name in both[0] if name in over] in ([("dp", "fsdp"), ()],)
+
+
+def test_batches_of_equal_size_are_one_decision() -> None:
+    """A net of physics: points inside, and as many at each of three edges."""
+
+    def step(p: Any, inside: Any, edges: Any) -> Any:
+        def loss(p: Any) -> Any:
+            def net(x: Any) -> Any:
+                return jnp.tanh(x @ p["up"]) @ p["down"]
+
+            edge = sum(jnp.mean(net(x[:, :2]) ** 2) for x in edges)
+            return jnp.mean((net(inside) - 1) ** 2) + edge
+
+        return descended(loss, p)
+
+    p = {"down": f32(256, 1), "up": f32(2, 256)}
+    args = (p, f32(8192, 2), [f32(96, 3) for _ in range(3)])
+    found = Model(step=step, args=args, names=("p", "inside", "edges"), num_state=1).classes()
+    rows = {one.name: one.dims[0] for one in found.arguments if one.role == Role.DATA}
+    edges = {name for argument, name in rows.items() if "edges" in argument}
+    assert len(edges) == 1 and rows["inside"] not in edges
