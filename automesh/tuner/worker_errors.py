@@ -28,20 +28,25 @@ _MOST_LINES = 8
 _SUDDEN = ("the worker exited", "the worker was", "the worker could not")
 
 
-def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
+def inspection_error(
+    answer: Failure,
+    entry: Entry,
+    space: SearchSpace | None = None,
+    *,
+    late: str = "find what it waits for, or raise --timeout",
+) -> UsageError:
     """Returns the error for a script whose inspection failed.
 
     Args:
       space: the space with the axes of the script's mesh; None if the script made its own mesh.
+      late: what to do if it has not ended in time.
     """
     match answer:
         case TimedOut():
             return UsageError(
                 f"{_unfinished(answer, entry)} within {format_wait(answer.limit_s)}",
                 hint=_with_output(
-                    "look at what else this machine is doing"
-                    if answer.stage == "start"
-                    else "find what it waits for, or raise --timeout",
+                    "look at what else this machine is doing" if answer.stage == "start" else late,
                     answer.log_tail,
                 ),
             )

@@ -218,7 +218,7 @@ class Mute:
         self._server.start()
 
     def _serve(self, requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
-        self._over.wait(60)
+        self._over.wait(3600)
         yield b""
 
     def close(self) -> None:

@@ -26,9 +26,9 @@ from automesh.reading import Unreadable
 _FILE = "line"
 _BYTES = 1024
 _EVERY_S = 0.25
-# The modules in which jax compiles, and in which it runs what it has compiled and waits for the
-# result (0.10.1 to 0.12.0.1); a jitted function that runs has no frames below the hook that calls
-# it. In another version nothing is said of them.
+# Modules of jax 0.10.1 to 0.12.0.1: the one that compiles, and those that run a compiled function
+# and wait for its result. A function that runs has no frames below the hook that calls it. With
+# another version of jax the line is named alone.
 _COMPILER = str(Path("jax", "_src", "compiler.py"))
 _RUNNERS = (
     str(Path("jax", "_src", "array.py")),
@@ -86,11 +86,10 @@ def line_noted(folder: str) -> Generator[None]:
 
 def last_line(folder: str) -> RunningLine | None:
     """Returns the last line that was noted; None if there is none."""
-    path = Path(folder) / _FILE
-    if not folder or not path.exists():
+    if not folder:
         return None
     try:
-        noted = read_own(path, limit_bytes=_BYTES)
+        noted = read_own(Path(folder) / _FILE, limit_bytes=_BYTES)
     except Unreadable:  # The error is shown without a line.
         return None
     line, _, doing = noted.rstrip(b"\0").decode(errors="replace").partition("\n")

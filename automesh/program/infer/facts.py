@@ -193,8 +193,11 @@ def data_lookups(events: Events) -> Iterator[Lookup]:
 def _is_columns(every: Dimensions, found: Facts, one: Lookup) -> bool:
     """Whether places that are the same in every call choose features, as in `points[:, [0]]`."""
     chosen = roots(every, one.by) - _weights_in_parts(every, found)
-    is_summed = any(every.marks(root) & DimensionMark.SUMMED for root in chosen)
-    return bool(one.by) and one.is_by_held and not is_summed
+    is_batch = any(
+        every.marks(root) & DimensionMark.SUMMED and (root in found.backward or not found.backward)
+        for root in chosen
+    )
+    return bool(one.by) and one.is_by_held and not is_batch
 
 
 def _weights_in_parts(every: Dimensions, found: Facts) -> set[int]:

@@ -22,6 +22,7 @@ _MOST_NUMBERS = 6
 _Uses = frozenset[tuple[str, int]]
 # Kinds of classes with the same meaning everywhere.
 _KINDS = ("embed", "mlp", "heads", "head_dim", "group", "expert", "layers")
+_BATCH = re.compile(r"batch\d*")
 _KIND = re.compile(rf"({'|'.join(_KINDS)})\d*")
 
 
@@ -95,7 +96,8 @@ def _join_alike(
 
 def one_of_a_kind(found: StepClasses) -> StepClasses:
     """Joins classes of the same kind and size under the name of the first one, except classes that
-    occur in one array. Batches of equal size are one kind: the points at each of several edges."""
+    occur in one array. Batches are of one kind if they are the same dimensions of arguments whose
+    paths differ in numbers: the points at each of several edges."""
     names = _names(found)
     if not names:
         return found
@@ -128,9 +130,9 @@ def _names(found: StepClasses) -> dict[str, str]:
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for one in found.classes:
         kind = _KIND.fullmatch(one.name)
-        if one.is_batch:
-            alike["", one.size, one.parts, one.whole, one.pieces].append(one.name)
-        elif kind:
+        if one.is_batch and _BATCH.fullmatch(one.name) and (places := _numbered(found, one.name)):
+            alike[places, one.size, one.parts, one.whole, one.pieces].append(one.name)
+        elif kind and not one.is_batch:
             alike[kind[1], one.size, one.whole, one.pieces].append(one.name)
     owned = [
         set(one.dims)
@@ -148,6 +150,16 @@ def _names(found: StepClasses) -> dict[str, str]:
         if not any(len(own.intersection((first, *others))) > 1 for own in owned):
             names |= dict.fromkeys(others, first)
     return names
+
+
+def _numbered(found: StepClasses, name: str) -> frozenset[tuple[str, int]]:
+    """Returns the places of a batch in the arguments, without the numbers of their paths; none if
+    it shares an argument with another batch, or has one whose path has no number."""
+    batches = {one.name for one in found.batches}
+    own = [one for one in found.arguments if name in one.dims]
+    if any(len(batches.intersection(one.dims)) > 1 or not _NUMBER.search(one.name) for one in own):
+        return frozenset()
+    return frozenset((_NUMBER.sub("*", one.name), one.dims.index(name)) for one in own)
 
 
 def _joined(

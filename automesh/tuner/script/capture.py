@@ -13,7 +13,7 @@ from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
 from automesh.outcomes import Failure, OutOfMemory, TimedOut
 from automesh.platforms.allowed import limits_hint
-from automesh.program.capture.line_watch import RunningLine, last_line
+from automesh.program.capture.line_watch import last_line
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
@@ -24,6 +24,7 @@ from automesh.program.capture.nouns import (
     check_splits,
     names_in_place,
 )
+from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
 from automesh.report.words import count
 from automesh.space.space import AxisRange, SearchSpace
@@ -196,49 +197,58 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
 def _first_run(
     request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
 ) -> Discovery | OtherDevices:
+    failed = ""
+
     def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "waits":
-            progress.log(str(event.get("text", "")))
+        nonlocal failed
+        match event.get("event"):
+            case "waits":
+                progress.log(str(event.get("text", "")))
+            case "failed":
+                failed = str(event.get("text", ""))
+            case _:
+                pass
 
     with one_worker(
         surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
         answer = pool.run(job, request.timeout_s, on_event)
     if isinstance(answer, Failure):
-        raise _with_line(answer, inspection_error(answer, request.entry), last_line(job.folder))
+        if answer.stage == "alone" and failed:  # The process ended before it could say it itself.
+            hint = f"`{request.entry.by_itself}` was being run by itself, and had not ended"
+            raise UsageError(failed, hint=hint)
+        raise _ended_at(answer, request.entry, job)
     if not isinstance(answer, Discovery | OtherDevices):
         raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
     return answer
 
 
-def _smaller(more: str, less: str) -> str:
-    """Returns what to do with a script that is too large for this machine.
-
-    Args:
-      more: the option that gives it more of what it lacked.
-      less: what an estimate for devices that are not here spares.
-    """
-    return (
-        f"give it a smaller model or batch here, {more}, or estimate it for devices that are not "
-        f"here (`--target tpu-v5p-16 --dry-run`), which {less}"
-    )
-
-
-def _with_line(answer: Failure, error: UsageError, at: RunningLine | None) -> UsageError:
-    """Returns the error for a first run that was ended from outside, with the line that ran then,
-    if it is known."""
+def _ended_at(answer: Failure, entry: Entry, job: DiscoverJob) -> UsageError:
+    """Returns the error for a first run; if it was ended from outside, with the line that ran then,
+    as far as it is known."""
+    at = last_line(job.folder)
     if at is None or not isinstance(answer, OutOfMemory | TimedOut):
-        return error
+        return inspection_error(answer, entry)
     if isinstance(answer, OutOfMemory):
         return UsageError(
             f"the script ran out of memory at {at.line}: {answer.detail}",
-            hint=limits_hint() or _smaller("raise --worker-memory", "takes no arrays of it"),
+            hint=limits_hint()
+            or f"give it a smaller model or batch here, raise --worker-memory{_elsewhere(job)}",
         )
-    hint = error.hint
-    if at.doing:
-        less = "compiles and computes nothing of it before its step is known"
-        hint = _smaller("raise --timeout", less)
-    return UsageError(f"{error.message}; it was at {at}", hint=hint)
+    smaller = f"give it a smaller model or batch here, raise --timeout{_elsewhere(job)}"
+    error = inspection_error(answer, entry, late=smaller) if at.doing else None
+    error = error or inspection_error(answer, entry)
+    return UsageError(f"{error.message}; it was at {at}", hint=error.hint)
+
+
+def _elsewhere(job: DiscoverJob) -> str:
+    """Returns the words on an estimate that spares a script its arrays, if this was none."""
+    if job.step.absent is not None:
+        return ""
+    return (
+        ", or estimate it for devices that are not here (`--target tpu-v5p-16 --dry-run`), which "
+        "neither makes its arrays nor computes with them, unless it reads one before its step"
+    )
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:

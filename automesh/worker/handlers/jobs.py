@@ -264,6 +264,7 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
         if not _FAILS.search(error.message) or own()[0].platform != "cpu":
             raise
         took_s = perf_counter() - began_s
+        emit({"event": "failed", "text": error.message})
         stages.enter("alone")
         raise blamed(error, job.step.entry, took_s) from error
     return replace(

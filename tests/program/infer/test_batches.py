@@ -137,10 +137,9 @@ def test_points_that_are_cut_into_parts_are_batches(source: str) -> None:
     p = {"down": f32(64, 1), "up": f32(2, 64)}
     points = key() if source == "drawn" else f32(512, 2)
     found = Model(step=step, args=(p, points), names=("p", "points"), num_state=1).classes()
-    assert [one.size for one in found.batches] == [384, 64]
+    assert [one.size for one in found.batches] == [384, 64, 64]
     names = [one.name for one in found.batches]
-    cut = [one.dims for one in found.inner if one.shape[0] < 512]
-    assert cut == [(name, "") for name in (*names, names[1])]
+    assert [one.dims for one in found.inner if one.shape[0] < 512] == [(name, "") for name in names]
     assert not said(found, CautionKind.NO_BATCH)
     assert set(names) <= {one.name for one in layout(found).logical}
     text = said(found, CautionKind.STACKED_BATCHES)
@@ -327,27 +326,71 @@ def test_data_that_the_step_holds_are_split_over_one_axis_along_each_dimension()
 
     p = {"b1": f32(100, 256), "b2": f32(256, 64), "t1": f32(1, 256), "t2": f32(256, 64)}
     found = Model(step=step, args=(p,), names=("p",), num_state=1).classes()
-    both = [one.dims for one in found.held if one.shape == (152, 104)]
+    (both,) = (one.dims for one in found.held if one.shape == (152, 104))
     over = choices(found)
-    assert [over[name][0] for name in both[0] if name in over] in ([("dp", "fsdp"), ()],)
+    assert [over[name] for name in both] == [(("dp", "fsdp"),), ((), ("sp",))]
 
 
-def test_batches_of_equal_size_are_one_decision() -> None:
+def points_step(p: Any, *sets: Any) -> Any:
+    def loss(p: Any) -> Any:
+        losses = [jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2) for x in jax.tree.leaves(sets)]
+        return jnp.sum(jnp.stack(losses))
+
+    return descended(loss, p)
+
+
+POINTS = {"down": f32(256, 1), "up": f32(2, 256)}
+
+
+def test_batches_of_equal_size_in_a_list_are_one_decision() -> None:
     """A net of physics: points inside, and as many at each of three edges."""
+    args = (POINTS, f32(8192, 2), [f32(96, 2) for _ in range(3)])
+    found = Model(
+        step=points_step, args=args, names=("p", "inside", "edges"), num_state=1
+    ).classes()
+    assert choices(found)["batch"] == (("dp",),)
+    assert choices(found)["batch2"] == (("dp",), ())
+    assert "batch3" not in choices(found)
+    assert splits(found)["edges[2]"] == (("batch2",), ())
 
-    def step(p: Any, inside: Any, edges: Any) -> Any:
+
+@pytest.mark.parametrize("rows", [64, 96])
+def test_a_batch_as_large_as_an_inner_one_is_still_split(rows: int) -> None:
+    args = (POINTS, f32(rows, 2), f32(32, 64, 2))
+    found = Model(step=points_step, args=args, names=("p", "x", "y"), num_state=1).classes()
+    ((own,), _) = splits(found)["x"]
+    assert ("dp",) in choices(found)[own]
+
+
+def test_a_small_batch_of_long_sequences_is_over_dp() -> None:
+    """Four sequences whose tokens never meet, for eight devices."""
+
+    def step(p: Any, x: Any, y: Any) -> Any:
         def loss(p: Any) -> Any:
-            def net(x: Any) -> Any:
-                return jnp.tanh(x @ p["up"]) @ p["down"]
-
-            edge = sum(jnp.mean(net(x[:, :2]) ** 2) for x in edges)
-            return jnp.mean((net(inside) - 1) ** 2) + edge
+            h = jax.nn.relu(p["embed"][x] @ p["up"]) @ p["down"]
+            scores = jax.nn.log_softmax(h @ p["embed"].T)
+            return -jnp.mean(jnp.take_along_axis(scores, y[..., None], -1))
 
         return descended(loss, p)
 
-    p = {"down": f32(256, 1), "up": f32(2, 256)}
-    args = (p, f32(8192, 2), [f32(96, 3) for _ in range(3)])
-    found = Model(step=step, args=args, names=("p", "inside", "edges"), num_state=1).classes()
-    rows = {one.name: one.dims[0] for one in found.arguments if one.role == Role.DATA}
-    edges = {name for argument, name in rows.items() if "edges" in argument}
-    assert len(edges) == 1 and rows["inside"] not in edges
+    p = {"down": f32(128, WIDTH), "embed": f32(VOCAB, WIDTH), "up": f32(WIDTH, 128)}
+    args = (p, i32(4, 64), i32(4, 64))
+    found = Model(step=step, args=args, names=("p", "x", "y"), num_state=1).classes()
+    assert choices(found)["batch"] == (("dp", "fsdp"),)
+    assert () in choices(found)["sequence"] and ("sp",) in choices(found)["sequence"]
+    assert layout(found).batch_parts == 4
+
+
+def test_radii_of_columns_are_no_rows_of_a_data_set() -> None:
+    def step(p: Any, points: Any) -> Any:
+        def loss(p: Any) -> Any:
+            radius = jnp.sqrt(jnp.sum(points[:, [1, 2]] ** 2, axis=1, keepdims=True))
+            h = jnp.concatenate([points[:, [0]], radius], 1) @ p["up"]
+            return jnp.mean((jnp.tanh(h) @ p["down"]) ** 2)
+
+        return descended(loss, p)
+
+    args = ({"down": f32(256, 1), "up": f32(2, 256)}, f32(4096, 3))
+    found = Model(step=step, args=args, names=("p", "points"), num_state=1).classes()
+    assert not said(found, CautionKind.GATHERS_DATA_SET)
+    assert found.inner == ()

@@ -228,7 +228,7 @@ def lay_out(
         inner=inner,
         arrays=tuple(chosen.arrays(arguments, inner)),
         shares=shares_of(classes, [one.name for one in chosen.over_tp], axis=TP),
-        batch_parts=max((one.parts for one in chosen.batches), default=1),
+        batch_parts=next((one.parts for one in chosen.rows()), 1),
         notices=tuple(chosen.notices(logical)),
     )
 
@@ -400,28 +400,38 @@ class ChosenClasses:
         more = (EP,) if self.expert is not None else ()
         return (DP, FSDP, *more) if self.kept else (DP, *more)
 
-    def logical(self) -> tuple[LogicalAxis, ...]:
-        """Returns the logical axes that can be split, with their choices."""
+    def rows(self) -> tuple[DimensionClass, ...]:
+        """Returns the batches that are searched as such, the largest first. A sequence is split
+        with the batch, over an axis of its own."""
+        several = len(self.batches) > 1
+        return tuple(one for one in self.batches if not (several and one is self.sequence))
+
+    def logical_batches(self) -> list[LogicalAxis]:
+        """Returns the logical axes of the batches, with their choices. The first mapping is that of
+        the baseline, so it must be legal if the devices divide the first batch."""
         found: list[LogicalAxis] = []
         over = self.batch_over()
-        for number, one in enumerate(self.batches[:MOST_BATCHES]):
-            # It is split with the batch, over an axis of its own.
-            if one is self.sequence and len(self.batches) > 1:
-                continue
-            if self.share_an_array(one, self.batches[:number]):
+        split: list[DimensionClass] = []
+        for one in self.rows()[:MOST_BATCHES]:
+            if self.share_an_array(one, split):
                 # The same axes cannot split both, such as the images and the pixels of one array.
-                more = ((SP,),) if self.sequence is None else ()
-                found.append(LogicalAxis(name=one.name, choices=((), *more)))
+                if self.sequence is None:
+                    found.append(LogicalAxis(name=one.name, choices=((), (SP,))))
                 continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
-            # A second batch, as of graphs besides edges, need not divide evenly; the first mapping
-            # is that of the baseline, which must be legal on all devices.
-            if number and one.parts % self.num_devices:
+            # A second batch, as of graphs besides edges, need not divide evenly.
+            if split and one.parts % self.num_devices:
                 choices.insert(0, ())
-            elif number:
+            elif split:
                 choices.append(())
+            split.append(one)
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
+        return found
+
+    def logical(self) -> tuple[LogicalAxis, ...]:
+        """Returns the logical axes that can be split, with their choices."""
+        found = self.logical_batches()
         roles = {self.classes.arguments[number].role for number in self.kept}
         if roles & {*WEIGHTS}:
             has_state = bool(roles & {*CHANGED})
@@ -519,7 +529,7 @@ class ChosenClasses:
                 "no class of its dimensions is a batch that these devices divide: nothing is split "
                 f"over {DP}"
             )
-        if more := self.batches[MOST_BATCHES:]:
+        if more := self.rows()[MOST_BATCHES:]:
             listed = ", ".join(f"{self.described(one.name)} ({one.size})" for one in more[:3])
             yield f"at most {MOST_BATCHES} batches are searched: {listed} stays whole"
         weights = _weights(self.classes)
