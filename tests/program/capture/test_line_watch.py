@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -12,12 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from automesh.errors import UsageError
 from automesh.hardware import parse_target
 from automesh.outcomes import TimedOut
 from automesh.program.capture.line_watch import last_line, line_noted
 from automesh.program.nouns import Entry
+from automesh.report.progress import Silent
 from automesh.tuner.preparation import step_ref
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.script import capture
 from automesh.tuner.script.capture import _ended_at  # pyright: ignore[reportPrivateUsage]
+from automesh.tuner.workers import surroundings_of
 from automesh.worker.messages import DiscoverJob
 from tests.program.capture.test_run_script import searched
 
@@ -88,6 +95,24 @@ def test_the_words_on_a_first_run_that_did_not_end(
     assert error.hint.endswith("; the end of its output:\n  epoch 3")
     assert error.hint.startswith("give it a smaller model" if doing else "find what it waits for")
     assert ("--target tpu-v5p-16 --dry-run" in error.hint) == (bool(doing) and not absent)
+
+
+def test_what_a_script_failed_with_is_told_if_its_run_by_itself_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late:
+        def run(self, _: object, timeout_s: float, on_event: Callable[[object], None]) -> TimedOut:
+            on_event({"event": "failed", "text": "train.py fails at train.py:5: no such file"})
+            return TimedOut(stage="alone", limit_s=timeout_s)
+
+    monkeypatch.setattr(capture, "one_worker", lambda *_, **__: nullcontext(Late()))
+    entry = Entry(kind="script", location="/somewhere/train.py", function="")
+    target = parse_target("cpu:8", {})
+    job = DiscoverJob(step=step_ref(entry, target))
+    request = SearchRequest(subject=entry)
+    with pytest.raises(UsageError, match=r"fails at train\.py:5: no such file") as caught:
+        capture._first_run(request, job, surroundings_of(target), Silent())  # pyright: ignore
+    assert "was being run by itself, and had not ended" in caught.value.hint
 
 
 LARGE = """
