@@ -81,7 +81,7 @@ def test_virtual_devices_are_measured_and_found_again(tmp_path, monkeypatch) -> 
     assert {fit.dtype for fit in profile.matmuls} == {"f32", "bf16"}
     laws = {(fit.collective, fit.group_size) for fit in profile.collectives}
     assert laws <= {(kind, size) for kind in ("all-reduce", "all-to-all") for size in (2, 4)}
-    assert len(laws) >= 3
+    assert {kind for kind, _ in laws} == {"all-reduce", "all-to-all"}
     assert all(one.samples == 3 and one.seconds > 0 for one in profile.points)
 
     speeds = find_speeds(

@@ -266,7 +266,9 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
         took_s = perf_counter() - began_s
         emit({"event": "failed", "text": error.message})
         stages.enter("alone")
-        raise blamed(error, job.step.entry, took_s) from error
+        known = blamed(error, job.step.entry, took_s)
+        stages.enter("build")
+        raise known from error
     return replace(
         found,
         capture=replace(found.capture, num_devices=job.num_devices),
