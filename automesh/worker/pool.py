@@ -261,7 +261,7 @@ class Pool:
                 self._kill(worker)
 
     def close(self) -> None:
-        """Kills all workers with all that they started, and drops all jobs, in about a second.
+        """Kills all workers with all that they started, and drops all jobs, within two seconds.
 
         A worker on a busy or far machine may take longer to end: whoever closes the pool again
         waits for it again.

@@ -235,9 +235,10 @@ def _ended_at(answer: Failure, entry: Entry, job: DiscoverJob) -> UsageError:
             hint=limits_hint()
             or f"give it a smaller model or batch here, raise --worker-memory{_elsewhere(job)}",
         )
-    smaller = f"give it a smaller model or batch here, raise --timeout{_elsewhere(job)}"
-    error = inspection_error(answer, entry, late=smaller) if at.doing else None
-    error = error or inspection_error(answer, entry)
+    error = inspection_error(answer, entry)
+    if at.doing:
+        smaller = f"give it a smaller model or batch here, raise --timeout{_elsewhere(job)}"
+        error = inspection_error(answer, entry, late=smaller)
     return UsageError(f"{error.message}; it was at {at}", hint=error.hint)
 
 

@@ -309,7 +309,7 @@ def test_batches_beyond_those_that_are_searched_are_named() -> None:
     found = Model(step=step, args=args, names=("p", *"abcde"), num_state=1).classes()
     said = [one for one in layout(found).notices if "at most 3 batches are searched" in one]
     assert len(said) == 1
-    assert "dimension 0 of" in said[0] and "stays whole" in said[0]
+    assert "; whole: batch4 (dimension 0 of" in said[0]
 
 
 def test_data_that_the_step_holds_are_split_over_one_axis_along_each_dimension() -> None:

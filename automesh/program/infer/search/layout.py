@@ -531,7 +531,8 @@ class ChosenClasses:
             )
         if more := self.rows()[MOST_BATCHES:]:
             listed = ", ".join(f"{self.described(one.name)} ({one.size})" for one in more[:3])
-            yield f"at most {MOST_BATCHES} batches are searched: {listed} stays whole"
+            others = f", and {len(more) - 3} more" if more[3:] else ""
+            yield f"at most {MOST_BATCHES} batches are searched; whole: {listed}{others}"
         weights = _weights(self.classes)
         whole = [
             one for one in self.classes.classes if one.whole and one.cure and weights[one.name]
