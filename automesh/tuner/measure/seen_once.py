@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from automesh.mesh.axes import Plan
@@ -29,17 +29,26 @@ class StoredVisits:
 
 
 def seen_once(
-    visits: StoredVisits, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+    visits: StoredVisits,
+    compiled: Mapping[Plan, Outcome],
+    measured: Mapping[Plan, Outcome],
+    *,
+    winner: Sequence[Plan] = (),
 ) -> tuple[dict[Plan, Outcome], Compared]:
     """Turns first visits into outcomes: they are the best evidence that exists for their plans.
 
     Args:
       compiled: the compile outcomes of the plans that are searched.
       measured: plans with better evidence.
+      winner: the exported plan, or nothing. Its processes ran at another time, so others are
+        compared with its first visit; if it has none, they are left out.
 
     Returns:
       The outcomes, and how the others compare with the fastest, which is undecided.
     """
+    seen = {one.plan: one for one in visits.calibrations}
+    if not all(plan in seen for plan in winner):
+        return {}, ()
     once = {
         one.plan: one
         for one in visits.calibrations
@@ -48,14 +57,16 @@ def seen_once(
     found: dict[Plan, Outcome] = {
         plan: _outcome(one, compiled[plan], _numerics(visits, one)) for plan, one in once.items()
     }
+    others = found if winner else {**measured, **found}
     times = {
         plan: one.step_s
-        for plan, one in {**measured, **found}.items()
+        for plan, one in others.items()
         if isinstance(one, Measured) and may_be_exported(one)
     }
+    times |= {plan: statistics.median(seen[plan].first.samples_s) for plan in winner}
     if not times:
         return found, ()
-    best = min(times, key=lambda plan: (times[plan], str(plan)))
+    best = (*winner, min(times, key=lambda plan: (times[plan], str(plan))))[0]
     return found, tuple(
         (
             plan,
@@ -65,7 +76,7 @@ def seen_once(
                 interval=(0.0, times[plan] / times[best]),
                 basis="first visits",
                 more_processes=LOOKS[0],
-                more_s=LOOKS[0] * process_s_of([once[one] for one in (best, plan) if one in once]),
+                more_s=LOOKS[0] * process_s_of([seen[one] for one in (best, plan) if one in seen]),
             ),
         )
         for plan in times

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Outcome
+from automesh.outcomes import Compiled, Measured, Outcome
 from automesh.report.result import SearchResult
 from automesh.tuner.choose.finalists import (
     COMPILES_PER_FINALIST,
@@ -155,8 +155,13 @@ class AttachedStrategy(Strategy):
         certificate, belief = "", ""
         if decision is not None:
             confirmed = dict(decision.confirmed)
+            seen = {
+                one.plan: replace(one.outcome, step_s=one.standing.step_s)
+                for one in result.candidates
+                if isinstance(one.outcome, Measured) and one.standing.basis == "first visits"
+            }
             state = self._start.knowing(
-                search.outcomes(search.study.compile), self._measured() | confirmed
+                search.outcomes(search.study.compile), self._measured() | confirmed | seen
             )
             best_s = confirmed[decision.winner].step_s
             certificate, belief = state.certificate(best_s), state.belief(best_s)

@@ -52,9 +52,11 @@ def assemble(study: Study, header: Header) -> SearchResult:
         )
     else:
         comparisons = () if decision is None else decision.comparisons
+        winner = () if decision is None else (decision.winner,)
         visits: StoredVisits | None = notebook.read("visits", StoredVisits)
-        if decision is None and visits is not None:
-            once, comparisons = seen_once(visits, compiled, measured)
+        if visits is not None:
+            once, compared = seen_once(visits, compiled, measured, winner=winner)
+            comparisons = (*comparisons, *compared)
             measured |= once
         candidates = rank(
             compiled=compiled,
@@ -62,7 +64,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
             comparisons=comparisons,
             baseline=header.baseline,
             chip=chip_for(header.facts.devices.kind, header.facts.devices.platform),
-            winner=() if decision is None else (decision.winner,),
+            winner=winner,
             estimates=_estimates(notebook, study.compile),
         )
     found = result_of(

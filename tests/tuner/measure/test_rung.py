@@ -625,3 +625,28 @@ def test_first_visits_are_ranked_with_what_would_decide(scene: Callable[..., Sce
     assert (plan, other.verdict) == (BASE, "undecided")
     assert other.ratio == pytest.approx(1.25, rel=0.1) and other.more_s > 0.0
     assert seen_once(visits, programs, found)[0] == {}
+
+
+def test_visits_beside_a_rule_are_ranked_by_the_visit_of_its_plan(
+    scene: Callable[..., Scene],
+) -> None:
+    """Before, a plan that had run was shown as "predicted, not measured" beside the exported one.
+
+    The processes of the exported plan ran at another time (here the machine was half as fast), so
+    only the visits compare.
+    """
+    here = scene({BASE: 0.1, A: 0.08}, spread=0.0)
+    here.search(600.0)
+    with here.open() as study:
+        visits = here.notebook(study).read("visits", StoredVisits)
+    programs = {one: compiled(1.0, "f") for one in (BASE, A)}
+    both, _ = seen_once(visits, programs, {})
+    (exported,) = [one for plan, one in both.items() if plan == A]
+    assert isinstance(exported, Measured)
+    measured = {A: replace(exported, step_s=0.16, confirmed=True)}
+    found, comparisons = seen_once(visits, programs, measured, winner=[A])
+    assert set(found) == {BASE}
+    ((plan, other),) = comparisons
+    assert (plan, other.verdict, other.basis) == (BASE, "undecided", "first visits")
+    assert other.ratio == pytest.approx(1.25, rel=0.1) and other.more_s > 0.0
+    assert seen_once(visits, programs, measured, winner=[B]) == ({}, ())
