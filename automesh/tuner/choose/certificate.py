@@ -62,17 +62,26 @@ def excluded_by_bound(
 
 
 def certificate(
-    left: Iterable[Plan], estimates: Mapping[Plan, Estimated], best_s: float | None
+    left: Iterable[Plan],
+    estimates: Mapping[Plan, Estimated],
+    best_s: float | None,
+    *,
+    once: int = 0,
 ) -> str:
     """Returns the certificate: what is certain about the plans that were not measured.
 
     Args:
       left: legal plans that were not measured and did not fail.
       best_s: step time of the fastest measured plan that is exportable; None if there is none.
+      once: number of plans that ran in their first visits alone.
     """
     plans = list(left)
     if best_s is None:
         return "nothing was measured, so nothing is certain"
+    if once:
+        ran = f"{count(once, 'plan')} ran only once, which decides nothing"
+        not_run = f", and {_are(len(plans))} not measured" if plans else ""
+        return f"{ran}{not_run}: no certificate"
     if not plans:
         return "every legal plan was measured or failed: nothing is left that could be faster"
     bounds = [estimates[plan].bound_s for plan in plans if plan in estimates]

@@ -134,15 +134,16 @@ class SearchState:
             self._may_win() if among is None else among, view.rows, view.refinement, best_s
         )
 
-    def certificate(self, best_s: float) -> str:
+    def certificate(self, best_s: float, *, once: int = 0) -> str:
         """Returns what is certain about the remaining plans; see
         `automesh.tuner.choose.certificate`.
 
         Args:
           best_s: step time of the winner; times of other races were measured under other
             conditions.
+          once: number of plans that ran in their first visits alone.
         """
-        return certificate(self.left(), self.estimates, best_s)
+        return certificate(self.left(), self.estimates, best_s, once=once)
 
     def belief(
         self,

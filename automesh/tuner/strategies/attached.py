@@ -164,7 +164,8 @@ class AttachedStrategy(Strategy):
                 search.outcomes(search.study.compile), self._measured() | confirmed | seen
             )
             best_s = confirmed[decision.winner].step_s
-            certificate, belief = state.certificate(best_s), state.belief(best_s)
+            certificate = state.certificate(best_s, once=len(seen))
+            belief = state.belief(best_s)
         reason = "interrupted"
         if not interrupted:
             if not ending:  # Nothing was left to measure: the last race says why.

@@ -58,6 +58,10 @@ def assemble(study: Study, header: Header) -> SearchResult:
             once, compared = seen_once(visits, compiled, measured, winner=winner)
             comparisons = (*comparisons, *compared)
             measured |= once
+            if decision is not None and compared:
+                # A visit bounds no ratio, so nobody knows how much faster a visited plan may be.
+                bounds = replace(decision.verification, most_faster=())
+                decision = replace(decision, verification=bounds)
         candidates = rank(
             compiled=compiled,
             measured=measured,

@@ -284,3 +284,13 @@ def test_what_may_not_be_exported_is_no_yardstick() -> None:
     assert best_upper_s(wrong) is None
     assert excluded_by_bound({plan("tp:16"): estimated(1.0, bound_s=1.0)}, wrong) == frozenset()
     assert math.isclose(best_upper_s({plan("dp:16"): measured(1.0)}) or 0.0, 1.02)
+
+
+def test_plans_that_ran_once_decide_nothing() -> None:
+    """Before, they were among those that "are not measured", though the table shows their times."""
+    assert certificate([], {}, 1.0, once=7) == (
+        "7 plans ran only once, which decides nothing: no certificate"
+    )
+    assert certificate([plan("dp:16")], {}, 1.0, once=1) == (
+        "1 plan ran only once, which decides nothing, and 1 plan is not measured: no certificate"
+    )
