@@ -60,6 +60,9 @@ class DiscoverJob:
         they are those of the target.
       infer: whether the classes of the step's dimensions are wanted even if the script makes a
         mesh.
+      measures_nothing: whether the step is only described, as for a dry run, so that the script's
+        arrays are made and computed with only if it cannot do without them. For devices that are
+        not here this is always so.
     """
 
     step: StepRef
@@ -67,6 +70,7 @@ class DiscoverJob:
     folder: str = ""
     num_devices: int = 0
     infer: bool = False
+    measures_nothing: bool = False
     kind: Literal["discover"] = "discover"
 
 

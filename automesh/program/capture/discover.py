@@ -333,6 +333,7 @@ def discover_here(
     again: Callable[[str], None] = lambda _: None,
     tell: Tell = _tell_nobody,
     infer: bool = False,
+    measures_nothing: bool = False,
 ) -> Discovery:
     """Runs a script on the devices that are here. If its step is too large for one of them, later
     runs that measure nothing are without its arrays.
@@ -342,10 +343,19 @@ def discover_here(
         after the run, as the script may set the number of devices.
       again: is called with the reason before the script is started a second time.
       tell: see `discover`.
+      measures_nothing: run it without its arrays first, and with them only if it cannot do without
+        them: a first step may compile and compute for minutes.
 
     Raises:
       UsageError: as `discover`.
     """
+    if measures_nothing:
+        try:
+            return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
+        except UsageError:
+            if told.wanted_devices():  # A run with its arrays would want other devices, too.
+                raise
+        again("with its arrays")
     found = discover(entry, step=step, keep=keep, tell=tell, infer=infer)
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from automesh import limits
@@ -118,7 +119,8 @@ def explain_script(
       NoFeasibleMesh: no plan is legal.
     """
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
-    request, target, space = space_for(request, target, progress)
+    # As in a dry run, nothing is measured.
+    request, target, space = space_for(replace(request, dry_run=True), target, progress)
     chosen: Sequence[Plan] = ()
     notices: Sequence[str] = ()
 

@@ -80,7 +80,8 @@ def lint_script(
       NoFeasibleMesh: no mesh is legal.
     """
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
-    request, target, space = space_for(request, target, progress)
+    # As in a dry run, nothing is measured.
+    request, target, space = space_for(replace(request, dry_run=True), target, progress)
     with (
         temporary_folder("lint") as folder,
         workers_of(request, target, progress) as start_worker,

@@ -183,6 +183,7 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
         wanted=request.step,
         folder=folder,
         infer=request.infer,
+        measures_nothing=request.dry_run,
     )
     answer = _first_run(request, job, surroundings_of(target), progress)
     if isinstance(answer, OtherDevices):
@@ -244,11 +245,11 @@ def _ended_at(answer: Failure, entry: Entry, job: DiscoverJob) -> UsageError:
 
 def _elsewhere(job: DiscoverJob) -> str:
     """Returns the words on an estimate that spares a script its arrays, if this was none."""
-    if job.step.absent is not None:
+    if job.step.absent is not None or job.measures_nothing:
         return ""
     return (
-        ", or estimate it for devices that are not here (`--target tpu-v5p-16 --dry-run`), which "
-        "neither makes its arrays nor computes with them, unless it reads one before its step"
+        ", or estimate it with `--dry-run`, which neither makes its arrays nor computes with them, "
+        "unless it reads one before its step"
     )
 
 

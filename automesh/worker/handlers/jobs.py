@@ -298,6 +298,7 @@ def _discovered(job: DiscoverJob, emit: Emit) -> Discovery:
         again=again,
         tell=tell,
         infer=job.infer,
+        measures_nothing=job.measures_nothing,
     )
 
 

@@ -16,12 +16,39 @@ from automesh.errors import UsageError
 from automesh.program.capture import discover
 from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.nouns import Discovery
+from automesh.program.capture.world import told
 from automesh.program.nouns import Entry
 from tests.program.capture.test_run_script import FOUND, SCRIPTS, SPLIT, environment, searched
 from tests.support.paths import GOLDEN, ROOT
 
 VALUES = GOLDEN / "capture" / "values.txt"
 ENTRY = Entry(kind="script", location="train.py", function="")
+# Its step computes for ever.
+NEVER_COMPUTED = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+x = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, P("data")))
+
+
+def loss(w, x):
+    return ((x @ w) ** 2).mean()
+
+
+@jax.jit
+def train_step(w, x):
+    w = jax.lax.while_loop(lambda w: jnp.all(w == w), lambda w: w * 1.0, w)
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+w = jnp.ones((8, 8))
+for _ in range(3):
+    w = train_step(w, x)
+    jax.block_until_ready(w)
+    open("computed", "w").close()
+"""
 # In CI the one whose state is made by eager operations, and the one with Explicit axes.
 QUICK = ("optax_example.py", "decorated_step.py")
 
@@ -424,3 +451,49 @@ def test_who_fails_with_arrays_too_is_told_why_they_were_made(
     ) as caught:
         discover.discover_for_absent(ENTRY, again=starts.append)
     assert (caught.value.hint, starts) == ("choose another one", ["with its arrays"])
+
+
+def test_a_dry_run_makes_no_arrays_unless_the_script_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a dry run for attached devices made the arrays and ran the first step."""
+    ran: list[bool] = []
+
+    def finds(*_: object, bare: bool = False, **__: object) -> Discovery:
+        ran.append(bare)
+        if bare and asks:
+            raise ValueNeeded("train.py:7 needs the value of `x`")
+        return found
+
+    found: Any = object()
+    monkeypatch.setattr(discover, "discover", finds)
+    starts: list[str] = []
+    asks: list[str] = []
+    for _ in range(2):
+        again = discover.discover_here(
+            ENTRY, device_memory_bytes=lambda: 0, again=starts.append, measures_nothing=True
+        )
+        assert again == found
+        asks.append("a value")
+    assert (ran, starts) == ([True, True, False], ["with its arrays"])
+    monkeypatch.setattr(told, "wanted_devices", lambda: 4)
+    with pytest.raises(ValueNeeded):  # A run with its arrays would want other devices, too.
+        discover.discover_here(ENTRY, device_memory_bytes=lambda: 0, measures_nothing=True)
+    assert ran == [True, True, False, True]
+
+
+@pytest.mark.slow
+def test_a_dry_run_does_not_compute_the_step(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NEVER_COMPUTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "automesh", "search", "train.py", "--target", "cpu:4", "--dry-run"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "data:4" in done.stdout
+    assert not (tmp_path / "computed").exists()
