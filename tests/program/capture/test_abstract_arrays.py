@@ -27,9 +27,10 @@ ENTRY = Entry(kind="script", location="train.py", function="")
 NEVER_COMPUTED = """
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
+mesh = Mesh(np.array(jax.devices()), ("data",))
 x = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, P("data")))
 
 
