@@ -69,3 +69,9 @@ def test_permutes_carry_what_the_devices_lack(held: int, parts: int, ends: tuple
     found = permuted_rows(_slice(rows, start, limit), parts)
     assert found is None or sum(found) >= missing
     assert found is None or all(0 < count <= held for count in found)
+
+
+def test_a_roll_of_fewer_rows_than_devices_moves_none_that_are_known() -> None:
+    """Before, it divided by zero, which ended estimates of a pipeline with a stage per device."""
+    assert rotated_rows(8, 1, 8) == (1,)
+    assert rotated_rows(8, 1, 16) == ()

@@ -212,6 +212,26 @@ def test_microbatches_that_are_split_instead_of_examples(
     assert set(one.axes) == set(sizes)
 
 
+@pytest.mark.parametrize("axis", ["tp", "dp"])
+def test_chunks_of_a_sequence_are_no_microbatches(axis: str) -> None:
+    """Before, the cure put the rows of chunks in another order, which changes what is computed."""
+
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            def chunk(state: Any, one: Any) -> Any:
+                y = one @ state
+                return 0.9 * state + one.T @ one, y
+
+            _, y = jax.lax.scan(chunk, jnp.zeros_like(w), x.reshape(16, 256, 256))
+            return w - jnp.mean(y)
+
+        return jax.jit(step), (array(mesh, (256, 256)), array(mesh, (4096, 256), axis))
+
+    found = found_in(build, **{axis: 4})
+    assert "microbatch-reshape" not in found
+    assert found["layer-split-stack"].axes == (axis,)
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
 def test_a_gradient_is_reduced_in_every_microbatch_where_the_compiler_leaves_it_there(
     platform: str,
@@ -412,6 +432,23 @@ def test_what_is_packed_into_one_dimension_is_moved_where_it_is_taken_apart() ->
     found = found_in(build, tp=4)["slice-across-parts"]
     assert found.array == "f32[1024,4096]" and found.axes == ("tp",)
     assert "slice-across-parts" not in found_in(partial(build, loss=apart), tp=4)
+
+
+@pytest.mark.parametrize("name", ["one part", "shifted stages"])
+def test_one_part_of_an_array_is_nothing_that_is_packed(name: str) -> None:
+    """The words of the cure speak of queries, keys and values."""
+
+    def taken(w: Any, x: Any) -> Any:
+        y = x @ w
+        if name == "one part":
+            return jnp.mean(y[:, :1536] ** 2)
+        return jnp.mean(jnp.concatenate([y[:, :1024] ** 2, y[:, :-1024]], 1) ** 2)
+
+    def build(mesh: Any) -> Any:
+        w = array(mesh, (256, 4096), None, "tp")
+        return descend(taken, mesh, w, array(mesh, (1024, 256)))
+
+    assert "slice-across-parts" not in found_in(build, tp=4)
 
 
 def test_parts_are_below_a_tile_on_the_meshes_alone_where_they_are() -> None:

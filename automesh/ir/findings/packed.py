@@ -16,7 +16,7 @@ from automesh.ir.findings.rule import (
     bytes_of,
     times_of,
 )
-from automesh.ir.graph import Value, added
+from automesh.ir.graph import Operation, Value, added
 from automesh.ir.passes.halos import ROWS_OF
 from automesh.ir.terms.collectives import nearby_source
 
@@ -29,11 +29,16 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
     and values that one product makes side by side; and the pads in the gradients of such slices.
 
     The bytes are what one device sends for all slices at one line, those of the backward pass
-    included. Halos, such as the one row that `x[1:]` needs, are left out.
+    included. Halos, such as the one row that `x[1:]` needs, are left out, and so are arrays of
+    which the program takes one part alone.
     """
     moved: dict[tuple[str, str, tuple[str, ...], Sum], tuple[Value, list[Monomial]]] = {}
+    packed: set[tuple[str, str, tuple[str, ...], Sum]] = set()
+    joining: set[str] = set()
     for seen in program.operations():
         operation = seen.operation
+        if _joins(operation):
+            joining.add(operation.source)
         whole = operation.attributes.get(ROWS_OF)
         if operation.name != "collective_permute" or not isinstance(whole, Value):
             continue
@@ -43,9 +48,15 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
         key = (source, whole.dtype, operation.attributes["axes"], seen.count)
         first, sent = moved.setdefault(key, (whole, []))
         sent.append(operation.operands[0].bytes)
+        is_slice = operation.attributes["of"] == "slice"
+        if is_slice and source not in joining and _is_taken_apart(whole):
+            packed.add(key)
         if whole.global_bytes > first.global_bytes:
             moved[key] = (whole, sent)
-    for (source, _, axes, count), (whole, sent) in moved.items():
+    for key, (whole, sent) in moved.items():
+        source, _, axes, count = key
+        if key not in packed:
+            continue
         yield Finding(
             rule=SLICE_ACROSS_PARTS,
             array=words(whole),
@@ -54,6 +65,37 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
             count=count,
             source=source,
         )
+
+
+def _joins(operation: Operation) -> bool:
+    """Whether an operation of the script puts arrays end to end. Slices that come after it at the
+    same line are its gradient, of parts that were never packed."""
+    return operation.name == "concatenate" and not any(
+        one.producer is not None and one.producer.name == "collective_permute"
+        for one in operation.operands
+    )
+
+
+def _is_taken_apart(whole: Value) -> bool:
+    """Whether several slices take all of an array, each another part of one dimension."""
+    rows = whole.stated or whole.shape
+    slices = {
+        (tuple(user.attributes["start"]), tuple(user.attributes["limit"]))
+        for user in whole.users
+        if user.name == "slice" and user.attributes
+    }
+    cut = {
+        d
+        for start, limit in slices
+        for d, (first, stop, full) in enumerate(zip(start, limit, rows, strict=True))
+        if stop - first != full
+    }
+    if len(cut) != 1:
+        return False
+    (d,) = cut
+    parts = sorted((start[d], limit[d]) for start, limit in slices)
+    firsts, stops = [first for first, _ in parts], [stop for _, stop in parts]
+    return [*firsts, rows[d]] == [0, *stops]
 
 
 def _slice_across_parts_words(finding: Finding, sizes: Sizes) -> str:

@@ -122,9 +122,9 @@ def layer_split_stack(program: PartitionedProgram, seen: OperationSite) -> Itera
 
 def _layer_split_stack_words(finding: Finding, sizes: Sizes) -> str:
     return (
-        f"{array_of(finding)} is split over its layers by {axes_of(finding)}, and the loop over "
-        f"them gathers all of it, {bytes_of(finding, sizes)} on every "
-        f"device{times_of(finding, sizes)}"
+        f"{axes_of(finding)} {'split' if len(finding.axes) > 1 else 'splits'} {array_of(finding)} "
+        "over the dimension that a loop walks along, and the loop gathers all of it, "
+        f"{bytes_of(finding, sizes)} on every device{times_of(finding, sizes)}"
     )
 
 
@@ -150,7 +150,12 @@ def microbatch_reshape(program: PartitionedProgram, seen: OperationSite) -> Iter
         axes=operation.attributes["axes"],
         count=seen.count,
         source=reshape.source or nearby_source(operation),
-        cure=Cure(kind="interleave", shape=reshape.operands[0].shape, source=reshape.source),
+        cure=Cure(
+            kind="interleave",
+            shape=reshape.operands[0].shape,
+            splits=(reshape.operands[0].axes,),
+            source=reshape.source,
+        ),
     )
 
 
@@ -403,8 +408,12 @@ def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation
     axes that the array is moved over must split that dimension.
     """
     operation = seen.operation
-    if not seen.loops and not _is_for_loop(operation.results[0]):
+    loop = _loop_for(operation.results[0]) or (seen.loops[-1] if seen.loops else None)
+    if loop is None or _is_in_order(program, loop):
         return None
+    batch = set(program.batch_axes())
+    if batch and not batch & set(operation.attributes["axes"]):
+        return None  # Another dimension, such as a sequence in chunks.
     made = program.maker(operation.operands[0])
     if made is not None and made.name == "convert":  # moved in a narrower type
         made = program.maker(made.operands[0])
@@ -428,16 +437,44 @@ def _microbatches(program: PartitionedProgram, seen: OperationSite) -> Operation
     return None
 
 
-def _is_for_loop(value: Value) -> bool:
-    """Whether a loop reads a value, or a part or view of it."""
+def _loop_for(value: Value) -> Operation | None:
+    """Returns the loop that reads a value, or a part or view of it; None if no loop does."""
     for _ in range(_FARTHEST):
         users = set(value.users)
-        if any(user.name == "while" for user in users):
-            return True
+        for user in users:
+            if user.name == "while":
+                return user
         if len(users) != 1:
-            return False
+            return None
         user = users.pop()
         if user.name not in VIEWS and user.name not in ELEMENTWISE and user.name != "all_slice":
+            return None
+        value = user.results[0]
+    return None
+
+
+def _is_in_order(program: PartitionedProgram, loop: Operation) -> bool:
+    """Whether a turn of a loop needs what the turns before it made, as a recurrence over the chunks
+    of a sequence does. Sums, the state of the step, and results that are put side by side do not:
+    these turns may take any rows."""
+    body = loop.bodies[0]
+    for before, given, after in zip(loop.operands, body.arguments, body.returned, strict=True):
+        is_kept = after is given or not given.shape or not given.dtype.startswith(("f", "bf"))
+        if not is_kept and not program.is_state(before) and not _is_added_to(given):
+            return True
+    return False
+
+
+def _is_added_to(value: Value) -> bool:
+    """Whether a loop only adds to a value that it carries, or writes elements of it."""
+    for _ in range(_FARTHEST):
+        users = set(value.users)
+        if len(users) != 1:
+            return not users
+        user = users.pop()
+        if user.name in ("add", "dynamic_update_slice"):
+            return True
+        if user.name not in VIEWS and user.name not in ("convert", "all_slice"):
             return False
         value = user.results[0]
     return False
@@ -509,8 +546,8 @@ RULES: tuple[Rule, ...] = (
         check=OperationCheck(layer_split_stack),
         title="layer-split stack",
         what=_layer_split_stack_words,
-        why="a loop takes one layer at a time at a place that is known only when it runs, and that "
-        "layer lies on some of the devices alone",
+        why="a loop takes one element of that dimension, such as a layer, at a time at a place "
+        "that is known only when it runs, and that element lies on some of the devices alone",
         cure=advice("split another dimension of it"),
     ),
     Rule(

@@ -458,8 +458,9 @@ def _count(axes: tuple[str, ...], sizes: dict[str, int]) -> int:
 
 def _is_halo(move: _Move, parts: int) -> bool:
     """Whether twice as many devices would move the same rows; then all other sizes of the axis do,
-    too."""
-    return move.rows(parts) == move.rows(2 * parts)
+    too. If each device has a single row, half as many devices tell."""
+    is_single = move.source.shape[move.dimension] < 2 * parts
+    return move.rows(parts) == move.rows(parts // 2 if is_single and parts > 1 else 2 * parts)
 
 
 def _exchange(block: Block, move: _Move, rows: tuple[int, ...], sizes: dict[str, int]) -> None:

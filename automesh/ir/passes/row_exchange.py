@@ -81,6 +81,8 @@ def rotated_rows(rows: int, by: int, parts: int) -> tuple[int, ...]:
     """Does what `permuted_rows` does, for an array whose rows move by `by` places and whose last
     rows come in again at the other end; every device holds equally many rows."""
     held = rows // parts
+    if not held:
+        return ()  # Some devices would hold nothing.
     devices, rest = divmod(by % rows, held)
     moved = ((devices, held - rest), (devices + 1, rest))
     return tuple(count for distance, count in moved if count and distance % parts)

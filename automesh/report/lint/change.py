@@ -60,13 +60,11 @@ def _carried(_: Finding, cure: Cure) -> str:
 
 
 def _interleave(finding: Finding, cure: Cure) -> str:
-    del finding
-    rest = ", ".join(str(size) for size in cure.shape[1:])
-    return (
-        f"x.reshape({cure.shape[0]} // n, n, {rest}).swapaxes(0, 1) of n microbatches"
-        if rest
-        else f"x.reshape({cure.shape[0]} // n, n).swapaxes(0, 1) of n microbatches"
-    )
+    split = cure.splits[0] if cure.splits else ()
+    place = next((d for d, axes in enumerate(split) if {*axes} & {*finding.axes}), 0)
+    sizes = [str(size) for size in cure.shape]
+    sizes[place] = f"{sizes[place]} // n, n"
+    return f"x.reshape({', '.join(sizes)}).swapaxes({place}, {place + 1}) of n microbatches"
 
 
 def _convert(finding: Finding, _: Cure) -> str:
