@@ -1,5 +1,6 @@
 """Removes from a step the calls to Python that give it no value: those that only show something
-(`jax.debug.print`, `jax.debug.callback`), and those that stop the program if a check fails (jax).
+(`jax.debug.print`, `callback`, `inspect_array_sharding`), and those that stop the program if a
+check fails (jax).
 
 They belong to the process of the script, and would keep the step from being carried to other
 processes and devices. The step is estimated, compiled and measured without them, which a notice
@@ -28,7 +29,7 @@ from automesh.program.capture.world.told import tell
 _CORE: Any = importlib.import_module("jax._src.core")
 _SOURCE: Any = importlib.import_module("jax._src.source_info_util")
 _CLOSED: Any = getattr(_CORE, "ClosedJaxpr", None)
-_SHOWS = frozenset({"debug_callback", "debug_print"})
+_SHOWS = frozenset({"debug_callback", "debug_print", "inspect_sharding"})
 _CHECKS = "pure_callback"
 _BRANCHES = "cond"
 _RETURNS = ("RETURN", "YIELD")  # what the operations of Python begin with that end a call
@@ -45,7 +46,7 @@ def without_shown(closed: Any) -> Any:
         places = _listed(taken.shows)
         tell(
             "calls from the step to the host that only show something (jax.debug.print, "
-            f"jax.debug.callback{f', at {places}' if places else ''}) are left out"
+            f"callback, inspect_array_sharding{f', at {places}' if places else ''}) are left out"
         )
     if taken.checks:
         places = _listed(taken.checks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck, Sizes
 from automesh.program.capture.step_call import TracedCall, place_of
+from automesh.program.capture.world.mesh_sizes import seeing_sizes_read
 from automesh.program.carry.batches import batch_there, build_with_batch
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
@@ -77,7 +79,8 @@ def check_carried(
     is_first = _own_sizes(capture) == tuple(map(tuple, capture.mesh.axes))
     why = "" if is_first else "its own mesh has axes of size 1"
     running = build_by_running(entry, keep=lambda call, mesh: taken.append((call, mesh)), why=why)
-    real = build_on(running, carried.axes, axis_types=axis_types, devices=own())
+    with seeing_sizes_read() as reads:
+        real = build_on(running, carried.axes, axis_types=axis_types, devices=own())
     took_s = perf_counter() - begun_s
     entering("lower")
     name = capture.step.name
@@ -97,6 +100,7 @@ def check_carried(
         and is_first
         and not capture.is_carried
         and said == _of_splits(real, carried.built)
+        and _differ_over(real, carried.built) <= {n for n, s in capture.mesh.axes if s == 1}
         and _singles(size for _, size in capture.mesh.axes)
         > _singles(axis.size for axis in carried.axes)
     )
@@ -106,7 +110,61 @@ def check_carried(
             return replace(replaced, mesh=mesh, took_s=took_s)
     elif may_replace and _stored(capture.folder, *taken[-1]):
         return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=True)
+    if not said and reads and is_first and not capture.is_carried:
+        entering("build")
+        said, at = _where_it_does_not_divide(entry, builds[by], axis_types)
+        mesh = at or mesh
     return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s)
+
+
+def _where_it_does_not_divide(
+    entry: Entry, build: Any, axis_types: tuple[str, ...]
+) -> tuple[str, str]:
+    """Runs a script that reads the sizes of its mesh on the first mesh with all devices on one axis
+    that does not divide the carried step's arguments: it may leave whole what such a mesh does not
+    divide.
+
+    Returns:
+      How its arguments differ there, and the mesh; empty if they do not, if the script fails there,
+      or if every such mesh divides all.
+    """
+    capture = entry.capture
+    assert capture is not None
+    sizes = _own_sizes(capture)
+    count = math.prod(size for _, size in sizes)
+    why = "whether it splits what that mesh does not divide"
+    for name, own_size in sizes:
+        if own_size == count:
+            continue
+        axes = tuple(MeshAxis(name=one, ici=count if one == name else 1) for one, _ in sizes)
+        try:
+            carried = build_on(build, axes, axis_types=axis_types, devices=own())
+        except Exception:  # noqa: BLE001  # Such a mesh has a refusal of its own.
+            continue
+        if not _has_uneven(carried):
+            continue
+        try:
+            running = build_by_running(entry, keep=lambda *_: None, why=why)
+            real = build_on(running, axes, axis_types=axis_types, devices=own())
+        except Exception:  # noqa: BLE001  # It cannot run there either.
+            return "", ""
+        return _of_arguments(real, carried), _text(axes)
+    return "", ""
+
+
+def _has_uneven(built: Built) -> bool:
+    """Whether mesh axes split a dimension of an argument that they do not divide."""
+    sizes = dict(built.mesh.shape)
+    for _, leaf in _leaves(built):
+        sharding: Any = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            shape = leaf_shape(leaf)
+            parts = [
+                math.prod(sizes[one] for one in axes) for axes in _axes_of(sharding, len(shape))
+            ]
+            if any(size % part for size, part in zip(shape, parts, strict=True)):
+                return True
+    return False
 
 
 def _replaced(
@@ -309,6 +367,20 @@ def _only_adds_axes(real: Built, carried: Built) -> bool:
         if not all(here >= there for here, there in pairs):
             return False
     return True
+
+
+def _differ_over(real: Built, carried: Built) -> set[Any]:
+    """Returns the axes over which only one of two steps splits an argument. If one of them is
+    larger than 1 in the script's own mesh, the script decides by its size."""
+    found = set[Any]()
+    for (_, one), (_, other) in zip(_leaves(real), _leaves(carried), strict=True):
+        first: Any = getattr(one, "sharding", None)
+        second: Any = getattr(other, "sharding", None)
+        if isinstance(first, NamedSharding) and isinstance(second, NamedSharding):
+            rank = len(leaf_shape(one))
+            for here, there in zip(_axes_of(first, rank), _axes_of(second, rank), strict=True):
+                found |= here ^ there
+    return found
 
 
 def _axes_of(sharding: NamedSharding, rank: int) -> list[set[Any]]:

@@ -6,6 +6,9 @@ depends on the mesh; and on the winner's mesh, before that becomes a rule. If it
 of size 1, jax shows only on another mesh what it would split over those axes: the step of that mesh
 is carried then, back to the script's own mesh for the check, and if it differs there, the script is
 started once more. All other processes use the stored step (`automesh.program.carry`).
+
+A script that reads the sizes of its mesh is started once more, on a mesh that does not divide an
+argument of the carried step, if there is one: it may leave whole there what it splits elsewhere.
 """
 
 from __future__ import annotations

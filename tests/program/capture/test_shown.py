@@ -18,6 +18,7 @@ W, X = jnp.full((3, 4, 4), 0.1), jnp.ones(4)
 
 def loss(w: Any, x: Any) -> Any:
     jax.debug.print("starts from {}", x[0], ordered=True)
+    jax.debug.inspect_array_sharding(x, callback=print)
 
     def layer(state: Any, weights: Any) -> tuple[Any, None]:
         jax.debug.callback(lambda _: None, state[0])
@@ -33,6 +34,7 @@ def test_a_step_shows_nothing_and_computes_the_same() -> None:
     told.forget()
     program = without_shown(traced.jaxpr)
     assert "debug" in str(traced.jaxpr) and "debug" not in str(program)
+    assert "inspect" in str(traced.jaxpr) and "inspect" not in str(program)
     assert not program.effects
     value, slope = jaxpr_as_fun(program)(W, X)
     wanted = step(W, X)
@@ -40,8 +42,9 @@ def test_a_step_shows_nothing_and_computes_the_same() -> None:
     np.testing.assert_allclose(slope, wanted[1], rtol=1e-6)
     (said,) = told.told()
     assert said.startswith("calls from the step to the host that only show something")
-    assert "test_shown.py:20, test_shown.py:23, test_shown.py:24" in said and said.endswith(
-        "are left out"
+    assert (
+        "test_shown.py:20, test_shown.py:21, test_shown.py:24, test_shown.py:25" in said
+        and said.endswith("are left out")
     )
 
 

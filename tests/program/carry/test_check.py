@@ -182,6 +182,20 @@ CASES: dict[str, dict[str, str]] = {
         "mesh": "(8, 1)",
         "weights": "P(None, 'model') if 2 % model == 0 else P()",
     },
+    # Before, a third run on yet another mesh agreed, and the script's own mesh was refused.
+    "splits_its_axis_if_it_divides": {
+        "meshes": "data:4,model:2 data:2,model:4",
+        "mesh": "(1, 8)",
+        "weights": "P(None, 'model') if 2 % model == 0 else P()",
+    },
+    # Before, `data:8` was ruled out, which does not divide its 12 rows: it leaves them whole there.
+    "whole_where_that_does_not_divide": {
+        "meshes": "data:2,model:4",
+        "rows": "12",
+        "batch": "P('data') if 12 % data == 0 else P()",
+    },
+    # It does not, and fails there.
+    "fails_where_that_does_not_divide": {"meshes": "data:2,model:4", "rows": "12"},
     "in_parts": {
         "loss": "jax.shard_map(lambda w, x: jax.lax.pmean(jnp.mean((x @ w) ** 2), ('data',)), "
         "mesh=mesh, in_specs=(P(), P('data')), out_specs=P())(w, x)",
@@ -275,6 +289,9 @@ SAID = {
     "placed_and_constant": "stablehlo.",
     "splits_if_it_divides": "`args[0]` is split by P(None, 'model') there, and by P() elsewhere",
     "splits_until_the_winner": "`args[0]` is split by P() there, and by P(None, 'model') elsewhere",
+    "splits_its_axis_if_it_divides": "split by P(None, 'model') there, and by P() elsewhere",
+    "whole_where_that_does_not_divide": "split by P() there, and by P('data'",
+    "fails_where_that_does_not_divide": "",
     "members_as_names": "",
     "no_mesh": "on data:5,model:1 jax refuses its step (IndivisibleError: dimension 0 of an array ",
     # The trace has other shapes there; the function is traced again.
@@ -309,6 +326,8 @@ def test_what_depends_on_the_mesh_is_named(name: str, found: dict[str, dict[str,
         "splits_until_the_winner": 2,
         "decides_by_data": 2,
         "micro_batches_by_run": 2,
+        "whole_where_that_does_not_divide": 2,
+        "fails_where_that_does_not_divide": 2,
     }.get(name, 1)
     # The step of the second run is carried, and was compared with that of the first one.
     is_stored = name.startswith("placed") or name == "splits_if_it_divides"

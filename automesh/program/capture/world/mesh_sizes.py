@@ -1,0 +1,47 @@
+"""Sees whether a script asks for the sizes of its mesh, and may thus do something else on another
+mesh (jax).
+
+Public in jax: `Mesh.shape`, which is computed once a mesh and then kept in the mesh itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from automesh.package import our_folders
+
+_SHAPE = "shape"
+_JAX = str(Path(jax.__file__).parent)
+
+
+@contextmanager
+def seeing_sizes_read() -> Generator[list[str]]:
+    """While the body runs, notes the file and line of all code, but for jax's own and ours, that
+    reads `Mesh.shape`. If jax makes that in another way, the list has one entry from the start."""
+    found: list[str] = []
+    original: Any = vars(Mesh).get(_SHAPE)
+    compute: Any = getattr(original, "func", getattr(original, "fget", None))
+    if compute is None:
+        found.append("")
+        yield found
+        return
+    own = (_JAX, *our_folders())
+
+    def read(mesh: Mesh) -> Any:
+        asking = sys._getframe(1)
+        if len(found) < 100 and not asking.f_code.co_filename.startswith(own):
+            found.append(f"{asking.f_code.co_filename}:{asking.f_lineno}")
+        return compute(mesh)
+
+    setattr(Mesh, _SHAPE, property(read))
+    try:
+        yield found
+    finally:
+        setattr(Mesh, _SHAPE, original)
