@@ -19,10 +19,10 @@ from automesh.program.absent.device_queries import own
 from automesh.program.capture.build import build_by_running
 from automesh.program.capture.nouns import Capture, CarriedBy, CarryCheck, Sizes
 from automesh.program.capture.step_call import TracedCall, place_of
-from automesh.program.capture.world.mesh_sizes import seeing_sizes_read
 from automesh.program.carry.batches import batch_there, build_with_batch
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.size_reads import seeing_sizes_read
 from automesh.program.carry.stored_step import read_step, store_in
 from automesh.program.lower.program_text import first_difference, in_one_form
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
