@@ -23,8 +23,8 @@ _JAX = str(Path(jax.__file__).parent)
 
 @contextmanager
 def seeing_sizes_read() -> Generator[list[str]]:
-    """While the body runs, notes each file and line that reads `Mesh.shape`, except those of jax and
-    automesh. If jax computes the shape in another way, the list has one entry from the start."""
+    """Yields a list of each file and line that reads `Mesh.shape` in the body; those of jax and
+    automesh are left out. If jax computes the shape in another way, the list has one entry."""
     found: list[str] = []
     original: Any = vars(Mesh).get(_SHAPE)
     compute: Any = getattr(original, "func", getattr(original, "fget", None))
