@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
-from automesh.program.infer.facts import Facts, born_inside, is_of_optimizer, outer, roots
+from automesh.program.infer.facts import (
+    Facts,
+    born_inside,
+    is_factorized_by_optimizer,
+    is_of_optimizer,
+    outer,
+    roots,
+)
 from automesh.program.infer.nouns import (
     ArrayClasses,
     Caution,
@@ -173,8 +180,11 @@ def _of_optimizer(every: Dimensions, events: Events, facts: Facts) -> Iterator[C
     products = sum(one.loop.turns for one in events.products if is_of_optimizer(every, facts, one))
     said: list[str] = []
     # Without a gradient there is no optimizer: a step that solves for its state is one itself.
-    those = events.factorized if events.backward else []
-    factorized = [own for own, _ in those if roots(every, own) <= facts.weights]
+    factorized = [
+        one.matrix
+        for one in events.factorized
+        if is_factorized_by_optimizer(every, events, facts, one)
+    ]
     if factorized:
         sizes = [every.size(root) for dims in factorized for root in roots(every, dims)]
         said.append(

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 
 from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.nouns import Role
-from automesh.program.infer.operation import ArrayOrigin, Contraction, Draw, Events, Lookup
+from automesh.program.infer.operation import (
+    ArrayOrigin,
+    Contraction,
+    Draw,
+    Events,
+    Factorized,
+    Lookup,
+)
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
 # Marks that do not exclude a batch if there is no better one: tokens that are sent to experts meet,
@@ -35,6 +42,7 @@ class Facts:
       acted: factors of arrays that the step makes itself and takes rows from, such as what it saw
         as it acted in environments.
       shuffled: the lookups that take these rows.
+      stacked: factors of all parameters: networks side by side.
       pooled: factors that are summed before a batch is.
       mixed: factors that a forward pass sums products over.
       is_trained: whether there are parameters; else all carried arrays count as weights.
@@ -49,6 +57,7 @@ class Facts:
     data_sets: set[int] = field(default_factory=set[int])
     acted: set[int] = field(default_factory=set[int])
     shuffled: list[Lookup] = field(default_factory=list[Lookup])
+    stacked: set[int] = field(default_factory=set[int])
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
     is_trained: bool = True
@@ -79,6 +88,13 @@ def facts_of(
     for dims, role in zip(inputs, roles, strict=True):
         if role in _WEIGHTS or (not has_weights and role == Role.STATISTIC):
             found.weights |= roots(every, dims)
+    parameters = [
+        roots(every, dims)
+        for dims, role in zip(inputs, roles, strict=True)
+        if role == Role.PARAMETER
+    ]
+    arrays = [own for own in parameters if own]
+    found.stacked = set[int].intersection(*arrays) if len(arrays) > 1 else set()
     _find_solved(every, events, found)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
@@ -102,17 +118,24 @@ def facts_of(
 
 def _find_solved(every: Dimensions, events: Events, found: Facts) -> None:
     """Finds the matrices that an optimizer factorizes: those of parameters' dimensions alone. Along
-    the dimensions of all others nothing is split."""
-    for matrix, results in events.factorized:
-        if events.backward and roots(every, matrix) <= found.weights:
-            found.weights |= roots(every, results)  # Bases that gradients are turned into.
+    the dimensions of all others nothing is split, except over many that are independent."""
+    for one in events.factorized:
+        if is_factorized_by_optimizer(every, events, found, one):
+            found.weights |= roots(every, one.made)  # Bases that gradients are turned into.
         else:
-            for dim in (*matrix, *results):
+            for dim in (*one.matrix, *one.made):
                 every.mark(dim, DimensionMark.SOLVED)
     for along in events.solved:
         if not events.backward or not roots(every, along) <= found.weights:
             for dim in along:
                 every.mark(dim, DimensionMark.SOLVED)
+
+
+def is_factorized_by_optimizer(
+    every: Dimensions, events: Events, found: Facts, one: Factorized
+) -> bool:
+    """Whether an optimizer factorizes the matrices: they have dimensions of parameters alone."""
+    return bool(events.backward) and roots(every, (*one.matrix, *one.many)) <= found.weights
 
 
 def roots(every: Dimensions, dims: Iterable[Dim]) -> set[int]:
@@ -175,19 +198,19 @@ def _join_nodes(
 
 
 def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
-    for one in data_lookups(events):
+    acted = roots(every, [dim for one in _taken(every, events, found) for dim in one.looked_up])
+    for one in data_lookups(every, events, found):
         if _is_columns(every, found, one):
             continue
         for root in roots(every, one.looked_up):
             known = found.weights | found.backward | found.nodes | found.edges | found.graphs
-            if root not in known and not every.marks(root) & DimensionMark.SUMMED:
+            if root not in known | acted and not every.marks(root) & DimensionMark.SUMMED:
                 found.data_sets.add(root)
 
 
-def data_lookups(events: Events) -> Iterator[Lookup]:
-    """Lists lookups in unchanged arguments and held arrays. Indices with several dimensions are
-    tokens, which choose rows of a table of frozen weights."""
-    return (one for one in _row_lookups(events) if one.is_held_whole)
+def data_lookups(every: Dimensions, events: Events, found: Facts) -> Iterator[Lookup]:
+    """Lists lookups of rows of data in unchanged arguments and held arrays."""
+    return (one for one in _row_lookups(every, events, found) if one.is_held_whole)
 
 
 def _is_columns(every: Dimensions, found: Facts, one: Lookup) -> bool:
@@ -206,9 +229,15 @@ def _weights_in_parts(every: Dimensions, found: Facts) -> set[int]:
     return found.weights | roots(every, parts)
 
 
-def _row_lookups(events: Events) -> Iterator[Lookup]:
+def _row_lookups(every: Dimensions, events: Events, found: Facts) -> Iterator[Lookup]:
+    """Lists lookups of rows of data. Floats that tokens choose, which have several dimensions, are
+    a table of frozen weights; rows that the step draws, those of a window, and those for each of
+    several stacked networks are data."""
     for one in events.lookups:
-        is_table = one.is_float and len(one.by) > 1
+        is_drawn = bool(one.chosen_by & ArrayOrigin.RANDOM) or one.is_of_windows
+        stacked = {every.find(root) for root in found.stacked}
+        of_rows = [dim for dim in one.by if not roots(every, (dim,)) <= stacked]
+        is_table = one.is_float and len(of_rows) > 1 and not is_drawn
         if one.is_forward and not one.made & ArrayOrigin.STATE and not is_table:
             yield one
 
@@ -287,7 +316,7 @@ def born_inside(
     """Lists arrays that begin inside the step: rows of data sets, and random numbers."""
     born: list[tuple[Lookup | Draw, Dims]] = [
         (one, one.result)
-        for one in _row_lookups(events)
+        for one in _row_lookups(every, events, found)
         if roots(every, one.looked_up) & found.data_sets
     ]
     born += [(one, one.result) for one in found.shuffled]
@@ -404,11 +433,12 @@ def _of_carried_sets(
     found: Facts,
 ) -> list[int]:
     """Finds batches that are rows of arrays which the step carries and changes, such as a replay
-    buffer. Such arrays become data sets."""
+    buffer. Such arrays become data sets, unless the step takes rows of what it made from them in
+    the same way: the states with which a recurrent policy began to act."""
     known = found.weights | found.backward | found.nodes | found.edges | found.graphs
     rows = {
         root
-        for one in _row_lookups(events)
+        for one in _row_lookups(every, events, found)
         if not one.is_held_whole
         for root in roots(every, one.looked_up) - known
         if not every.marks(root) & DimensionMark.SUMMED
@@ -419,17 +449,18 @@ def _of_carried_sets(
         if role == Role.STATISTIC
         for root in roots(every, dims)
     }
-    if not rows & carried:
+    acted = roots(every, [dim for one in _taken(every, events, found) for dim in one.looked_up])
+    rows = (rows & carried) - acted
+    if not rows:
         return []
-    found.data_sets |= rows & carried
+    found.data_sets |= rows
     return _batches(every, events, inputs, roles, found, of_data=True)
 
 
-def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
-    """Finds the batches of a step that acts, and then learns from what it saw in another order: the
-    rows that it takes, and the environments, whose steps a loop walks over."""
+def _taken(every: Dimensions, events: Events, found: Facts) -> list[Lookup]:
+    """Lists lookups of rows that the step has made itself with its parameters."""
     known = found.weights | found.nodes | found.edges | found.graphs
-    taken = [
+    return [
         one
         for one in events.lookups
         if one.is_forward
@@ -438,6 +469,12 @@ def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
         and one.made != ArrayOrigin.STATE
         and not roots(every, one.looked_up) & known
     ]
+
+
+def _of_acted(every: Dimensions, events: Events, found: Facts) -> list[int]:
+    """Finds the batches of a step that acts, and then learns from what it saw in another order: the
+    rows that it takes, and the environments, whose steps a loop walks over."""
+    taken = _taken(every, events, found)
     for factors_of in (_first, _not_walked):
         rows = _alone(every, [one.result for one in taken], found, factors_of)
         if rows:

@@ -95,6 +95,7 @@ class Lookup:
       chosen_by: origin of the indices; none if they are positions.
       is_by_held: whether the indices are an unchanged argument or a constant of the step.
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
+      is_of_windows: whether the indices are the positions behind given places.
       place: None inside of a `shard_map`, where no constraint can be put.
     """
 
@@ -109,7 +110,23 @@ class Lookup:
     is_forward: bool
     is_by_held: bool
     is_held_whole: bool
+    is_of_windows: bool
     is_float: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factorized:
+    """Matrices that are factorized, on gradients or outside of them.
+
+    Attributes:
+      matrix: dimensions of a matrix.
+      many: dimensions of independent matrices.
+      made: dimensions of the results, without those of `many`.
+    """
+
+    matrix: Dims
+    many: Dims
+    made: Dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +239,9 @@ class Events:
     computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
-    # Of these, what positions are multiplied by.
+    # Sources that are positions behind a place: the rows of a window.
+    windows: set[int] = field(default_factory=set[int])
+    # Of positions, what they are multiplied by.
     strides: dict[int, int] = field(default_factory=dict[int, int])
     # The dimension of the positions that an `argmax` or `top_k` has just returned.
     places: list[Dim] = field(default_factory=list[Dim])
@@ -230,7 +249,7 @@ class Events:
     copies: list[Dims] = field(default_factory=list[Dims])
     # For each factorization that no gradient is taken through, such as those of an optimizer: the
     # dimensions of the matrix, and those of the results.
-    factorized: list[tuple[Dims, Dims]] = field(default_factory=list[tuple[Dims, Dims]])
+    factorized: list[Factorized] = field(default_factory=list["Factorized"])
     # Dimensions along which such factors are used to solve.
     solved: list[Dims] = field(default_factory=list[Dims])
     equations: int = 0

@@ -405,7 +405,11 @@ class _Walker:
             if widths == [1] * len(widths):
                 return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
         if name in ("concatenate", "add") and len(different) > 1:
-            return [self._joined(given)]
+            joined = self._joined(given)
+            own = {number for one in given for number in one}
+            if name == "add" and own & positions.keys() - self.events.strides.keys():
+                self.events.windows.update(joined)
+            return [joined]
         if len(different) != 1:
             return none
         source = next(iter(different))

@@ -125,6 +125,7 @@ def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, resu
             is_forward=not op.is_backward,
             is_by_held=all(op.held[1:2]),
             is_held_whole=op.held[0],
+            is_of_windows=any(one in op.events.windows for one in (*op.sources, ())[1]),
             is_float=op.is_float,
         )
     )

@@ -6,7 +6,13 @@ from __future__ import annotations
 import math
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dims
-from automesh.program.infer.operation import ArrayOrigin, Rule, TracedOperation, primitives
+from automesh.program.infer.operation import (
+    ArrayOrigin,
+    Factorized,
+    Rule,
+    TracedOperation,
+    primitives,
+)
 from automesh.program.infer.rules.arrays import note_product
 
 _WINDOW_FOR_EACH = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
@@ -151,14 +157,16 @@ def _matrices(op: TracedOperation) -> list[Dims]:
         for dim in dims[len(many) :]:
             op.all.mark(dim, marks)
     found: list[Dims] = []
+    made: list[Dim] = []
     for shape in op.shapes:
         fits = shape[: len(many)] == op.given[first][: len(many)]
         rest = shape[len(many) :] if fits else shape
         new = op.all.news(rest, marks)
+        made += new
         found.append((*many, *new) if fits else new)
     if may_be_optimizer:
-        rest = tuple(dim for dims in op.ins for dim in dims[len(many) :])
-        op.events.factorized.append((rest, tuple(dim for dims in found for dim in dims)))
+        matrix = tuple(dim for dims in op.ins for dim in dims[len(many) :])
+        op.events.factorized.append(Factorized(matrix=matrix, many=many, made=tuple(made)))
     return found
 
 
