@@ -220,8 +220,8 @@ def _of_packed(
             continue
         for place, dim in enumerate(dims):
             root = outer(every, dim)
-            if root is None or not every.packed(root):
-                continue
+            if root is None or not every.packed(root) or every.size(root) % 2:
+                continue  # An odd number of rows is split over no devices.
             if names.get(root, "").startswith("head_dim"):
                 continue  # Halves for rotary embeddings; no head is split inside.
             pieces = [size for (_, size), _ in every.packed(root)]

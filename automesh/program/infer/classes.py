@@ -21,7 +21,7 @@ from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
-from automesh.program.infer.parallel import join_kernels, join_parallel, one_of_a_kind
+from automesh.program.infer.parallel import join_kernels, join_parallel, join_twins, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
 from automesh.program.infer.walk import Walked, shape_of, walk
 
@@ -109,6 +109,7 @@ def classes_of(
         if role in _WEIGHTS and names  # Numbers of our own carry no information.
     ]
     join_parallel(every, facts, weights)
+    join_twins(every, facts, weights)
     join_kernels(every, facts)
     facts = _found_again(every, facts)
     arrays = list(zip(walked.inputs, after, strict=True))

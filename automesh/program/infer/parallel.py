@@ -18,6 +18,7 @@ from automesh.program.infer.facts import Facts, outer
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Inner, StepClasses
 
 _NUMBER = re.compile(r"\d+")
+_PART = re.compile(r"\[[^\]]*\]|\.?[^.\[\]]+")
 _MOST_NUMBERS = 6
 _Uses = frozenset[tuple[str, int]]
 # Kinds of classes with the same meaning everywhere.
@@ -46,6 +47,51 @@ def join_parallel(every: Dimensions, found: Facts, weights: Sequence[tuple[str, 
         if not any_number:
             return
         _join_alike(every, found, weights, {root: frozenset(own) for root, own in uses.items()})
+
+
+def join_twins(every: Dimensions, found: Facts, weights: Sequence[tuple[str, Dims]]) -> None:
+    """Joins classes of equal size that are the same dimensions of the same weights in networks side
+    by side whose names differ in a word: a coarse and a fine one, an actor and a critic. Their
+    weights must have the same names and shapes. No array gets a class twice.
+
+    Args:
+      weights: as for `join_parallel`.
+    """
+    paths = [tuple(_PART.findall(name)) for name, _ in weights]
+    for depth in range(max(map(len, paths), default=0)):
+        twins = _twins(every, weights, paths, depth)
+        if not twins:
+            continue
+        uses: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        for (name, dims), path in zip(weights, paths, strict=True):
+            pattern = name
+            if path[: depth + 1] in twins:
+                pattern = "".join((*path[:depth], "*", *path[depth + 1 :]))
+            for place, dim in enumerate(dims):
+                root = outer(every, dim)
+                if root is not None:
+                    uses[root].add((pattern, place))
+        _join_alike(every, found, weights, {root: frozenset(own) for root, own in uses.items()})
+
+
+def _twins(
+    every: Dimensions,
+    weights: Sequence[tuple[str, Dims]],
+    paths: Sequence[tuple[str, ...]],
+    depth: int,
+) -> set[tuple[str, ...]]:
+    """Returns the paths of this depth under which several weights are, and beside which there is
+    another one with the same weights."""
+    under: dict[tuple[str, ...], set[tuple[tuple[str, ...], tuple[int, ...]]]] = defaultdict(set)
+    for (_, dims), path in zip(weights, paths, strict=True):
+        if len(path) > depth + 1:
+            sizes = tuple(every.size_of(every.factors(dim)) for dim in dims)
+            under[path[: depth + 1]].add((path[depth + 1 :], sizes))
+    alike: dict[object, list[tuple[str, ...]]] = defaultdict(list)
+    for path, own in under.items():
+        if len(own) > 1:
+            alike[path[:-1], frozenset(own)].append(path)
+    return {path for group in alike.values() if len(group) > 1 for path in group}
 
 
 def join_kernels(every: Dimensions, found: Facts) -> None:

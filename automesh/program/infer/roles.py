@@ -103,6 +103,8 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         if arrays[place].is_float and flow.through >> place & 1 and place not in unchanged
     ]
     parameters = _without_copies(parameters, arrays, flows)
+    samples = _samples(parameters, arrays, flows, keys)
+    parameters = [place for place in parameters if place not in samples]
     into_parameters = 0
     for place in parameters:
         into_parameters |= flows[place].direct & ~(1 << place)
@@ -113,6 +115,11 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         _role(place, array, flows, unchanged, keys, is_parameter, into_parameters, used)
         for place, array in enumerate(arrays)
     ]
+    for place, role in enumerate(roles):
+        if place in samples:
+            roles[place] = Role.STATISTIC
+        elif role == Role.STATISTIC and _is_early_copy(place, arrays, flows, is_parameter):
+            roles[place] = Role.COPY
     if parameters:
         for place, role in _untrained(arrays, flows, roles, outputs, carried).items():
             roles[place] = role
@@ -290,6 +297,42 @@ def _without_copies(
         )
 
     return [place for place in parameters if not is_copy(place)]
+
+
+def _is_early_copy(
+    place: int, arrays: Sequence[_Array], flows: Mapping[int, Flow], parameters: set[int]
+) -> bool:
+    """Whether a statistic is a copy that is computed from a parameter before that is replaced, and
+    from no data, as a momentum encoder is."""
+    made_of = flows[place].direct & ~(1 << place)
+    given = _bits(other for other, one in enumerate(arrays) if other not in flows and one.shape)
+    return (
+        arrays[place].is_float
+        and not made_of & given
+        and any(
+            arrays[other].shape == arrays[place].shape
+            for other in _places(made_of & _bits(parameters))
+        )
+    )
+
+
+def _samples(
+    parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow], keys: set[int]
+) -> set[int]:
+    """Returns what looks like a parameter and is samples that follow a gradient, as the walkers and
+    chains of Langevin dynamics do: they move by noise as well, no data is written into them, and
+    parameters that do not move by noise learn from them."""
+    noise = _bits(keys)
+    data = _bits(
+        place
+        for place, one in enumerate(arrays)
+        if place not in flows and one.is_float and one.shape
+    )
+    noisy = [place for place in parameters if flows[place].direct & noise]
+    taught = 0
+    for place in parameters:
+        taught |= 0 if place in noisy else flows[place].through
+    return {one for one in noisy if taught >> one & 1 and not flows[one].direct & data}
 
 
 def _owners(

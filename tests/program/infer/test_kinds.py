@@ -200,7 +200,7 @@ def test_channels_of_a_state_space_are_no_experts_and_no_heads() -> None:
     # A scan carries them.
     assert argument(found, "p['one']['out']").dims == ("hidden", "embed")
     assert argument(found, "p['one']['into']").dims == ("embed", "hidden_x2")
-    assert argument(found, "p['one']['rates']").dims == ("hidden", "hidden3")
+    assert argument(found, "p['one']['rates']").dims == ("hidden", "hidden2")
     # The gradient of the carried state has the classes of the rates, and is no gradient of them.
     assert CautionKind.PER_EXAMPLE_GRADIENTS not in {one.kind for one in found.cautions}
 
