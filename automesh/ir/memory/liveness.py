@@ -32,7 +32,7 @@ _NEVER_IN_PLACE = frozenset(
         "dot_general", "convolution", "ragged_dot", "custom_call", "fft", "reduce", "reduce_window",
         "gather", "dynamic_slice", "slice", "sort", "top_k", "transpose", "concatenate", "pad",
         "reverse", "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_slice",
-        "while", "case", COPY,
+        "while", COPY,
         *(kind.stablehlo for kind in KINDS if kind.stablehlo and not kind.is_in_place),
     )
 )  # fmt: skip
@@ -205,6 +205,8 @@ class _BlockWalk:
             return self._read(step.operands[:1])
         if step.name == "all_reduce" and not self._compiler.reduces_in_place:
             return ()
+        if step.name == "case":  # A branch may write its result over what it was given.
+            return self._needed(step)
         return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
