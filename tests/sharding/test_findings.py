@@ -610,6 +610,26 @@ def test_rows_that_are_replaced_in_a_split_array(is_static: bool) -> None:
         assert found["undivided-operation"].source == line_of("# of a split array")
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(256, True), (1, False)])
+def test_rows_that_are_written_into_a_split_cache(rows: int, expected: bool) -> None:
+    """Several rows may lie on several devices; a single one is written where it lies."""
+
+    def build(mesh: Any) -> Any:
+        def step(cache: Any, x: Any, place: Any) -> Any:
+            cache = jax.lax.dynamic_update_slice(cache, x, (place, 0))  # into a cache
+            return cache, jnp.sum(cache, 0)
+
+        place = jax.ShapeDtypeStruct((), jnp.int32)
+        args = array(mesh, (4096, 512), "dp"), array(mesh, (rows, 512)), place
+        return jax.jit(step, donate_argnums=0), args
+
+    found = found_in(build, "cpu", dp=4)
+    assert ("undivided-operation" in found) is expected
+    if expected:
+        one = found["undivided-operation"]
+        assert (one.array, one.source) == ("f32[4096,512]", line_of("# into a cache"))
+
+
 @pytest.mark.parametrize("axis", ["tp", "dp"])
 def test_an_array_that_the_script_asks_for_whole(axis: str) -> None:
     """Before, the keys of fewer heads than devices were named, which are meant to be whole."""

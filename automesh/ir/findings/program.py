@@ -44,7 +44,7 @@ _ALONG = frozenset(
 # Of these, those whose parts each read all rows where the rest of the result stays split.
 _OF_ALL_ROWS = frozenset(("fft", "reduce_window"))
 # These take or replace rows: the array is gathered unless they are single ones.
-_OF_ROWS = frozenset(("gather", "scatter"))
+_OF_ROWS = frozenset(("gather", "scatter", "dynamic_update_slice"))
 _PRODUCTS = frozenset(("dot_general", "convolution", "ragged_dot"))
 _LEAST_WASTE = 0.1
 _FARTHEST = 256
@@ -274,9 +274,11 @@ def _rows_of_gathered(program: PartitionedProgram, seen: OperationSite) -> Itera
     operation = seen.operation
     whole = operation.operands[0]
     maker = whole.producer
-    if maker is None or not gathers(maker) or program.is_state(maker.operands[0]):
+    if maker is None or not gathers(maker):
         return
-    if program.argument_of(maker.operands[0]) is not None:
+    # Parameters are gathered for many readers. Nothing else needs a whole buffer, such as a cache.
+    is_argument = program.argument_of(maker.operands[0]) is not None
+    if is_argument and operation.name != "dynamic_update_slice":
         return
     yield Finding(
         rule=UNDIVIDED_OPERATION,
@@ -299,8 +301,9 @@ def _undivided_operation_words(finding: Finding, sizes: Sizes) -> str:
         )
     if how == "whole":
         split = "split" if len(finding.axes) > 1 else "splits"
+        does = "writes rows into" if operation == "dynamic_update_slice" else "reads all rows of"
         return (
-            f"{clean(operation)} reads all rows of {array_of(finding)}, which {axes_of(finding)} "
+            f"{clean(operation)} {does} {array_of(finding)}, which {axes_of(finding)} "
             f"{split}: gathered, {bytes_of(finding, sizes)} on every device"
             f"{times_of(finding, sizes)}"
         )
