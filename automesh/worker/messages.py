@@ -80,10 +80,12 @@ class CarryJob:
 
     Attributes:
       plans: plans to try in order; the first one on which jax accepts the stored step is used.
+      limit_s: seconds after which the job is ended; 0 if it is not.
     """
 
     step: StepRef
     plans: tuple[Plan, ...]
+    limit_s: float = 0.0
     kind: Literal["carry"] = "carry"
 
 

@@ -349,14 +349,19 @@ def discover_here(
     Raises:
       UsageError: as `discover`.
     """
+    reason = ""
     if measures_nothing:
         try:
             return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
-        except UsageError:
+        except UsageError as error:
             if told.wanted_devices():  # A run with its arrays would want other devices, too.
                 raise
+            reason = error.message
         again("with its arrays")
     found = discover(entry, step=step, keep=keep, tell=tell, infer=infer)
+    if reason:
+        made = f"the script was run again, with its arrays, because {reason}"
+        found = replace(found, notices=(*found.notices, made))
     limit_bytes = device_memory_bytes()
     if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found

@@ -30,6 +30,9 @@ from automesh.program.nouns import Entry
 from automesh.program.script.build import Built, build_on
 from automesh.texts.exceptions import sentence_of
 
+# A second run in the same process is made if the first one took at most this share of its time.
+_SHARE_OF_A_RUN = 0.3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedStep:
@@ -47,8 +50,12 @@ def check_carried(
     *,
     lower: Callable[[Built], Any],
     entering: Callable[[str], None],
+    limit_s: float = math.inf,
 ) -> CarryCheck:
     """Runs the script on a mesh, and compares its step there with the stored one.
+
+    A script that reads the sizes of its mesh is run on a second mesh as well, one that does not
+    divide an argument of the carried step, if there is time for that.
 
     If they split arguments differently, and axes that have size 1 in the script's own mesh are
     larger in this one, the step of this run replaces the stored one. The new one is then carried
@@ -58,6 +65,7 @@ def check_carried(
       meshes: meshes to try in order; the first one on which jax accepts the stored step is used.
       lower: lowers a step.
       entering: is called with the name of each stage: `build`, `lower`.
+      limit_s: the time after which this process is ended.
 
     Raises:
       Exception: any exception that ends the script before its step.
@@ -110,7 +118,8 @@ def check_carried(
             return replace(replaced, mesh=mesh, took_s=took_s)
     elif may_replace and _stored(capture.folder, *taken[-1]):
         return CarryCheck(mesh=mesh, by=by, difference=said, took_s=took_s, is_stored=True)
-    if not said and reads and is_first and not capture.is_carried:
+    has_time = took_s < _SHARE_OF_A_RUN * limit_s
+    if not said and reads and is_first and not capture.is_carried and has_time:
         entering("build")
         said, at = _where_it_does_not_divide(entry, builds[by], axis_types)
         mesh = at or mesh
@@ -120,9 +129,9 @@ def check_carried(
 def _where_it_does_not_divide(
     entry: Entry, build: Any, axis_types: tuple[str, ...]
 ) -> tuple[str, str]:
-    """Runs a script that reads the sizes of its mesh on the first mesh with all devices on one axis
-    that does not divide the carried step's arguments: it may leave whole what such a mesh does not
-    divide.
+    """Runs a script that reads the sizes of its mesh on the first of the meshes with all devices on
+    one axis that does not divide the carried step's arguments: it may leave whole what that mesh
+    does not divide. The others of these meshes are not tried.
 
     Returns:
       How its arguments differ there, and the mesh; empty if they do not, if the script fails there,

@@ -6,6 +6,7 @@ Public in jax: `Mesh.shape`, which is computed once a mesh and then kept in the 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ from jax.sharding import Mesh
 from automesh.package import our_folders
 
 _SHAPE = "shape"
-_JAX = str(Path(jax.__file__).parent)
+_JAX = f"{Path(jax.__file__).parent}{os.sep}"
 
 
 @contextmanager
 def seeing_sizes_read() -> Generator[list[str]]:
     """Yields a list of each file and line that reads `Mesh.shape` in the body; those of jax and
-    automesh are left out. If jax computes the shape in another way, the list has one entry."""
+    automesh are left out, and other ways to the sizes are not seen, such as `mesh.devices.shape`.
+    If jax computes the shape in another way, the list has one entry."""
     found: list[str] = []
     original: Any = vars(Mesh).get(_SHAPE)
     compute: Any = getattr(original, "func", getattr(original, "fget", None))

@@ -43,6 +43,7 @@ class Facts:
         as it acted in environments.
       shuffled: the lookups that take these rows.
       stacked: factors of all parameters: networks side by side.
+      given: factors of each array of data.
       pooled: factors that are summed before a batch is.
       mixed: factors that a forward pass sums products over.
       is_trained: whether there are parameters; else all carried arrays count as weights.
@@ -58,6 +59,7 @@ class Facts:
     acted: set[int] = field(default_factory=set[int])
     shuffled: list[Lookup] = field(default_factory=list[Lookup])
     stacked: set[int] = field(default_factory=set[int])
+    given: list[set[int]] = field(default_factory=list[set[int]])
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
     is_trained: bool = True
@@ -92,6 +94,9 @@ def facts_of(
         roots(every, dims)
         for dims, role in zip(inputs, roles, strict=True)
         if role == Role.PARAMETER
+    ]
+    found.given = [
+        roots(every, dims) for dims, role in zip(inputs, roles, strict=True) if role == Role.DATA
     ]
     arrays = [own for own in parameters if own]
     found.stacked = set[int].intersection(*arrays) if len(arrays) > 1 else set()
@@ -234,7 +239,12 @@ def _row_lookups(every: Dimensions, events: Events, found: Facts) -> Iterator[Lo
     a table of frozen weights; rows that the step draws, those of a window, and those for each of
     several stacked networks are data."""
     for one in events.lookups:
-        is_drawn = bool(one.chosen_by & ArrayOrigin.RANDOM) or one.is_of_windows
+        by = roots(every, one.by)
+        # Places in a window that other data has, too, are positions of tokens.
+        is_window = one.is_of_windows and not any(
+            by <= {every.find(root) for root in own} for own in found.given
+        )
+        is_drawn = one.chosen_by == ArrayOrigin.RANDOM or is_window
         stacked = {every.find(root) for root in found.stacked}
         of_rows = [dim for dim in one.by if not roots(every, (dim,)) <= stacked]
         is_table = one.is_float and len(of_rows) > 1 and not is_drawn

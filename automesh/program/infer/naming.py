@@ -29,6 +29,7 @@ class _Signs:
     group: set[int] = field(default_factory=set[int])
     experts: set[int] = field(default_factory=set[int])
     branches: set[int] = field(default_factory=set[int])
+    modes: set[int] = field(default_factory=set[int])
     stacked: set[int] = field(default_factory=set[int])
     features: set[int] = field(default_factory=set[int])
     made: set[int] = field(default_factory=set[int])
@@ -144,6 +145,13 @@ def _signs(
     for dims in events.spatial:
         # A window over one dimension slides along tokens, samples of sound or another sequence.
         (signs.patches if sum(map(bool, dims)) > 1 else signs.slid).update(roots(every, dims))
+    for dims in events.transformed:
+        own = roots(every, dims)
+        pieces = [dim for root in own for dim in every.pieces(root).values()]
+        signs.modes |= roots(every, pieces) & facts.weights
+        if len(dims) > 1:  # Of an image or a field.
+            signs.patches |= own - facts.weights
+    signs.experts -= signs.modes
     signs.heads -= signs.experts
     # Scores of a router choose among experts; others are trained side by side, as two critics are.
     signs.branches = signs.experts - signs.scored
@@ -446,6 +454,7 @@ def _of_weights(every: Dimensions, facts: Facts, signs: _Signs, root: int) -> st
             ("vocab", signs.vocab),
             ("positions", signs.positions),
             ("embed", main),
+            ("modes", signs.modes),
             ("expert", signs.experts),
             ("branch", signs.branches),
             ("heads", signs.heads),

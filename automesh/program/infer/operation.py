@@ -247,9 +247,10 @@ class Events:
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.
     copies: list[Dims] = field(default_factory=list[Dims])
-    # For each factorization that no gradient is taken through, such as those of an optimizer: the
-    # dimensions of the matrix, and those of the results.
+    # Factorizations that no gradient is taken through, such as those of an optimizer.
     factorized: list[Factorized] = field(default_factory=list["Factorized"])
+    # Dimensions along which each Fourier transform runs, and those of its result.
+    transformed: list[Dims] = field(default_factory=list[Dims])
     # Dimensions along which such factors are used to solve.
     solved: list[Dims] = field(default_factory=list[Dims])
     equations: int = 0

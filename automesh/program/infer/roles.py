@@ -302,17 +302,16 @@ def _without_copies(
 def _is_early_copy(
     place: int, arrays: Sequence[_Array], flows: Mapping[int, Flow], parameters: set[int]
 ) -> bool:
-    """Whether a statistic is a copy that is computed from a parameter before that is replaced, and
-    from no data, as a momentum encoder is."""
-    made_of = flows[place].direct & ~(1 << place)
-    given = _bits(other for other, one in enumerate(arrays) if other not in flows and one.shape)
+    """Whether a statistic is a copy of one parameter that is moved before that is replaced, as a
+    momentum encoder is: it is computed from that and itself alone."""
+    made_of = [
+        other for other in _places(flows[place].direct & ~(1 << place)) if arrays[other].shape
+    ]
     return (
         arrays[place].is_float
-        and not made_of & given
-        and any(
-            arrays[other].shape == arrays[place].shape
-            for other in _places(made_of & _bits(parameters))
-        )
+        and len(made_of) == 1
+        and made_of[0] in parameters
+        and arrays[made_of[0]].shape == arrays[place].shape
     )
 
 
@@ -320,19 +319,23 @@ def _samples(
     parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow], keys: set[int]
 ) -> set[int]:
     """Returns what looks like a parameter and is samples that follow a gradient, as the walkers and
-    chains of Langevin dynamics do: they move by noise as well, no data is written into them, and
-    parameters that do not move by noise learn from them."""
+    chains of Langevin dynamics do: they move by noise as well, no data moves them, and parameters
+    that do not move by noise learn from them."""
     noise = _bits(keys)
-    data = _bits(
+    given = _bits(
         place
         for place, one in enumerate(arrays)
-        if place not in flows and one.is_float and one.shape
+        if place not in flows and one.shape and place not in keys
     )
     noisy = [place for place in parameters if flows[place].direct & noise]
     taught = 0
     for place in parameters:
         taught |= 0 if place in noisy else flows[place].through
-    return {one for one in noisy if taught >> one & 1 and not flows[one].direct & data}
+    return {
+        one
+        for one in noisy
+        if taught >> one & 1 and not (flows[one].direct | flows[one].through) & given
+    }
 
 
 def _owners(

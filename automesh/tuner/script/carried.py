@@ -1,11 +1,12 @@
 """Checks whether the step of a script's first run can be carried to other meshes, and whether the
 script itself gives the winner's program.
 
-A script is started at most three times: for its step; on another mesh, if there is one, to see what
-depends on the mesh; and on the winner's mesh, before that becomes a rule. If its own mesh has axes
-of size 1, jax shows only on another mesh what it would split over those axes: the step of that mesh
-is carried then, back to the script's own mesh for the check, and if it differs there, the script is
-started once more. All other processes use the stored step (`automesh.program.carry`).
+As a rule a script is started at most three times: for its step; on another mesh, if there is one,
+to see what depends on the mesh; and on the winner's mesh, before that becomes a rule. If its own
+mesh has axes of size 1, jax shows only on another mesh what it would split over those axes: the
+step of that mesh is carried then, back to the script's own mesh for the check, and if it differs
+there, the script is started once more. All other processes use the stored step
+(`automesh.program.carry`).
 
 A script that reads the sizes of its mesh is started once more, on a mesh that does not divide an
 argument of the carried step, if there is one: it may leave whole there what it splits elsewhere.
@@ -97,7 +98,7 @@ def _check(
     plans: Sequence[Plan],
     progress: Progress,
 ) -> CarryCheck | Failure:
-    job = CarryJob(step=step_ref(entry, target), plans=tuple(plans))
+    job = CarryJob(step=step_ref(entry, target), plans=tuple(plans), limit_s=request.timeout_s)
     named = entry.capture.num_devices if entry.capture is not None else 0
     surroundings = surroundings_naming(named, target) if named else surroundings_of(target)
     with one_worker(

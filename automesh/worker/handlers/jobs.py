@@ -310,6 +310,7 @@ def _check_carried(job: CarryJob, stages: StageReporter) -> CarryCheck:
             [plan.axes for plan in job.plans],
             lower=lambda built: lower_any(built, platforms=_platforms(job.step.absent)),
             entering=stages.enter,
+            limit_s=job.limit_s or math.inf,
         )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.program.capture import discover
+from automesh.program.capture.abstract import record
 from automesh.program.capture.abstract.record import ValueNeeded
-from automesh.program.capture.nouns import Discovery
+from automesh.program.capture.nouns import Discovery, SourceLine
 from automesh.program.capture.world import told
 from automesh.program.nouns import Entry
 from tests.program.capture.test_run_script import FOUND, SCRIPTS, SPLIT, environment, searched
@@ -259,6 +261,7 @@ def test_what_cannot_be_computed_later_is_not_made_up(name: str, tmp_path: Path)
 
 LIMITS = """
 from automesh.program.capture.abstract import deferred
+from automesh.program.capture.abstract import record
 from automesh.program.capture.abstract.record import ValueNeeded
 counts = [jnp.sum(jax.random.normal(jax.random.key(seed), (512, 512)) > 0) for seed in range(2)]
 jnp.stack(counts), jnp.asarray(counts[0]), counts[0].astype(jnp.float32), jnp.ones(9)[counts[0]]
@@ -454,6 +457,11 @@ def test_who_fails_with_arrays_too_is_told_why_they_were_made(
     assert (caught.value.hint, starts) == ("choose another one", ["with its arrays"])
 
 
+@dataclass
+class Found:
+    notices: tuple[str, ...] = ()
+
+
 def test_a_dry_run_makes_no_arrays_unless_the_script_needs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -466,7 +474,7 @@ def test_a_dry_run_makes_no_arrays_unless_the_script_needs_them(
             raise ValueNeeded("train.py:7 needs the value of `x`")
         return found
 
-    found: Any = object()
+    found: Any = Found()
     monkeypatch.setattr(discover, "discover", finds)
     starts: list[str] = []
     asks: list[str] = []
@@ -474,7 +482,7 @@ def test_a_dry_run_makes_no_arrays_unless_the_script_needs_them(
         again = discover.discover_here(
             ENTRY, device_memory_bytes=lambda: 0, again=starts.append, measures_nothing=True
         )
-        assert again == found
+        assert ("because train.py:7" in str(again.notices)) is bool(asks)
         asks.append("a value")
     assert (ran, starts) == ([True, True, False], ["with its arrays"])
     monkeypatch.setattr(told, "wanted_devices", lambda: 4)
@@ -498,3 +506,15 @@ def test_a_dry_run_does_not_compute_the_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "data:4" in done.stdout
     assert not (tmp_path / "computed").exists()
+
+
+def test_a_line_that_waits_for_a_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`while True: ... if error < 0.1: break` does not end with nan."""
+    line = SourceLine(file="train.py", line=7)
+    monkeypatch.setattr(record, "asking_line", lambda: line)
+    monkeypatch.setattr(record, "_MOST_READS", 3)
+    monkeypatch.setattr(record, "STATE", record.ArraysState())
+    for _ in range(3):
+        record.note_read()
+    with pytest.raises(ValueNeeded, match=r"train\.py:7 reads a number more than 3 times"):
+        record.note_read()

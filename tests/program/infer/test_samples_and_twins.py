@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from automesh.program.infer.nouns import CautionKind, Role
+from automesh.program.infer.search.layout import lay_out
 from tests.support.infer_models import Model, argument, descended, f32
 
 
@@ -80,7 +81,13 @@ def test_a_buffer_of_samples_that_follow_a_gradient_is_a_data_set() -> None:
     assert batches(model)["batch"] == 64
 
 
-def test_parameters_with_noise_in_their_gradients_stay_parameters() -> None:
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_parameters_with_noise_in_their_gradients_stay_parameters(which: str) -> None:
+    def noisy(w: Any, g: Any, key: Any) -> Any:
+        if which == "one" and w.shape != (24, 128):
+            return w - 0.1 * g
+        return w - 0.1 * (g + jax.random.normal(key, g.shape))
+
     def step(p: Any, key: Any, x: Any) -> Any:
         key, own = jax.random.split(key)
         loss, slopes = jax.value_and_grad(lambda p: jnp.mean(energy(p, x)))(p)
@@ -151,6 +158,27 @@ def test_floats_that_several_dimensions_choose_are_a_table_only_for_tokens(kind:
     assert batches(model)["batch"] == 64
 
 
+@pytest.mark.parametrize("kind", ["masked tokens", "positions"])
+def test_a_frozen_table_of_tokens_or_positions_is_no_data_set(kind: str) -> None:
+    weights = {"w1": f32(16, 128), "w2": f32(128, 16)}
+
+    def step(p: Any, table: Any, tokens: Any, at: Any, key: Any) -> Any:
+        if kind == "masked tokens":
+            other = jax.random.randint(key, tokens.shape, 0, 512)
+            x = table[jnp.where(jax.random.uniform(key, tokens.shape) < 0.1, other, tokens)]
+        else:
+            x = table[at[:, None] + jnp.arange(32)] * tokens[..., None]
+        return descended(lambda p: jnp.mean((jnp.tanh(x @ p["w1"]) @ p["w2"]) ** 2), p)
+
+    model = Model(
+        step=step,
+        args=(weights, f32(512, 16), int32(64, 32), int32(64), KEY),
+        names=("p", "table", "tokens", "at", "key"),
+        num_state=1,
+    )
+    assert argument(model.classes(), "table").role is Role.FROZEN
+
+
 def test_networks_side_by_side_need_one_decision() -> None:
     """Before, a coarse and a fine network doubled the classes that were searched."""
 
@@ -188,3 +216,44 @@ def test_a_momentum_encoder_that_is_moved_before_the_loss_is_a_copy() -> None:
     own = {"w1": f32(24, 128)}
     model = Model(step=step, args=(own, own, f32(64, 24)), names=("p", "slow", "x"), num_state=2)
     assert argument(model.classes(), "slow['w1']").role is Role.COPY
+
+
+def test_modes_of_a_field_are_no_branches() -> None:
+    """Before, they were searched over ep and tp, and the field over sp: 384 mappings."""
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            seen = jnp.fft.rfft2(x[..., None] @ p["lift"], axes=(1, 2))
+            low = jnp.einsum("bxyi,ioxy->bxyo", seen[:, :8, :8], p["low"] + 0j)
+            made = jnp.fft.irfft2(jnp.zeros_like(seen).at[:, :8, :8].set(low), axes=(1, 2))
+            return jnp.mean(((made @ p["out"])[..., 0] - y) ** 2)
+
+        return descended(loss, p)
+
+    weights = {"lift": f32(1, 64), "low": f32(64, 64, 8, 8), "out": f32(64, 1)}
+    model = Model(
+        step=step,
+        args=(weights, f32(16, 32, 32), f32(16, 32, 32)),
+        names=("p", "x", "y"),
+        num_state=1,
+    )
+    found = model.classes()
+    assert batches(model) == {"batch": 16}
+    assert argument(found, "p['low']").dims[2:] == ("modes", "modes2")
+    assert argument(found, "x").dims == ("batch", "space", "space2")
+    layout = lay_out(found, num_devices=8, script="train.py")
+    assert not {one.name for one in layout.logical} & {"modes", "modes2", "space", "space2"}
+
+
+def test_states_of_environments_are_no_copies_of_a_policy_of_their_shape() -> None:
+    def step(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ p["w1"].T) @ p["w2"]) ** 2)
+
+        acted = x + 0.1 * jnp.tanh(x @ p["w1"].T) @ p["w2"]
+        p, value = descended(loss, p)
+        return p, acted, value
+
+    weights = {"w1": f32(64, 8), "w2": f32(64, 8)}
+    model = Model(step=step, args=(weights, f32(64, 8)), names=("p", "x"), num_state=2)
+    assert argument(model.classes(), "x").role is Role.STATISTIC

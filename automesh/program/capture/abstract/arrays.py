@@ -19,9 +19,8 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.abstract.deferred import CHEAP, Deferred, computed
-from automesh.program.capture.abstract.record import STATE, needed
+from automesh.program.capture.abstract.record import STATE, needed, note_read
 from automesh.program.capture.abstract.work import aval_bytes
-from automesh.program.capture.frames import asking_line
 from automesh.program.capture.known_numbers import KnownNumber
 from automesh.program.capture.unread import UNREAD
 
@@ -181,7 +180,7 @@ class AbstractArray(_CORE.Tracer):
         value = self._value_if_known()
         if value is not None:
             return float(value)
-        STATE.printed.setdefault(asking_line())
+        note_read()
         return UNREAD
 
     def _value_if_known(self) -> Any:
@@ -196,8 +195,7 @@ class AbstractArray(_CORE.Tracer):
                 real = computed(self.later, most=CHEAP)
                 if real is not None:
                     return real
-            place = asking_line()
-            STATE.printed.setdefault(place)
+            place = note_read()
             STATE.decided = STATE.decided or place
         return value
 
@@ -237,7 +235,7 @@ class AbstractArray(_CORE.Tracer):
             return format(value[()], spec)
         if spec and aval.shape:
             raise TypeError("unsupported format string passed to Array.__format__")
-        STATE.printed.setdefault(asking_line())
+        note_read()
         return format(math.nan, spec.rstrip("d")) if spec else str(self)
 
     def __repr__(self) -> str:

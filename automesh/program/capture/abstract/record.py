@@ -29,7 +29,7 @@ class ArraysState:
       trace: the trace in force while a script runs without its arrays.
       alive_bytes, most_bytes: bytes of the arrays that the script holds now, and the most that it
         held.
-      printed: lines that were given `nan` for a number.
+      printed: for each line that was given `nan` for a number, how often.
       decided: the first line that compared a number that was `nan`.
       needed: the last value that Python asked for in vain.
       compiled: the shardings of the results of each operation that was compiled to find them.
@@ -39,7 +39,7 @@ class ArraysState:
     is_installed: bool = False
     alive_bytes: int = 0
     most_bytes: int = 0
-    printed: dict[SourceLine, None] = field(default_factory=dict[SourceLine, None])
+    printed: dict[SourceLine, int] = field(default_factory=dict[SourceLine, int])
     decided: SourceLine | None = None
     needed: ValueNeeded | None = None
     compiled: dict[Any, tuple[Sharding | None, ...]] = field(
@@ -48,6 +48,8 @@ class ArraysState:
 
 
 STATE = ArraysState()
+# A line that reads so many numbers waits for one that is never nan: `while True: ... if err < 0.1`.
+_MOST_READS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,19 @@ def seen() -> Seen:
         decided=STATE.decided,
         needed=STATE.needed,
     )
+
+
+def note_read() -> SourceLine:
+    """Notes that the line of the script that runs now is given `nan` for a number.
+
+    Raises:
+      ValueNeeded: it was given so many that it seems to wait for another number.
+    """
+    place = asking_line()
+    STATE.printed[place] = STATE.printed.get(place, 0) + 1
+    if STATE.printed[place] > _MOST_READS:
+        raise needed_at_line(f"reads a number more than {_MOST_READS:,} times", place)
+    return place
 
 
 def needed_at_line(what: str, place: SourceLine | None = None) -> ValueNeeded:

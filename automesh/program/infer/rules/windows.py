@@ -141,6 +141,7 @@ def _fft(op: TracedOperation) -> list[Dims]:
         op.all.mark(found[place], DimensionMark.ORDERED)
         if op.given[0][place] != op.shapes[0][place]:
             found[place] = op.all.new(op.shapes[0][place], DimensionMark.ORDERED)
+    op.events.transformed += [op.ins[0][start:], tuple(found[start:])]
     return [tuple(found)]
 
 

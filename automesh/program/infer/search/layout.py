@@ -57,7 +57,7 @@ _NUMBERED = re.compile(r"\d+$")  # Classes without a name of their own: `d0`.
 _HEADS, _IN_HEADS = "heads", ("head_dim", "group")  # Who splits heads leaves each of them whole.
 _SEQUENCE = ("time", "sequence", "length", "examples")
 # Rows of a table of which each sequence takes the first ones, and what is taken one by one.
-_IN_ORDER = ("positions", "layers", "stack")
+_IN_ORDER = ("positions", "layers", "stack", "modes")
 CHANGED = (Role.MOMENT, Role.COPY, Role.STATISTIC)
 WEIGHTS = (Role.PARAMETER, Role.FROZEN)
 STATE = (*WEIGHTS, *CHANGED)
