@@ -6,8 +6,8 @@ Public in jax: `Mesh.shape`, which is computed once a mesh and then kept in the 
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from automesh.package import our_folders
 
 _SHAPE = "shape"
+_MOST = 100  # lines that are noted
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 
 
@@ -37,9 +38,11 @@ def seeing_sizes_read() -> Generator[list[str]]:
     own = (_JAX, *our_folders())
 
     def read(mesh: Mesh) -> Any:
-        asking = sys._getframe(1)
-        if len(found) < 100 and not asking.f_code.co_filename.startswith(own):
-            found.append(f"{asking.f_code.co_filename}:{asking.f_lineno}")
+        frame = inspect.currentframe()
+        asking = None if frame is None else frame.f_back
+        file = "" if asking is None else asking.f_code.co_filename
+        if asking is not None and len(found) < _MOST and not file.startswith(own):
+            found.append(f"{file}:{asking.f_lineno}")
         return compute(mesh)
 
     setattr(Mesh, _SHAPE, property(read))
