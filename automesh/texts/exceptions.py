@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from automesh.texts.terminal import as_unicode
 
@@ -10,28 +11,62 @@ from automesh.texts.terminal import as_unicode
 # shorter.
 MOST_CHARS_READ = 100_000
 _MOST_CHARS_SHOWN = 200
-# jax/_src/sharding.py
+# The name of jax's error about an array that a mesh does not divide: jax/_src/sharding.py.
+UNDIVIDED = "IndivisibleError"
 _INDIVISIBLE = re.compile(
     r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
     r"\(full shape: (\(.*?\))"
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undivided:
+    """A dimension of an array that a mesh does not divide.
+
+    Attributes:
+      parts: into how many parts the mesh would split it.
+    """
+
+    dimension: int
+    parts: int
+    size: int
+    shape: str
+
+
+def undivided(error: BaseException) -> Undivided | None:
+    """Reads jax's error about an array that a mesh does not divide; None for any other error."""
+    if type(error).__name__ != UNDIVIDED:
+        return None
+    if not (found := _INDIVISIBLE.search(said_by(error))):
+        return None
+    dimension, parts, size = map(int, found.groups()[:3])
+    return Undivided(dimension=dimension, parts=parts, size=size, shape=found[4])
+
+
 def sentence_of(error: BaseException) -> str:
-    """Returns `in_one_line` of an error in 200 characters; shortens jax's message about a mesh."""
-    name, said = type(error).__name__, said_by(error)
-    if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
-        axis, parts, size, shape = found.groups()
-        return f"{name}: dimension {axis} of an array {shape} is {size}, no multiple of {parts}"
+    """Returns `in_one_line` of an error in 200 characters."""
     return shortened(in_one_line(error))
 
 
 def in_one_line(error: BaseException) -> str:
     """Returns `ValueError: the first line of its message`; the type alone if it has no message, as
-    that of `assert len(devices) == 8`."""
-    lines = said_by(error).strip().splitlines()
-    name = type(error).__name__
+    that of `assert len(devices) == 8`; for jax's error about an array that a mesh does not divide,
+    the array and which sizes would do."""
+    name, said = type(error).__name__, said_by(error)
+    if found := undivided(error):
+        size, parts = found.size, found.parts
+        return (
+            f"{name}: dimension {found.dimension} of an array {found.shape} is {size}, no multiple "
+            f"of {parts}{_multiples(size, parts)}"
+        )
+    lines = said.strip().splitlines()
     return f"{name}: {lines[0].strip()}" if lines else name
+
+
+def _multiples(size: int, parts: int) -> str:
+    """Names the multiples of `parts` next to a size: ` (16 and 20 are)`."""
+    below = size // parts * parts
+    return f" ({below} and {below + parts} are)" if below else f" ({parts} is)"
 
 
 def said_by(error: BaseException) -> str:

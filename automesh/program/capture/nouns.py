@@ -253,7 +253,9 @@ class Capture:
       carried_by: how workers carry the stored step to other meshes; empty if they run the script
         for each mesh.
       start_s: seconds from the script's first line to its step, in its first run.
-      num_devices: how many devices the script is shown, because it names that number; 0 for all.
+      num_devices: how many devices the script is shown, because it names that number, or because
+        its mesh of all of them does not divide its arrays; 0 for all.
+      undivided: what its mesh of all devices does not divide; empty if it names the number.
       layout: the layout that is searched besides meshes, where shardings are inferred; None if the
         script is searched as it is written.
     """
@@ -265,6 +267,7 @@ class Capture:
     num_devices: int = 0
     layout: Layout | None = None
     # These are not part of what is searched.
+    undivided: str = field(default="", compare=False)
     runs_with_arrays: bool = field(default=False, compare=False)
     folder: str = field(default="", compare=False)
     carried_by: CarriedBy | Literal[""] = field(default="", compare=False)
@@ -363,7 +366,7 @@ class CarryCheck:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDevices:
     """The outcome that the first run of a script failed because the script names another number of
-    devices.
+    devices, or because the mesh that it makes of all of them does not divide its arrays.
 
     Attributes:
       num_devices: number of devices that the script wants.

@@ -60,6 +60,7 @@ class Known:
     incumbent: tuple[Plan, ...] = ()
     decision: Decision | None = None
     differing: dict[Plan, None] = field(default_factory=dict[Plan, None])
+    _waiting: dict[Plan, Calibration] = field(default_factory=dict[Plan, Calibration])
 
     @property
     def baseline(self) -> tuple[Plan, ...]:
@@ -93,10 +94,14 @@ class Known:
         plans = frozenset(self.search.legal.plans)
         for calibration in stored.calibrations:
             compiled = self.compiled.get(calibration.plan)
-            is_same = isinstance(compiled, Compiled) and (
+            if calibration.plan not in plans:
+                continue
+            if compiled is None:
+                # This search had no time to compile it: a later one, and the report, may use it.
+                self._waiting[calibration.plan] = calibration
+            elif isinstance(compiled, Compiled) and (
                 compiled.fingerprint == calibration.first.fingerprint
-            )
-            if calibration.plan in plans and is_same:
+            ):
                 self.calibrations[calibration.plan] = calibration
         for reference in stored.references:
             if not self.baseline or set(reference.plan) & set(self.baseline):
@@ -197,10 +202,16 @@ class Known:
         self.finish(plan, outcome)
 
     def note_visits(self) -> None:
-        """Stores the first visits."""
+        """Stores the first visits, also those of plans that only earlier searches compiled."""
+        waiting = {
+            plan: one
+            for plan, one in self._waiting.items()
+            if plan not in self.done or may_be_exported(self.done[plan])
+        }
+        visits = {**waiting, **self.calibrations}
         stored = StoredVisits(
             machine=self.machine,
-            calibrations=tuple(self.calibrations.values()),
+            calibrations=tuple(visits.values()),
             references=() if self.reference is None else (self.reference,),
         )
         self.search.notebook.note("visits", to_json(stored, StoredVisits))

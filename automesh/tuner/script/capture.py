@@ -29,6 +29,7 @@ from automesh.report.progress import Progress
 from automesh.report.words import count
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
+from automesh.texts.exceptions import UNDIVIDED
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.script.around import check_around, searched_around
@@ -186,13 +187,20 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
         measures_nothing=request.dry_run,
     )
     answer = _first_run(request, job, surroundings_of(target), progress)
-    if isinstance(answer, OtherDevices):
+    undivided = ""
+    while isinstance(answer, OtherDevices):
         count = answer.num_devices
-        progress.now(f"{name} names {count} devices: running it again with as many")
+        if UNDIVIDED in answer.reason:
+            undivided = undivided or answer.reason.partition(f"{UNDIVIDED}: ")[2]
+            why = f"its mesh of all devices does not divide its arrays: running it on {count}"
+        else:
+            why = f"{name} names {count} devices: running it again with as many"
+        progress.now(why)
         job = replace(job, num_devices=count)
         answer = _first_run(request, job, surroundings_naming(count, target), progress)
-    assert isinstance(answer, Discovery), "a run with as many devices as it names wants no others"
-    return replace(answer, capture=replace(answer.capture, folder=folder, start_s=answer.took_s))
+    found = answer.capture
+    capture = replace(found, folder=folder, start_s=answer.took_s, undivided=undivided)
+    return replace(answer, capture=capture)
 
 
 def _first_run(
@@ -297,7 +305,13 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         )
     if outside := step.about_outside():
         said.append(outside)
-    if capture.num_devices:
+    if capture.undivided:
+        said.append(
+            "the mesh that the script makes of all devices does not divide its arrays "
+            f"({capture.undivided}): it was run on {capture.num_devices} virtual ones, and has no "
+            "mesh of its own that others could be compared with; name one with `--baseline`"
+        )
+    elif capture.num_devices:
         said.append(
             f"the script names {capture.num_devices} devices, and was run on as many virtual ones: "
             "it has no mesh of the target's devices that others could be compared with; name one "

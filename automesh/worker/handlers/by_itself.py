@@ -25,7 +25,9 @@ def blamed(error: UsageError, entry: Entry, took_s: float) -> UsageError:
     verdict = run_by_itself(entry, *place, limit_s=limit_s)
     command, count = entry.by_itself, len(own())
     if verdict.what == "fails":
-        hint = f"`{command}` fails by itself, too, on {count} virtual CPU devices: {verdict.error}"
+        is_same = verdict.error in error.message
+        why = ", with the same error" if is_same else f": {verdict.error}"
+        hint = f"`{command}` fails by itself, too, on {count} virtual CPU devices{why}"
     elif verdict.what == "passes":
         hint = (
             f"`{command}` goes past that line by itself, on {count} virtual CPU devices: it fails "

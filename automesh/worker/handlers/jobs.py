@@ -58,6 +58,7 @@ from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
+from automesh.texts.exceptions import UNDIVIDED
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.by_itself import blamed
 from automesh.worker.handlers.compile_absent import compile_ahead
@@ -259,7 +260,8 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
             _NO_BACKEND in error.message
         ):  # The script is not the cause; it only asked for devices first.
             start_jax(stages)
-        if (count := told.wanted_devices()) and not job.num_devices:
+        count = told.wanted_devices()
+        if count and (not job.num_devices or (UNDIVIDED in error.message and count < len(own()))):
             return OtherDevices(num_devices=count, reason=error.message)
         if not _FAILS.search(error.message) or own()[0].platform != "cpu":
             raise

@@ -73,6 +73,7 @@ class Scene:
       outside: plans that the space does not have any more.
       notices: what the user was told.
       step: that is searched.
+      uncompiled: plans that this search has no time to compile.
     """
 
     folder: Path
@@ -84,9 +85,11 @@ class Scene:
     outside: frozenset[str] = frozenset()
     notices: list[str] = field(default_factory=list)
     step: StepRef = SUBJECT.step
+    uncompiled: frozenset[Plan] = frozenset()
 
     def search(self, budget_s: float, *, challengers: Sequence[Plan] = ()) -> Decision | None:
         plans = tuple(self.pool.truth)
+        compiles = tuple(one for one in plans if one not in self.uncompiled)
         waiting = list(challengers)
 
         def challenge(*_: object) -> list[Plan]:
@@ -115,8 +118,8 @@ class Scene:
                     clock=self.pool.clock,
                 ),
                 cast(Any, self.pool),
-                compiled={one: compiled(1.0, "f") for one in plans},
-                finalists=self.finalists or plans,
+                compiled={one: compiled(1.0, "f") for one in compiles},
+                finalists=self.finalists or compiles,
                 challenge=challenge,
                 rules=RULES,
             )
@@ -135,6 +138,11 @@ class Scene:
         with self.open() as study:
             noted = self.notebook(study).noted("records")
         return Records() if noted is None else from_json(noted, Records)
+
+    def visits(self) -> set[Plan]:
+        with self.open() as study:
+            stored = self.notebook(study).read("visits", StoredVisits)
+        return set() if stored is None else {one.plan for one in stored.calibrations}
 
     def outcomes(self) -> dict[Plan, object]:
         with self.open() as study:

@@ -180,3 +180,18 @@ def test_who_was_beaten_by_one_that_then_fails_is_tried_again(scene: Callable[..
     here.pool.run = run  # type: ignore[method-assign]
     found = here.search(900.0)
     assert found is not None and found.winner == B
+
+
+def test_a_search_without_time_to_compile_a_plan_keeps_its_first_visit(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({BASE: 0.13, A: 0.1, B: 0.12}, spread=0.005)
+    here.uncompiled = frozenset((B,))
+    for budget_s in (10.0, 15.0, 20.0, 25.0, 30.0):
+        here.search(budget_s)
+        if here.visits():
+            break
+    assert here.visits() == {BASE, A}
+    here.uncompiled = frozenset((A,))
+    here.search(60.0)
+    assert here.visits() == {BASE, A, B}

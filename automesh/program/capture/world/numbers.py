@@ -11,6 +11,7 @@ import jax
 
 from automesh.package import is_users_file
 from automesh.program.capture.world.told import want_devices
+from automesh.texts.exceptions import Undivided, undivided
 
 # The sizes of a mesh in a message: `(2, 4)`, `(8,)`.
 _SIZES = re.compile(r"[(\[](\d+(?:, ?\d+)*),?[)\]]")
@@ -27,11 +28,21 @@ _MOST = 4096
 def note_wanted_devices(error: Exception) -> None:
     """Notes down how many devices a script wants, if that is why it failed."""
     shown = jax.device_count()
-    wanted = (
-        _from_message(str(error), shown) or _from_line(error, shown) or _from_words(error, shown)
-    )
+    found = undivided(error)  # The numbers in its message are those of an array.
+    wanted = _dividing(found, shown) if found else _from_check(error, shown)
     if 0 < wanted <= _MOST and wanted != shown:
         want_devices(wanted)
+
+
+def _dividing(found: Undivided, shown: int) -> int:
+    """Returns the number of devices by which the script's mesh divides the array; 0 if that is one
+    device, on which its mesh is none."""
+    parts = math.gcd(found.size, found.parts)
+    return shown * parts // found.parts if parts > 1 and shown % found.parts == 0 else 0
+
+
+def _from_check(error: Exception, shown: int) -> int:
+    return _from_message(str(error), shown) or _from_line(error, shown) or _from_words(error, shown)
 
 
 def _from_message(text: str, shown: int) -> int:

@@ -17,6 +17,8 @@ CHECKS = {
     f"{SHOWN} devices: a batch of 5 rows cannot be split into 3": 0,
     f"needs 2.5 GiB on each of {SHOWN} devices": 0,
     f"a batch of 3 rows cannot be split into {SHOWN}": 0,
+    f"One of device_put args implies that array axis 0 is partitioned {SHOWN} times, but the "
+    "dimension size is 19 (full shape: (19, 64))": 0,
 }
 
 
