@@ -37,6 +37,8 @@ _SHARE = 0.1
 # Several are, or those that other axes split, if they take this part together, and each at least
 # the second one.
 _SHARE_TOGETHER, _SHARE_OF_ONE = 0.5, 0.02
+# The argument that an array is in: `args[0]` of `args[0]['w']`, `model` of `model.up.kernel`.
+_ARGUMENT = re.compile(r"^(?:args\[\d+\]|\w*)")
 # `Finding.detail` of state that is small and was made on one device.
 _ONE_DEVICE = "one device"
 # An axis of this name is meant to split the state.
@@ -148,7 +150,7 @@ def undonated_state(program: PartitionedProgram) -> Iterator[Finding]:
             UNDONATED_STATE,
             places,
             detail=", ".join(
-                dict.fromkeys(program.state.name(one).partition("]")[0] + "]" for one in places)
+                dict.fromkeys(_ARGUMENT.findall(program.state.name(one))[0] for one in places)
             ),
             cure=Cure(kind="donate", arguments=tuple(argument for argument, _ in pairs)),
         )

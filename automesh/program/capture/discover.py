@@ -23,6 +23,7 @@ from automesh.program.capture.abstract.trace import is_without_arrays, without_a
 from automesh.program.capture.build import on_attached
 from automesh.program.capture.flow.finder import FoundStep, StepFinder
 from automesh.program.capture.flow.program import facts_of
+from automesh.program.capture.flow.unplaced import unplaced
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.in_text import (
@@ -574,7 +575,9 @@ class _ScriptWatch:
         if not self._is_on_mesh(found):
             return replace(_without_mesh(found), unused_mesh=own, notices=notices)
         return Discovery(
-            capture=Capture(mesh=own, step=found.step),
+            capture=Capture(
+                mesh=own, step=found.step, unplaced=unplaced(found.whole, found.placed)
+            ),
             batch_axes=_axes_of(found, self.made[own]),
             num_devices=jax.device_count(),
             other_steps=found.others,

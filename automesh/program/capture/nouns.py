@@ -256,6 +256,8 @@ class Capture:
       num_devices: how many devices the script is shown, because it names that number, or because
         its mesh of all of them does not divide its arrays; 0 for all.
       undivided: what its mesh of all devices does not divide; empty if it names the number.
+      unplaced: leaves of the step's arguments that lie on no mesh at its first call, as what
+        `jnp.zeros` makes.
       layout: the layout that is searched besides meshes, where shardings are inferred; None if the
         script is searched as it is written.
     """
@@ -268,6 +270,7 @@ class Capture:
     layout: Layout | None = None
     # These are not part of what is searched.
     undivided: str = field(default="", compare=False)
+    unplaced: tuple[int, ...] = field(default=(), compare=False)
     runs_with_arrays: bool = field(default=False, compare=False)
     folder: str = field(default="", compare=False)
     carried_by: CarriedBy | Literal[""] = field(default="", compare=False)

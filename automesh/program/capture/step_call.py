@@ -157,6 +157,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
     """
     mesh = call.context
     args = _placed(call)
+    begins = capture.step.defined_at
     if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
         call, args = _with_split_state(call, args, capture, made)
     pairs = _replaced(call, capture.step.carried)
@@ -177,6 +178,8 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
         carried=tuple(pairs),
+        unplaced=capture.unplaced if capture.makes_mesh else (),
+        source=(begins.file, begins.line),
     )
 
 

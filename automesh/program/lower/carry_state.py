@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +180,7 @@ def carried_leaves(
     *,
     names: Sequence[str],
     kept: Sequence[int],
+    unplaced: Collection[int] = (),
     source: tuple[str, int] = ("", 0),
 ) -> CarriedLeaves:
     """Describes the default `advance`, array by array.
@@ -189,6 +190,7 @@ def carried_leaves(
       outputs: tree of shapes and types that the step returns.
       names: the names of all leaves of the arguments.
       kept: the leaves that are arguments of the lowered program, since the step uses them.
+      unplaced: leaves that the script has put on no mesh.
       source: file and line of the step's function.
     """
     places = {leaf: place for place, leaf in enumerate(kept)}
@@ -216,10 +218,14 @@ def carried_leaves(
         on_one_device=tuple(
             places[leaf]
             for leaf, (_, one) in enumerate(every)
-            if leaf in places and isinstance(_sharding(one), jax.sharding.SingleDeviceSharding)
+            if leaf in places and (leaf in unplaced or _is_on_one_device(one))
         ),
         source=source,
     )
+
+
+def _is_on_one_device(leaf: Any) -> bool:
+    return isinstance(_sharding(leaf), jax.sharding.SingleDeviceSharding)
 
 
 # A leaf, and where it is in its argument or output.

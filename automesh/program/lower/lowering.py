@@ -34,7 +34,7 @@ from automesh.program.lower.static_args import (
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
 from automesh.program.script.pure_step import StepOutputs, returned_of
-from automesh.program.script.workload import Workload
+from automesh.program.script.workload import NamedWorkload, Workload, leaf_names_of
 
 # Which arguments the jitted functions inside of a step donate (jax).
 # A step may be a plain function, a method or a `partial` that calls functions which `jax.jit`,
@@ -127,18 +127,21 @@ class SingleProgram:
         which arrays are arguments of the lowered program."""
         if self.built.workload.advance is not None:
             return None
-        names = [name for name, _ in self.split.named_leaves(self.args, self.kwargs)]
+        workload = self.built.workload
+        given = leaf_names_of(workload)
+        names = [name for name, _ in self.split.named_leaves(self.args, self.kwargs, given)]
         kept = kept_arguments(self.lowered, len(names))
         if kept is None:
             return None
-        outputs = self.traced.out_info
+        is_named = isinstance(workload, NamedWorkload)
         return carry_state.carried_leaves(
             self.carry,
             self.args,
-            outputs,
+            self.traced.out_info,
             names=names,
             kept=kept,
-            source=carry_state.source_of(self.traced),
+            unplaced=workload.unplaced if is_named else (),
+            source=workload.source if is_named else carry_state.source_of(self.traced),
         )
 
     @property

@@ -62,10 +62,14 @@ class NamedWorkload(Workload):
         one are named by their places.
       carried: (leaf of the arguments, leaf of the outputs) for each output that the script passes
         as this argument to its next step.
+      unplaced: leaves of the arguments that the script has put on no mesh before its first step.
+      source: file and line where the step's function begins; empty if unknown.
     """
 
     leaf_names: tuple[str, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
+    unplaced: tuple[int, ...] = ()
+    source: tuple[str, int] = ("", 0)
 
 
 def leaf_names_of(workload: Workload) -> tuple[str, ...]:

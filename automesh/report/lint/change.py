@@ -9,6 +9,7 @@ from automesh.cost.terms import Cure, Finding
 from automesh.texts.terminal import clean
 
 _ARGUMENT = re.compile(r"args\[(\d+)\]")
+_PARAMETER = re.compile(r"^\w+$")
 Split = tuple[tuple[str, ...], ...]
 
 
@@ -30,7 +31,10 @@ def spec(split: Split) -> str:
 def _donate(finding: Finding, _: Cure) -> str:
     numbers = sorted({int(number) for number in _ARGUMENT.findall(finding.detail)})
     if not numbers:
-        return "donate_argnames of these arguments in jax.jit"
+        names = tuple(finding.detail.split(", "))
+        if not all(map(_PARAMETER.match, names)):
+            return "donate_argnames of these arguments in jax.jit"
+        return f"jax.jit(..., donate_argnames={names if names[1:] else names[0]!r})"
     told = numbers[0] if len(numbers) == 1 else tuple(numbers)
     return f"jax.jit(..., donate_argnums={told})"
 
