@@ -11,11 +11,18 @@ from automesh.texts.terminal import as_unicode
 # shorter.
 MOST_CHARS_READ = 100_000
 _MOST_CHARS_SHOWN = 200
-# The name of jax's error about an array that a mesh does not divide: jax/_src/sharding.py.
-UNDIVIDED = "IndivisibleError"
-_INDIVISIBLE = re.compile(
-    r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
-    r"\(full shape: (\(.*?\))"
+# How jax says that a mesh does not divide an array: jax/_src/sharding_impls.py, and, for types with
+# shardings and for `shard_map`, jax/_src/core.py and jax/_src/shard_map.py.
+_INDIVISIBLE = tuple(
+    re.compile(text, re.DOTALL)
+    for text in (
+        r"array axis (?P<dimension>\d+) is partitioned (?P<parts>\d+) times, but the dimension "
+        r"size is (?P<size>\d+) \(full shape: (?P<shape>\(.*?\))",
+        r"array axis (?P<dimension>\d+) is partitioned (?P<parts>\d+) times, but does not evenly "
+        r"divide the dimension size (?P<size>\d+)\. Got shape: (?P<shape>\(.*?\))",
+        r"of shape \w+\[(?P<shape>[\d,]+)\].*?maps array axis (?P<dimension>\d+) \(of size "
+        r"(?P<size>\d+)\) to mesh ax.*?\(of (?:total )?size (?P<parts>\d+)\)",
+    )
 )
 
 
@@ -32,15 +39,31 @@ class Undivided:
     size: int
     shape: str
 
+    def __str__(self) -> str:
+        return (
+            f"dimension {self.dimension} of an array {self.shape} is {self.size}, no multiple of "
+            f"{self.parts} ({self._multiples})"
+        )
+
+    @property
+    def _multiples(self) -> str:
+        below = self.size // self.parts * self.parts
+        return f"{below} and {below + self.parts} are" if below else f"{self.parts} is"
+
 
 def undivided(error: BaseException) -> Undivided | None:
     """Reads jax's error about an array that a mesh does not divide; None for any other error."""
-    if type(error).__name__ != UNDIVIDED:
-        return None
-    if not (found := _INDIVISIBLE.search(said_by(error))):
-        return None
-    dimension, parts, size = map(int, found.groups()[:3])
-    return Undivided(dimension=dimension, parts=parts, size=size, shape=found[4])
+    said = said_by(error)
+    for form in _INDIVISIBLE:
+        if found := form.search(said):
+            shape = found["shape"].strip("()").replace(" ", "").rstrip(",")
+            return Undivided(
+                dimension=int(found["dimension"]),
+                parts=int(found["parts"]),
+                size=int(found["size"]),
+                shape=f"({', '.join(shape.split(','))})",
+            )
+    return None
 
 
 def sentence_of(error: BaseException) -> str:
@@ -54,19 +77,9 @@ def in_one_line(error: BaseException) -> str:
     the array and which sizes would do."""
     name, said = type(error).__name__, said_by(error)
     if found := undivided(error):
-        size, parts = found.size, found.parts
-        return (
-            f"{name}: dimension {found.dimension} of an array {found.shape} is {size}, no multiple "
-            f"of {parts}{_multiples(size, parts)}"
-        )
+        return f"{name}: {found}"
     lines = said.strip().splitlines()
     return f"{name}: {lines[0].strip()}" if lines else name
-
-
-def _multiples(size: int, parts: int) -> str:
-    """Names the multiples of `parts` next to a size: ` (16 and 20 are)`."""
-    below = size // parts * parts
-    return f" ({below} and {below + parts} are)" if below else f" ({parts} is)"
 
 
 def said_by(error: BaseException) -> str:

@@ -374,10 +374,12 @@ class OtherDevices:
     Attributes:
       num_devices: number of devices that the script wants.
       reason: why it failed.
+      undivided: what its mesh of all devices does not divide; empty if it names the number.
     """
 
     num_devices: int
     reason: str
+    undivided: str = ""
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:

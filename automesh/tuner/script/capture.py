@@ -29,7 +29,6 @@ from automesh.report.progress import Progress
 from automesh.report.words import count
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
-from automesh.texts.exceptions import UNDIVIDED
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.script.around import check_around, searched_around
@@ -190,8 +189,8 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     undivided = ""
     while isinstance(answer, OtherDevices):
         count = answer.num_devices
-        if UNDIVIDED in answer.reason:
-            undivided = undivided or answer.reason.partition(f"{UNDIVIDED}: ")[2]
+        if answer.undivided:
+            undivided = undivided or answer.undivided
             why = f"its mesh of all devices does not divide its arrays: running it on {count}"
         else:
             why = f"{name} names {count} devices: running it again with as many"

@@ -58,7 +58,6 @@ from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
-from automesh.texts.exceptions import UNDIVIDED
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.by_itself import blamed
 from automesh.worker.handlers.compile_absent import compile_ahead
@@ -261,8 +260,9 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
         ):  # The script is not the cause; it only asked for devices first.
             start_jax(stages)
         count = told.wanted_devices()
-        if count and (not job.num_devices or (UNDIVIDED in error.message and count < len(own()))):
-            return OtherDevices(num_devices=count, reason=error.message)
+        undivided = told.undivided()
+        if count and (not job.num_devices or (undivided and count < len(own()))):
+            return OtherDevices(num_devices=count, reason=error.message, undivided=undivided)
         if not _FAILS.search(error.message) or own()[0].platform != "cpu":
             raise
         took_s = perf_counter() - began_s

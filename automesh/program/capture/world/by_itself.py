@@ -1,7 +1,8 @@
 """Finds whether a script that failed under automesh also fails without it (no jax).
 
 The script is run once more, in a process of its own and without automesh's hooks, until it has gone
-past the line at which it failed. Its files are kept apart, as in every run.
+past the line at which it failed. A line of a function or of a loop may fail when it runs again, so
+that the script goes on for some seconds then. Its files are kept apart, as in every run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from automesh.program.nouns import Entry
 from automesh.texts.exceptions import in_one_line
 
 _MARK = "automesh-by-itself:"
+# How long a script goes on after a line that may run again has passed once.
+_MORE_S = 5.0
+_RUN_AGAIN = (
+    ast.For, ast.AsyncFor, ast.While, ast.comprehension, ast.FunctionDef, ast.AsyncFunctionDef,
+    ast.Lambda,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +84,17 @@ def run_order() -> None:
 
     said: Any = json.loads(sys.argv[1])
     entry = from_json(said["entry"], Entry)
+    place = said["file"], said["line"]
     with kept_apart(), led_to_layer():
-        _watch(said["file"], said["line"])
+        passed = _watch(*place)
         try:
-            start(entry, ends=lambda error: _passes_through(error, said["file"], said["line"]))
+            start(entry, ends=lambda error: _passes_through(error, *place))
         except SystemExit as ended:
-            _say(Verdict(what="fails" if ended.code else "passes", error=f"exit code {ended.code}"))
+            fails = ended.code and not passed.is_set()
+            _say(Verdict(what="fails" if fails else "passes", error=f"exit code {ended.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
-            _say(Verdict(what="fails", error=in_one_line(error)))
+            fails = not passed.is_set() or _passes_through(error, *place)
+            _say(Verdict(what="fails" if fails else "passes", error=in_one_line(error)))
         else:
             _say(Verdict(what="passes"))
     _leave()
@@ -96,10 +106,19 @@ def _passes_through(error: BaseException, file: str, line: int) -> bool:
     return any((one.filename, one.lineno) == (file, line) for one in frames)
 
 
-def _watch(file: str, line: int) -> None:
+def _watch(file: str, line: int) -> threading.Event:
     """Ends the process as soon as the script has gone past a line: the function or module of the
-    line runs code below its statement, or any code after it."""
+    line runs code below its statement, or any code after it.
+
+    Returns:
+      Set once the script has gone past a line that may run again; the process then ends later.
+    """
     executed: set[int] = set()
+    passed = threading.Event()
+
+    def end() -> None:
+        _say(Verdict(what="passes"))
+        _leave()
 
     def inside(frame: FrameType, event: str, arg: object) -> Any:
         del arg
@@ -110,12 +129,21 @@ def _watch(file: str, line: int) -> None:
         elif event == "line" and first <= frame.f_lineno <= last:
             executed.add(id(frame))
         elif event in ("line", "return") and (id(frame) in executed or frame.f_lineno > last):
-            _say(Verdict(what="passes"))
-            _leave()
+            if not _may_run_again(file, line):
+                end()
+            if not passed.is_set():
+                passed.set()
+                later = threading.Timer(_MORE_S, end)
+                later.daemon = True
+                later.start()
+            sys.settrace(None)
+            return None
         return inside
 
     def outside(frame: FrameType, event: str, arg: object) -> Any:
         del event, arg
+        if passed.is_set():
+            return None
         code = frame.f_code
         is_there = code.co_filename == file and any(one == line for _, _, one in code.co_lines())
         return inside if is_there else None
@@ -123,6 +151,21 @@ def _watch(file: str, line: int) -> None:
     statement = functools.cache(lambda: _statement(file, line))
     threading.settrace(outside)
     sys.settrace(outside)
+    return passed
+
+
+def _may_run_again(file: str, line: int) -> bool:
+    """Whether a line is in a loop or a function, or makes a function."""
+    try:
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except (SyntaxError, ValueError):
+        return False  # Such as a cell with a magic.
+    return any(
+        isinstance(one, _RUN_AGAIN)
+        and (target := getattr(one, "target", one)).lineno <= line
+        and line <= (getattr(one, "end_lineno", None) or target.end_lineno)
+        for one in nodes
+    )
 
 
 def _statement(file: str, line: int) -> tuple[int, int]:

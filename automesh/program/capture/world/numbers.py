@@ -31,7 +31,7 @@ def note_wanted_devices(error: Exception) -> None:
     found = undivided(error)  # The numbers in its message are those of an array.
     wanted = _dividing(found, shown) if found else _from_check(error, shown)
     if 0 < wanted <= _MOST and wanted != shown:
-        want_devices(wanted)
+        want_devices(wanted, str(found or ""))
 
 
 def _dividing(found: Undivided, shown: int) -> int:

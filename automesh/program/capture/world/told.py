@@ -14,12 +14,14 @@ class _MessagesState:
         added.
       devices: how many devices the script wanted instead of those that it was shown; 0 if it used
         those.
+      undivided: what the script's mesh does not divide, if it wanted others therefore.
       failed_at: file and line of the script's code that raised an error; None if the script did not
         fail.
     """
 
     sentences: dict[str, None] = field(default_factory=dict[str, None])
     devices: int = 0
+    undivided: str = ""
     failed_at: tuple[str, int] | None = None
 
 
@@ -29,7 +31,7 @@ _STATE = _MessagesState()
 def forget() -> None:
     """Forgets the last run, as a new one begins."""
     _STATE.sentences.clear()
-    _STATE.devices, _STATE.failed_at = 0, None
+    _STATE.devices, _STATE.undivided, _STATE.failed_at = 0, "", None
 
 
 def tell(sentence: str) -> None:
@@ -42,9 +44,16 @@ def told() -> tuple[str, ...]:
     return tuple(_STATE.sentences)
 
 
-def want_devices(count: int) -> None:
-    """Notes down that the script failed because it makes a mesh of `count` devices."""
-    _STATE.devices = count
+def want_devices(count: int, undivided: str = "") -> None:
+    """Notes down that the script failed because it makes a mesh of `count` devices, or because its
+    mesh of all devices does not divide an array, and one of `count` does."""
+    _STATE.devices, _STATE.undivided = count, undivided
+
+
+def undivided() -> str:
+    """Returns what the mesh of the last run did not divide; empty if it wanted other devices for
+    another reason, or none."""
+    return _STATE.undivided
 
 
 def wanted_devices() -> int:

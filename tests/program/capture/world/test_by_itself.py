@@ -35,6 +35,21 @@ SCRIPTS = {
         "fails",
     ),
     "last_line": ("print('on')", 1, "passes"),
+    "made_and_called_later": (
+        "check = lambda n: {8: n}[n]\nprint('on')\ncheck(16)\nprint('on')",
+        1,
+        "fails",
+    ),
+    "fails_in_its_second_call": (
+        "def check(n):\n    return {8: n}[n]\n\nprint([check(n) for n in (8, 16)])\nprint('on')",
+        2,
+        "fails",
+    ),
+    "passes_and_another_line_fails": (
+        "check = lambda n: {8: n}[n]\ncheck(8)\nraise ValueError",
+        1,
+        "passes",
+    ),
 }
 
 
