@@ -18,6 +18,7 @@ from automesh.program.notes import note
 from automesh.program.script.build import Built
 from automesh.sharding.carry import note_carry
 from automesh.sharding.fitting import Fitting, Laws, SizedProgram, Sizes
+from automesh.sharding.flat_meshes import on_one_mesh
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import PreparedModule, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Sample, count_numbers, note_fit
@@ -238,6 +239,7 @@ class Programs:
         enter("lower")
         program = lower(built, platforms=lowered_for(self.platform))
         module = plain(program.lowered.compiler_ir("stablehlo"))
+        module = on_one_mesh(module, self.axis_names)
         state_costs(module)
         counted = count_numbers(module)
         text = text_of(module)
