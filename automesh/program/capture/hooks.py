@@ -105,12 +105,13 @@ class _HooksState:
       origins: for each object that `lower`, `trace` or `compile` has returned while a script runs,
         by its `id`: the object, the jitted function and its arguments. The object is kept alive, so
         that no `id` is used twice.
-      remembers_nothing: whether automesh itself lowers programs now, which have no origin.
+      own_work: of each thread, whether automesh itself lowers programs in it now (`is_on`), which
+        have no origin. Scripts compile in several threads.
     """
 
     watcher: Watcher | None = None
     is_installed: bool = False
-    remembers_nothing: bool = False
+    own_work: threading.local = field(default_factory=threading.local)
     origins: dict[int, tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=dict[int, "tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]"]
     )
@@ -211,7 +212,7 @@ class Jitted:
         return self._remembered(self.automesh_here().lower(*stated, **keywords), args, kwargs)
 
     def _remembered(self, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _STATE.watcher is not None and not _STATE.remembers_nothing:
+        if _STATE.watcher is not None and not getattr(_STATE.own_work, "is_on", False):
             _STATE.origins[id(made)] = (made, self, args, kwargs)
         return made
 
@@ -518,11 +519,11 @@ def _hook_compiled() -> None:
 
 @contextmanager
 def _not_remembered() -> Generator[None]:
-    _STATE.remembers_nothing = True
+    _STATE.own_work.is_on = True
     try:
         yield
     finally:
-        _STATE.remembers_nothing = False
+        _STATE.own_work.is_on = False
 
 
 def _passed_on(before: Any, made: Any) -> Any:
