@@ -6,11 +6,12 @@ that is its step (jax).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -69,6 +70,8 @@ _LONGEST_BEFORE_MESH_S = 60.0
 # long a sentence says that this is waited for.
 _LONGEST_BEFORE_GRADIENT_S = 240.0
 _TOLD_AFTER_S = 10.0
+# How long the script's main thread waits while the step of another one is stored.
+_LONGEST_STORE_S = 120.0
 # A script that calls its step less often has hardly come to the end of its training.
 _CALLS_OF_A_LOOP = 3
 # A loop with at most so much work is run where nothing else tells whether it is all of a training.
@@ -410,6 +413,8 @@ class _ScriptWatch:
     _waited: str = ""
     _trains_later: bool | None = None
     _gradients: int | None = None
+    _stopped_in: int = 0
+    _stored: threading.Event = field(default_factory=threading.Event)
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """Makes the mesh as the script asks, and notes it down."""
@@ -477,13 +482,32 @@ class _ScriptWatch:
 
     def call(self, call: Call) -> Any:
         """Notes a call down; stops the script once its step is known."""
-        if self.finder.found is not None:  # The script has caught what has stopped it.
-            stop_script()
+        if self.finder.found is not None:
+            self._stop_again()
         try:
             return self.finder.call(call)
         except ScriptStopped:
-            self.store(self.finder.found)
+            self._stopped_in = threading.get_ident()
+            try:
+                self.store(self.finder.found)
+            finally:
+                self._stored.set()
             raise
+
+    def _stop_again(self) -> NoReturn:
+        """Ends a script that has caught what has stopped it, or another thread of a script that is
+        being stopped.
+
+        Raises:
+          ScriptStopped: in the thread that was stopped, and in the main one, once the step is
+            stored.
+          SystemExit: in any other thread, which must not disturb the end of the run.
+        """
+        here = threading.current_thread()
+        if here.ident != self._stopped_in and here is not threading.main_thread():
+            raise SystemExit
+        self._stored.wait(_LONGEST_STORE_S)
+        stop_script()
 
     def store(self, found: FoundStep | None) -> None:
         """Passes the call of the step to `keep`, while its arguments are alive."""
