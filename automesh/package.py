@@ -16,6 +16,8 @@ _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purel
 LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in _FOLDERS)}))
 """Folders of the standard library and of the packages that are installed with it."""
 
+TEMPORARY_MARK = ".automesh-temporary"
+"""Name of a file in each folder that automesh makes for the time of a process."""
 KEPT_APART = "automesh-run-"
 """Beginning of the name of the private folder that keeps what a script writes."""
 _COUNTED: list[str] = []

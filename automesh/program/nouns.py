@@ -271,6 +271,7 @@ class ArgumentDigest:
       count: elements that were read.
       norm: their Euclidean norm.
       projections: their sums under random signs, the same on every mesh.
+      shape: its shape; None in what former versions stored.
     """
 
     path: str
@@ -278,6 +279,7 @@ class ArgumentDigest:
     count: int
     norm: float
     projections: tuple[float, ...]
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

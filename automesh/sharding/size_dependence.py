@@ -217,7 +217,7 @@ def count_numbers(module: Any) -> Counted:
 
 def _more_numbers(found: Bindings, operation: Any) -> list[float]:
     if operation.name == "stablehlo.while":
-        count = trips(operation, {})
+        count = trips(operation, {}).count
         return [_UNKNOWN if count is None else float(count)]
     if operation.name == "stablehlo.custom_call":
         return list(stated_cost(config_text(found.ir, operation)).values())

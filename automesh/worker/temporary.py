@@ -26,8 +26,9 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.foreign.ownership import why_others_may_replace
 from automesh.hlo.store import cache_root
+from automesh.package import TEMPORARY_MARK
 
-_MARK = ".automesh-temporary"
+_MARK = TEMPORARY_MARK
 _NAME = re.compile(r"automesh-[a-z]+-[a-z0-9_]{8}")  # as `mkdtemp` ends a name
 _HINT = "make room there, or set TMPDIR to another folder"
 

@@ -664,3 +664,27 @@ def test_what_the_compiler_narrows_is_no_type_of_the_script() -> None:
         return jax.jit(step), (w, array(mesh, (1024, 512)))
 
     assert "wide-reduction" not in found_in(build, "tpu", tp=4)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_loop_that_runs_longer_on_later_devices_is_uneven(is_causal: bool) -> None:
+    def build(mesh: Any) -> Any:
+        def attend(q: Any, k: Any) -> Any:
+            parts = jax.lax.axis_index("tp") + 1 if is_causal else mesh.shape["tp"]
+
+            def turn(number: Any, total: Any) -> Any:
+                rows = jax.lax.dynamic_slice_in_dim(k, number * q.shape[0], q.shape[0])
+                return total + jnp.exp(q @ rows.T) @ rows
+
+            return jax.lax.fori_loop(0, parts, turn, jnp.zeros_like(q))  # as long as it is causal
+
+        mapped = jax.shard_map(
+            attend, mesh=mesh, in_specs=(P("tp"), P()), out_specs=P("tp"), check_vma=False
+        )
+        rows = array(mesh, (4096, 512), "tp")
+        return jax.jit(lambda q, k: mapped(q, k)), (rows, array(mesh, (4096, 512)))
+
+    found = found_in(build, tp=4)
+    assert ("uneven-work" in found) is is_causal
+    if is_causal:
+        assert found["uneven-work"].source == line_of("# as long as it is causal")

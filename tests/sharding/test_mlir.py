@@ -380,6 +380,29 @@ def test_bounds_reach_a_loop_through_another_one_and_through_calls():
     assert [loop.trips for loop in loops] == [3, 4]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "trips", "differs"),
+    [
+        (lambda place: (0, place + 1), 4, True),
+        (lambda place: (place, 4), 4, True),
+        (lambda place: (place, place + 3), 3, False),
+        (lambda place: (0, jnp.minimum(2 * place, 5)), 5, True),
+        (lambda place: (0, 4), 4, False),
+    ],
+)
+def test_where_the_bounds_depend_on_the_place_the_longest_loop_counts(bounds, trips, differs):
+    mesh = mesh_of(dp=2, sp=4)
+
+    def part(x):
+        low, high = bounds(jax.lax.axis_index("sp"))
+        return jax.lax.fori_loop(low, high, lambda _, y: jnp.sin(y), x)
+
+    step = jax.shard_map(part, mesh=mesh, in_specs=P("dp", "sp"), out_specs=P("dp", "sp"))
+    graph = graph_of(step, array(mesh, (8, 8), "dp", "sp"))
+    (loop,) = [one for one in operations(graph.top) if one.name == "while"]
+    assert (loop.trips, loop.attributes["trips_differ"]) == (trips, differs)
+
+
 def test_frames_of_libraries_are_passed_over():
     from automesh.sharding.mlir.locations import SourceReader
 

@@ -128,14 +128,19 @@ def _whole_random_bits_words(finding: Finding, sizes: Sizes) -> str:
 
 
 def uneven_work(program: PartitionedProgram, seen: OperationSite) -> Iterator[Finding]:
-    """Finds branches with products that only devices at some places of the mesh take."""
+    """Finds branches with products that only devices at some places of the mesh take, and loops
+    with products that run longer at some of them."""
     operation = seen.operation
-    if operation.name != "case" or not operation.results:
+    if operation.name not in ("case", "while") or not operation.results:
         return
     work = [_has_product(branch) for branch in operation.bodies]
-    # The graph leaves out branches without operations: a single branch is taken or not.
-    is_uneven = any(work) and (len(work) == 1 or not all(work))
-    if not is_uneven or not _depends_on_place(program, operation.operands[0]):
+    if operation.name == "while":
+        is_uneven = any(work) and operation.attributes.get("trips_differ", False)
+    else:
+        # The graph leaves out branches without operations: a single branch is taken or not.
+        is_uneven = any(work) and (len(work) == 1 or not all(work))
+        is_uneven = is_uneven and _depends_on_place(program, operation.operands[0])
+    if not is_uneven:
         return
     result = max(operation.results, key=lambda one: one.global_bytes)
     if result.global_bytes * value_of(seen.count, program.sizes) < LEAST_BYTES:
@@ -147,11 +152,17 @@ def uneven_work(program: PartitionedProgram, seen: OperationSite) -> Iterator[Fi
         axes=_axes_around(seen, result),
         count=seen.count,
         source=operation.source or nearby_source(operation),
+        detail=operation.name,
     )
 
 
 def _uneven_work_words(finding: Finding, sizes: Sizes) -> str:
     over = f" along {axes_of(finding)}" if finding.axes else ""
+    if finding.detail == "while":
+        return (
+            f"how often a loop with products runs depends on the device's place{over}: those that "
+            f"run {array_of(finding)} less often wait for the others{times_of(finding, sizes)}"
+        )
     return (
         f"a branch with products depends on the device's place{over}: some devices do its work for "
         f"{array_of(finding)}, and the others wait for them{times_of(finding, sizes)}"

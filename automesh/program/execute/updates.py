@@ -272,22 +272,23 @@ def digests_of(
             path = jax.tree_util.keystr(keys)
             if what == "args" and path in known:
                 one = known[path]
-                found.append(_digest(f"{what}{path}", one.dtype, one.values))
+                shape = tuple(np.shape(leaf))
+                found.append(_digest(f"{what}{path}", one.dtype, one.values, shape))
                 continue
             array: Any = leaf[...] if is_ref(leaf) else leaf
             if not isinstance(array, jax.Array) or array.size == 0:
                 continue
-            dtype = str(array.dtype)
+            dtype, shape = str(array.dtype), tuple(array.shape)
             if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
                 array = jax.random.key_data(array)
             if jnp.issubdtype(array.dtype, jnp.complexfloating):
                 array = jnp.abs(array)
             values, _ = _elements(array, path, is_shared=is_shared)
-            found.append(_digest(f"{what}{path}", dtype, values))
+            found.append(_digest(f"{what}{path}", dtype, values, shape))
     return tuple(found)
 
 
-def _digest(path: str, dtype: str, values: Floats) -> ArgumentDigest:
+def _digest(path: str, dtype: str, values: Floats, shape: tuple[int, ...]) -> ArgumentDigest:
     values = np.nan_to_num(values)
     signs = _signs(path, len(values))[:DIGEST_PROJECTIONS]
     return ArgumentDigest(
@@ -296,6 +297,7 @@ def _digest(path: str, dtype: str, values: Floats) -> ArgumentDigest:
         count=len(values),
         norm=float(np.linalg.norm(values)),
         projections=tuple(float(one) for one in signs @ values),
+        shape=shape,
     )
 
 

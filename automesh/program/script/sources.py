@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from automesh.package import INSTALLED, KEPT_APART, our_folders
+from automesh.package import INSTALLED, KEPT_APART, TEMPORARY_MARK, our_folders
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import is_unicode
 
@@ -161,6 +161,7 @@ class Watch:
                 and path.suffix not in _COMPILED
                 and not path.is_dir()
                 and not any(path.is_relative_to(folder) for folder in _SYSTEM)
+                and not (path.parent / TEMPORARY_MARK).exists()
                 and is_users(path, roots)
             ):
                 paths[str(path)] = None

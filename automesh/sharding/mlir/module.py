@@ -312,7 +312,8 @@ class _Importer:
         made.attributes = self._read_attributes.of(operation, made)
         self._note_fixed(operation)
         if name == "while":
-            made.trips = trips(operation, scope.values)
+            found = trips(operation, scope.values)
+            made.trips, made.attributes["trips_differ"] = found.count, found.differs
             if TRIPS in operation.attributes:
                 (made.trip_formula,) = self._formulas(operation, TRIPS)
             made.bodies = [self._body(operation.regions[1], made, scope)]

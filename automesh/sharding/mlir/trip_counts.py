@@ -2,18 +2,20 @@
 
 Bounds may depend on data: only their difference has to be a number, and what an iteration adds to
 it. Both are followed through additions, conversions, loops that carry a value along unchanged, and
-calls.
+calls. Where they depend on the place of the device, the longest loop counts.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from automesh.hlo.linear import Linear, executions
 from automesh.ir.graph import Value
 from automesh.ir.op_kinds import VIEWS
+from automesh.sharding.mlir.places import NoNumber, devices_of, on_each_device
 
 _SPLAT = re.compile(r"dense<(-?\d+)>")
 _TYPE = re.compile(r"(?:tensor<)?(?:[su]?i)(\d+)>?$")
@@ -31,8 +33,21 @@ _PURE = frozenset(
 _DEEPEST = 64  # Operations between a bound and what it is computed from.
 
 
-def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
-    """Counts the executions of the body of a `stablehlo.while`; None if the number is unknown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trips:
+    """How often the body of a loop runs.
+
+    Attributes:
+      count: the number; None if it is unknown.
+      differs: whether devices at other places run it less often.
+    """
+
+    count: int | None
+    differs: bool = False
+
+
+def trips(loop: Any, environment: Mapping[Any, Value]) -> Trips:
+    """Counts the executions of the body of a `stablehlo.while`.
 
     Args:
       loop: the operation; its condition compares two whole numbers.
@@ -41,7 +56,7 @@ def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
     condition, body = (region.blocks[0] for region in loop.regions)
     compared = _owner(condition.operations[len(condition.operations) - 1].operation.operands[0])
     if compared is None or compared.name != "stablehlo.compare":
-        return None
+        return Trips(count=None)
     forms = _Forms(environment)
     left, right = (forms.of(value) for value in compared.operands)
     distance = left.plus(right, -1)
@@ -52,12 +67,31 @@ def trips(loop: Any, environment: Mapping[Any, Value]) -> int | None:
             continue
         moved = _moved(forms, body, number)
         if moved is None:
-            return None
+            return Trips(count=None)
         step += factor * moved
         begin = begin.plus(Linear.of(argument), -factor)
         begin = begin.plus(forms.of(loop.operands[number]), factor)
-    start = begin.number
-    return None if start is None else executions(start, step, _direction(compared))
+    start, direction = begin.number, _direction(compared)
+    if start is None:
+        return _on_the_slowest_device(loop, compared, step, direction)
+    return Trips(count=executions(start, step, direction))
+
+
+def _on_the_slowest_device(loop: Any, compared: Any, step: int, direction: str) -> Trips:
+    """Counts the executions on the device with the most of them, for which the others wait, where
+    the bounds depend on the place of the device."""
+    devices = devices_of(loop)
+    left, right = (on_each_device(loop, value, devices) for value in compared.operands)
+    counts: set[int] = set()
+    try:
+        for one, other in zip(left, right, strict=True):
+            count = executions(one - other, step, direction)
+            if count is None:
+                return Trips(count=None)
+            counts.add(count)
+    except NoNumber:  # They depend on data.
+        return Trips(count=None)
+    return Trips(count=max(counts), differs=len(counts) > 1)
 
 
 def _moved(forms: _Forms, body: Any, number: int) -> int | None:

@@ -234,8 +234,25 @@ def other_arguments(
         here.path
         for here in arguments
         if (there := known.get(here.path)) is not None
-        and (there.count, there.dtype) == (here.count, here.dtype)
+        and (there.count, there.dtype, there.shape) == (here.count, here.dtype, here.shape)
         and _has_other_values(there, here)
+    )
+
+
+def other_shapes(
+    reference: Sequence[ArgumentDigest], arguments: Sequence[ArgumentDigest]
+) -> tuple[str, ...]:
+    """Says which arguments have another shape than those of the reference, as a vocabulary that is
+    padded to a multiple of an axis."""
+    known = {one.path: one for one in reference}
+    return tuple(
+        f"`{here.path}` is {here.dtype}{list(here.shape)} here, and {list(there.shape)} on the "
+        "reference"
+        for here in arguments
+        if (there := known.get(here.path)) is not None
+        and here.shape is not None
+        and there.shape is not None
+        and here.shape != there.shape
     )
 
 
@@ -397,6 +414,8 @@ def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numeri
         others = other_arguments(reference.arguments, answer.arguments)
         if others:
             return "other_arguments", _said_of(others)
+        if shapes := other_shapes(reference.arguments, answer.arguments):
+            return found.verdict, f"{shapes[0]}; {found.detail}"
     return found.verdict, found.detail
 
 

@@ -319,7 +319,9 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
     elif mesh.num_devices != found.num_devices:
         said.append(
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
-            "others are not compared with it; name one that has them all with `--baseline`"
+            "others are not compared with it; name one that has them all with `--baseline`; the "
+            f"meshes that are searched, and the rule, take all {found.num_devices}, those too that "
+            "the script may use for something else"
         )
     said += [_about_split(split, capture) for split in capture.splits]
     if not capture.splits and not space.mapping and found.num_devices > 1:
