@@ -18,8 +18,8 @@ from automesh.program.notes import note
 from automesh.program.script.build import Built
 from automesh.sharding.carry import note_carry
 from automesh.sharding.fitting import Fitting, Laws, SizedProgram, Sizes
-from automesh.sharding.flat_meshes import on_one_mesh
 from automesh.sharding.lowerings import Lowering, Lowerings
+from automesh.sharding.mlir.flat_meshes import on_one_mesh
 from automesh.sharding.passes import PreparedModule, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Sample, count_numbers, note_fit
 

@@ -91,7 +91,6 @@ def _of_argument(loop: Any, value: Any, place: int, depth: int) -> int:
     parent = getattr(block, "owner", None)
     around = getattr(parent, "operation", parent)
     number = next(n for n, one in enumerate(block.arguments) if one == value)
-    is_loop = around is not None and around == loop
-    if not is_loop and getattr(around, "name", "") != "sdy.manual_computation":
+    if around is None or not (around == loop or around.name == "sdy.manual_computation"):
         raise NoNumber
     return _number(loop, around.operands[number], place, depth - 1)

@@ -35,7 +35,7 @@ _DEEPEST = 64  # Operations between a bound and what it is computed from.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trips:
-    """How often the body of a loop runs.
+    """The number of executions of a loop's body.
 
     Attributes:
       count: the number; None if it is unknown.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -161,11 +162,20 @@ def _may_run_again(file: str, line: int) -> bool:
     except (SyntaxError, ValueError):
         return False  # Such as a cell with a magic.
     return any(
-        isinstance(one, _RUN_AGAIN)
-        and (target := getattr(one, "target", one)).lineno <= line
-        and line <= (getattr(one, "end_lineno", None) or target.end_lineno)
+        first <= line <= last
         for one in nodes
+        if isinstance(one, _RUN_AGAIN)
+        for first, last in _lines(one)
     )
+
+
+def _lines(node: ast.AST) -> Iterator[tuple[int, int]]:
+    """Yields the first and the last line of a node; of a comprehension, which has none, those of
+    its parts."""
+    parts = [node.target, node.iter] if isinstance(node, ast.comprehension) else [node]
+    for part in parts:
+        first = getattr(part, "lineno", 0)
+        yield first, getattr(part, "end_lineno", None) or first
 
 
 def _statement(file: str, line: int) -> tuple[int, int]:
