@@ -358,7 +358,7 @@ def _of_uses(
 ) -> Iterator[Caution]:
     tables: set[tuple[int | None, ...]] = set()
     for one in events.lookups:
-        if one.is_forward and one.made and not one.is_held_whole:
+        if one.is_forward and one.made == ArrayOrigin.STATE and not one.is_held_whole:
             for looked in one.looked_up:
                 for window in one.window:
                     tables.add((outer(every, looked), outer(every, window)))

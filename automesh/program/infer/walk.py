@@ -33,6 +33,7 @@ from automesh.program.infer.operation import (
     EquationPlace,
     Events,
     Loop,
+    Move,
     Rule,
     Shape,
     Source,
@@ -303,6 +304,7 @@ class _Walker:
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
         made = arrays.made_of(operation)
+        self._note_moves(operation)
         if operation.is_float:
             self.events.meetings += arrays.meetings_of(operation, found[0])
         held = name in _SAME_ARRAY and all(
@@ -330,6 +332,20 @@ class _Walker:
             WalkedArray(dims, made, held, source)
             for dims, source in zip(found, sources, strict=True)
         ]
+
+    def _note_moves(self, operation: TracedOperation) -> None:
+        """Records marks of elements that move; those of a backward pass mirror the forward one."""
+        moved = self.all.moved()
+        for dim, marks in () if operation.is_backward else moved:
+            self.events.moves.append(
+                Move(
+                    dim=dim,
+                    marks=marks,
+                    is_of_data=not operation.together() & ArrayOrigin.STATE,
+                    number=self.events.equations,
+                    loop=operation.loop,
+                )
+            )
 
     def _note_division(self, operation: TracedOperation, found: Dims, output: int) -> None:
         """Records where data are divided: by a reshape, or by slices."""
@@ -360,22 +376,39 @@ class _Walker:
         self._sources_known += 1
         return (self._sources_known,)
 
+    def _begun(
+        self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
+    ) -> list[Source]:
+        """Returns the sources of positions that begin with an operation; none if it gives none."""
+        name, events = operation.name, self.events
+        none: list[Source] = [()] * len(operation.shapes)
+        if name in _PLACES and events.places:
+            self._sources_known += 1
+            events.chosen[self._sources_known] = [events.places.pop()]
+            # Of each row the places of the largest ones, or of the largest one.
+            kept = made[1][int(equation.params.get("axis", -1))] if "top_k" in name else ()
+            events.ranked[self._sources_known] = kept
+            return [*none[1:], (self._sources_known,)]
+        if name == "iota" and len(operation.shapes[0]) == 1:
+            self._sources_known += 1
+            events.positions[self._sources_known] = made[0][0]
+            return [(self._sources_known,)]
+        # All positions in the order of given data; what the step draws makes other rows of them.
+        own = [one for one in operation.sources if len(one) == 1 and one[0] in events.positions]
+        if name == "sort" and len(own) == 1 and operation.together() == ArrayOrigin.DATA:
+            self._sources_known += 1
+            events.ordered[self._sources_known] = events.positions[own[0][0]]
+            events.computed.add(self._sources_known)
+            return [(self._sources_known,) if one == own[0] else () for one in operation.sources]
+        return []
+
     def _sources(
         self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
     ) -> list[Source]:
         name, outvars = operation.name, equation.outvars
         none: list[Source] = [()] * len(outvars)
-        if name in _PLACES and self.events.places:
-            self._sources_known += 1
-            self.events.chosen[self._sources_known] = [self.events.places.pop()]
-            # Of each row the places of the largest ones, or of the largest one.
-            kept = made[1][int(equation.params.get("axis", -1))] if "top_k" in name else ()
-            self.events.ranked[self._sources_known] = kept
-            return [*none[1:], (self._sources_known,)]
-        if name == "iota" and len(operation.shapes[0]) == 1:
-            self._sources_known += 1
-            self.events.positions[self._sources_known] = made[0][0]
-            return [(self._sources_known,)]
+        if begun := self._begun(equation, operation, made):
+            return begun
         if not _is_integer(outvars[0]):
             return none
         different = {source for source in operation.sources if source}
@@ -409,6 +442,9 @@ class _Walker:
             own = {number for one in given for number in one}
             if name == "add" and own & positions.keys() - self.events.strides.keys():
                 self.events.windows.update(joined)
+            begins = own & self.events.strides.keys()
+            if name == "add" and joined and len(begins) == 1:
+                self.events.offsets[joined[0]] = next(iter(begins))
             return [joined]
         if len(different) != 1:
             return none
