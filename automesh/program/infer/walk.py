@@ -6,6 +6,7 @@ The time is proportional to the number of equations; those of called programs co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,6 +63,8 @@ _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
 )
+# Operations between a product and a sum of it, and summands, that are searched.
+_MOST_BEHIND = 32
 _WRITES = frozenset({"swap", "addupdate"})
 _CUTS = frozenset({"slice", "split"})
 
@@ -213,7 +216,12 @@ class _Walker:
             ] and len(body.outvars) == len(equation.outvars)
             if fits:
                 inner = self._inside(number, equation, body, frame, backward)
-                return self.program(body, given, inner)
+                made = self.program(body, given, inner)
+                for result, variable in zip(body.outvars, equation.outvars, strict=True):
+                    product = _product_behind(result, inner) if frame.loop.number else None
+                    if product is not None:
+                        frame.products[variable] = product
+                return made
         if (expansion := expansion_of(equation)) is not None:
             return self._expanded(expansion, given, equation, frame, backward)
         return self._unknown(equation, given)
@@ -594,33 +602,13 @@ class _Walker:
         returns whether there is one."""
         any_found = False
         for place, result in enumerate(body.outvars[:carried]):
-            maker = None if is_literal(result) else frame.makers.get(result)
-            if maker is None or maker.primitive.name not in _SUMS:
-                continue
             own = body.invars[constants + place]
-            if not any(var is own for var in maker.invars):
-                continue
-            for var in maker.invars:
-                product = self._product_behind(var, frame)
-                if product is not None and not product.is_forward:
-                    any_found = True
-                    size = 1
-                    for one in shape_of(result):
-                        size *= one
-                    self.events.in_loops.append((product, size, turns))
+            is_added = any(variable is own for variable in _summands(result, frame))
+            found = _product_behind(result, frame) if is_added else None
+            if found is not None and not found.is_forward:
+                any_found = True
+                self.events.in_loops.append((found, math.prod(shape_of(result)), turns))
         return any_found
-
-    def _product_behind(self, variable: Any, frame: _Frame) -> Contraction | None:
-        for _ in range(8):
-            if is_literal(variable):
-                return None
-            if variable in frame.products:
-                return frame.products[variable]
-            maker = frame.makers.get(variable)
-            if maker is None or maker.primitive.name not in _UNARY:
-                return None
-            variable = maker.invars[0]
-        return None
 
     def _cond(
         self,
@@ -679,6 +667,35 @@ class _Walker:
             WalkedArray(self.all.news(shape_of(var), DimensionMark.UNKNOWN), made)
             for var in equation.outvars
         ]
+
+
+def _summands(result: Any, frame: _Frame) -> list[Any]:
+    """Returns the variables that are added up to a value; the value alone if it is no sum."""
+    rest, found = [result], list[Any]()
+    while rest and len(found) < _MOST_BEHIND:
+        variable = rest.pop()
+        maker = None if is_literal(variable) else frame.makers.get(variable)
+        if maker is not None and maker.primitive.name in _SUMS:
+            rest += maker.invars
+        else:
+            found.append(variable)
+    return found
+
+
+def _product_behind(variable: Any, frame: _Frame) -> Contraction | None:
+    """Returns the product that a value is made of; of several that are added up, as of weights that
+    are used twice in a turn, one."""
+    for one in _summands(variable, frame):
+        for _ in range(_MOST_BEHIND):
+            if is_literal(one):
+                break
+            if one in frame.products:
+                return frame.products[one]
+            maker = frame.makers.get(one)
+            if maker is None or maker.primitive.name not in _UNARY:
+                break
+            one = maker.invars[0]
+    return None
 
 
 def _join_chosen(every: Dimensions, events: Events) -> None:
