@@ -47,7 +47,7 @@ def cautions_of(
       turns: training steps in a call; 0 if only a run shows it.
     """
     found = [
-        *_of_batches(every, facts, names, inputs),
+        *_of_batches(every, events, facts, names, inputs),
         *_of_inner_rows(every, events, facts, names),
         *_of_packed(every, names, inputs),
         *_of_gradients(every, events, facts, names, inputs),
@@ -60,6 +60,7 @@ def cautions_of(
 
 def _of_batches(
     every: Dimensions,
+    events: Events,
     facts: Facts,
     names: Mapping[int, str],
     inputs: Sequence[tuple[ArrayClasses, Dims]],
@@ -92,7 +93,9 @@ def _of_batches(
     in_arguments = {root for _, dims in inputs for root in roots(every, dims)}
     within = [dim for root in batches if root in in_arguments for _, dim in every.packed(root)]
     for root in batches[:1]:
-        if root not in in_arguments | roots(every, within):
+        put_together = roots(every, [dim for _, dim in every.packed(root)])
+        is_of_arguments = bool(put_together) and put_together <= in_arguments
+        if root not in in_arguments | roots(every, within) and not is_of_arguments:
             yield Caution(
                 kind=CautionKind.BATCH_INSIDE,
                 text=f"{names[root]} ({every.size(root):,}) is in no argument: it is taken or "
@@ -111,11 +114,16 @@ def _of_batches(
             "what is taken",
             about=names.get(taken[0], ""),
         )
-    yield from _of_stacked(every, names, batches, in_arguments)
+    cut = roots(every, [one.dim for one in events.moves if one.marks & DimensionMark.CUT])
+    yield from _of_stacked(every, names, batches, in_arguments, cut)
 
 
 def _of_stacked(
-    every: Dimensions, names: Mapping[int, str], batches: Sequence[int], in_arguments: set[int]
+    every: Dimensions,
+    names: Mapping[int, str],
+    batches: Sequence[int],
+    in_arguments: set[int],
+    cut: set[int],
 ) -> Iterator[Caution]:
     """Warns of batches that lie end to end in the data, or that the step puts end to end."""
     together: dict[int, list[int]] = {}
@@ -144,11 +152,15 @@ def _of_stacked(
         counts = [len(every.packed(root)) for root in those]
         sizes = " and ".join(f"{every.size(root):,}" for root in those)
         shapes = " and ".join(f"({number}, {every.size(one):,}, ...)" for number in counts)
+        ways = (
+            " and taken apart again: an all-to-all each way"
+            if cut.intersection(those)
+            else ": an all-to-all"
+        )
         yield Caution(
             kind=CautionKind.STACKED_BATCHES,
             text=f"{' and '.join(map(str, counts))} batches of {every.size(one):,} are put end to "
-            f"end ({sizes}) and taken apart again: an all-to-all each way if they are split; stack "
-            f"them instead, {shapes}",
+            f"end ({sizes}){ways} if they are split; stack them instead, {shapes}",
             about=names[one],
         )
 

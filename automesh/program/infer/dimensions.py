@@ -55,7 +55,9 @@ class DimensionMark(IntFlag):
     POSITIONS = 16384
     """It is compared or computed with its own positions."""
     CUT = 32768
-    """Parts of it are taken, or put together."""
+    """Parts of it are taken."""
+    PUT = 65536
+    """Parts of it are put together."""
 
 
 # A dimension with one of these marks is never split in a computation.
@@ -80,7 +82,7 @@ MEETING = (
 
 # Marks that say nothing about the elements inside of a network where the operation is before it or
 # behind it.
-MOVING = (MEETING & ~WHOLE) | DimensionMark.CUT
+MOVING = (MEETING & ~WHOLE) | DimensionMark.CUT | DimensionMark.PUT
 
 _Interval = tuple[int, int]
 

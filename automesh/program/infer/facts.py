@@ -408,7 +408,7 @@ def _batches(
     data += [dims for one, dims in inside if isinstance(one, Lookup)]
     drawn = [dims for one, dims in inside if isinstance(one, Draw)]
     attempts = (
-        ((data, _first, False), (data, _not_walked, False), (data, _stacks, False))
+        tuple((data, one, False) for one in (_first, _not_walked, _stacks, _put_together))
         if of_data
         else ((drawn, _first, False), (given(Role.STATISTIC), _first, False), (drawn, _first, True))
     )
@@ -463,8 +463,9 @@ def _alone(
     for is_alone in attempts:
         alone = [root for root in ranked if is_alone(root)]
         if alone:
-            inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)[:1]]
-            return alone + [one for one in inside if one is not None and one not in alone]
+            inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)]
+            more = [one for one in inside if one is not None and one not in alone]
+            return alone + list(dict.fromkeys(more))
     return []
 
 
@@ -584,6 +585,17 @@ def _stacks(every: Dimensions, dim: Dim) -> list[int]:
     ]
 
 
+def _put_together(every: Dimensions, dim: Dim) -> list[int]:
+    """Finds the factors in which a dimension lies end to end with others, such as new rows with
+    those of a memory, if all are summed up together."""
+    own = every.factors(dim)
+    return [
+        stack
+        for stack in every.roots()
+        if own and own in [every.factors(piece) for _, piece in every.packed(stack)]
+    ]
+
+
 def _not_walked(every: Dimensions, dim: Dim) -> list[int]:
     """Returns the outermost factor of a dimension; if a loop walks over that one and there is
     another, the next factor: a batch that the step divides into micro-batches is inside of the
@@ -662,7 +674,7 @@ def _is_apart_inside(
         return False
     inside = found.inside[root]
     marks = (every.marks(root) & ~MOVING) | inside
-    is_cut = bool(inside & DimensionMark.CUT) and every.is_cut(root)
+    is_cut = bool(inside & (DimensionMark.CUT | DimensionMark.PUT)) and every.is_cut(root)
     return not marks & MEETING & ~allowed and not is_cut
 
 

@@ -181,3 +181,26 @@ def test_rows_with_a_bag_of_elements_each_are_a_batch_beside_these(loss: Any) ->
     names = {argument(found, name).dims[0] for name in ("rows", "x")}
     assert names == ({"edges", "nodes"} if is_graph else {"batch", "batch2"})
     assert (CautionKind.NO_BATCH in kinds(found)) == is_graph
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_batches_that_are_put_end_to_end_are_split_as_a_whole(rows: int, *, is_cut: bool) -> None:
+    """New rows and those of a memory. Before, only equal ones, or those that were taken apart."""
+
+    def loss(p: Any, x: Any, y: Any, old: Any, before: Any) -> Any:
+        z = network(p, jnp.concatenate([x, old]))
+        if is_cut:
+            return jnp.mean(XENT(z[:64], y)) + jnp.mean(XENT(z[64:], before))
+        return jnp.mean(XENT(z, jnp.concatenate([y, before])))
+
+    found = found_of(
+        loss, LAYERS, f32(64, 24), i32(64), f32(rows, 24), i32(rows), names="x y old before"
+    )
+    names = [argument(found, name).dims[0] for name in ("x", "y", "old", "before")]
+    assert set(names) <= batches(found).keys()
+    assert names[:1] * 2 == names[:2]
+    assert names[2:3] * 2 == names[2:]
+    assert CautionKind.BATCH_INSIDE not in kinds(found)
+    said = [one.text for one in found.cautions if one.kind is CautionKind.STACKED_BATCHES]
+    assert [("taken apart" in text) for text in said] == [is_cut][: rows == 64]

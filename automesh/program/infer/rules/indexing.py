@@ -57,7 +57,7 @@ def _concatenate(op: TracedOperation) -> list[Dims]:
                 op.all.join(op.ins[0][place], dim)
         if is_constant:
             continue
-        op.all.mark(whole, DimensionMark.CUT)
+        op.all.mark(whole, DimensionMark.PUT)
         op.all.join(op.all.piece(whole, begin, given[axis]), dims[axis])
         begin += given[axis]
     return [tuple(whole if i == axis else dim for i, dim in enumerate(op.ins[0]))]
@@ -73,7 +73,7 @@ def _pad(op: TracedOperation) -> list[Dims]:
         whole = op.all.new(made)
         if inner == 0 and low >= 0 and high >= 0:
             # The inverse of a slice, as in the gradient of a slice.
-            op.all.mark(whole, DimensionMark.CUT)
+            op.all.mark(whole, DimensionMark.PUT)
             op.all.join(op.all.piece(whole, low, size), dim)
         elif inner == 0 and low <= 0 and high <= 0:
             op.all.mark(dim, DimensionMark.CUT)
