@@ -9,6 +9,7 @@ from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import (
     Facts,
     born_inside,
+    is_apart,
     is_factorized_by_optimizer,
     is_of_optimizer,
     outer,
@@ -49,6 +50,7 @@ def cautions_of(
     found = [
         *_of_batches(every, events, facts, names, inputs),
         *_of_inner_rows(every, events, facts, names),
+        *_of_groups(every, facts, names, inputs),
         *_of_packed(every, names, inputs),
         *_of_gradients(every, events, facts, names, inputs),
         *_of_optimizer(every, events, facts),
@@ -170,7 +172,10 @@ def _of_inner_rows(
 ) -> Iterator[Caution]:
     """Warns of a batch that is the inner part of the rows that parameters are multiplied with."""
     for one in events.meetings:
-        for dim in () if one.is_table else one.dims:
+        own_dims = () if one.is_table else one.dims
+        # Rows may lie end to end with others, such as those of queries behind their support.
+        parts = [piece for root in roots(every, own_dims) for _, piece in every.packed(root)]
+        for dim in (*own_dims, *parts):
             outside, *inside = every.factors(dim) or (0,)
             own = [root for root in inside if root in facts.batches]
             if not own or outside in facts.weights or outside in facts.batches:
@@ -184,6 +189,33 @@ def _of_inner_rows(
                 "them; put it first (`jnp.repeat` keeps it there, `jnp.tile` and a reshape of "
                 "(copies, batch) do not)",
                 about=name,
+            )
+
+
+def _of_groups(
+    every: Dimensions,
+    facts: Facts,
+    names: Mapping[int, str],
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    """Warns of rows that the step takes in few groups, as for a statistic of each, though each row
+    goes through the network alone."""
+    for array, dims in inputs:
+        for dim in dims if array.role is Role.DATA else ():
+            first, *inside = every.factors(dim) or (0,)
+            rows = every.size_of(tuple(inside))
+            if first not in facts.batches or not inside or rows <= every.size(first):
+                continue
+            if not all(is_apart(every, facts, one) for one in inside):
+                continue
+            size = every.size(first)
+            yield Caution(
+                kind=CautionKind.GROUPED_BATCH,
+                text=f"the step takes the {size * rows:,} rows of {array.name} as {size:,} times "
+                f"{rows:,}: at most {size:,} devices split them; if it does not matter which rows "
+                f"are a group, take those side by side, as by a reshape to ({rows:,}, {size:,}, "
+                "...)",
+                about=names[first],
             )
 
 

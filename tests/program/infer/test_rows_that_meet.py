@@ -204,3 +204,68 @@ def test_batches_that_are_put_end_to_end_are_split_as_a_whole(rows: int, *, is_c
     assert CautionKind.BATCH_INSIDE not in kinds(found)
     said = [one.text for one in found.cautions if one.kind is CautionKind.STACKED_BATCHES]
     assert [("taken apart" in text) for text in said] == [is_cut][: rows == 64]
+
+
+@pytest.mark.parametrize("order", ["apart", "side by side"])
+def test_rows_in_groups_are_told_with_how_many_devices_split_them(order: str) -> None:
+    """As for the standard deviation in groups of a discriminator's images."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        hidden = jax.nn.relu(x @ p["w1"])
+        if order == "apart":
+            spread = jnp.tile(hidden.reshape(4, 16, -1).var(0), (4, 1))
+        else:
+            spread = jnp.repeat(hidden.reshape(16, 4, -1).var(1), 4, 0)
+        return jnp.mean(XENT(jax.nn.relu((hidden + spread) @ p["w2"]) @ p["w3"], y))
+
+    found = found_of(loss, LAYERS, f32(64, 24), i32(64), names="x y")
+    said = [one.text for one in found.cautions if one.kind is CautionKind.GROUPED_BATCH]
+    if order == "apart":
+        assert batches(found) == {"batch": 4}
+        assert "the 64 rows of x as 4 times 16: at most 4 devices" in said[0]
+    else:
+        assert batches(found) == {"batch": 16}
+        assert not said
+
+
+def test_a_batch_inside_of_rows_that_lie_behind_others_is_told() -> None:
+    """Queries of an episode behind its support: each query is compared with all classes."""
+
+    def loss(p: Any, support: Any, query: Any) -> Any:
+        rows = jnp.concatenate([support.reshape(-1, 24), query.reshape(-1, 24)])
+        made = network(p, rows)
+        centers = made[:64].reshape(16, 4, -1).mean(1)
+        scores = -((made[64:, None] - centers) ** 2).sum(-1).reshape(16, 8, 16)
+        labels = jnp.broadcast_to(jnp.arange(16)[:, None], (16, 8))
+        return jnp.mean(XENT(scores, labels))
+
+    found = found_of(loss, LAYERS, f32(16, 4, 24), f32(16, 8, 24), names="support query")
+    assert batches(found) == {"batch": 8}
+    (text,) = [one.text for one in found.cautions if one.kind is CautionKind.INNER_BATCH]
+    assert "the inner part of 128 rows" in text
+
+
+def test_rows_beside_those_some_places_further_are_one_batch() -> None:
+    """Before, parts of the positions, which are constants, cut the batch."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        scores, other = network(p, x)[:, 0], jnp.roll(jnp.arange(64), 7)
+        return jnp.mean(jax.nn.softplus((scores[other] - scores) * jnp.sign(y - y[other])))
+
+    found = found_of(loss, LAYERS, f32(64, 24), f32(64), names="x y")
+    assert batches(found) == {"batch": 64}
+    assert [one.parts for one in found.batches] == [64]
+
+
+def test_rows_that_are_counted_are_no_edges() -> None:
+    """`jnp.unique` counts, and adds whole numbers into places."""
+
+    def loss(p: Any, ids: Any, y: Any) -> Any:
+        known, places = jnp.unique(ids.reshape(-1), size=256, fill_value=0, return_inverse=True)
+        x = p["embed"][known][places.reshape(ids.shape)].mean(1)
+        return jnp.mean(XENT(jax.nn.relu(x @ p["up"]) @ p["down"], y))
+
+    found = found_of(loss, TOKENS, i32(64, 8), i32(64), names="ids y")
+    assert batches(found) == {"batch": 64}
+    assert argument(found, "y").dims == ("batch",)
+    assert CautionKind.NO_BATCH not in kinds(found)

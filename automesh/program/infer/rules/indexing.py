@@ -22,6 +22,8 @@ def _slice(op: TracedOperation) -> list[Dims]:
     for dim, size, kept, start, _, stride in cuts:
         if kept == size:
             found.append(dim)
+        elif not op.made[0]:  # Constants, such as positions, can be computed in parts of any form.
+            found.append(op.all.new(kept))
         elif stride != 1 and kept > 1:
             op.all.mark(dim, DimensionMark.SHIFTED)
             found.append(op.all.new(kept, DimensionMark.SHIFTED))
@@ -288,9 +290,9 @@ def _scatter(op: TracedOperation) -> list[Dims]:
     is_back = len(own) == 1 and op.all.factors(own[0]) in [
         op.all.factors(one) for one in ranked if one
     ]
-    if op.name == "scatter-add" and not is_back:
-        # Messages of edges are summed nowhere else; what is counted is no message.
-        for dim in own if op.is_float and not op.is_backward else ():
+    # Messages of edges are summed nowhere else; what is counted is no message.
+    if op.name == "scatter-add" and op.is_float and not is_back:
+        for dim in own if not op.is_backward else ():
             op.all.mark(dim, DimensionMark.SUMMED)
         op.events.segments.append(
             Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
