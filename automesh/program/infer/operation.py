@@ -21,6 +21,11 @@ def primitives(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+def shape_of(variable: Any) -> Shape:
+    """Returns the shape of a variable; empty for a variable that is no array."""
+    return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
+
+
 class ArrayOrigin(IntFlag):
     """The kinds of data that an array is made from."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from automesh.program.capture.flow.expanded import expansion_of
@@ -40,25 +39,17 @@ from automesh.program.infer.operation import (
     Source,
     TracedOperation,
     Walk,
-    primitives,
+    shape_of,
 )
 from automesh.program.infer.rules import arrays, indexing, mapped, windows
+from automesh.program.infer.sources import Sources
 
 RULES: dict[str, Rule] = {**arrays.RULES, **indexing.RULES, **windows.RULES, **mapped.RULES}
 # These operations on held arrays make no new data.
 _SAME_ARRAY = arrays.ELEMENTWISE | {"reshape", "transpose", "squeeze", "broadcast_in_dim"}
 # Rows that are written into a held array leave it one: a replay buffer, before rows are drawn.
 _WRITES_INTO = frozenset({"scatter", "dynamic_update_slice"})
-# Integers keep their meaning through these operations, up to an offset.
-_SAME_INTEGERS = primitives(
-    """
-    add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
-    transpose squeeze slice split concatenate pad gather dynamic_slice rev stop_gradient
-    sharding_constraint optimization_barrier
-    """
-)
 _OTHER_PARAMETERS = (KeyError, AttributeError, IndexError, TypeError, ValueError, StopIteration)
-_PLACES = frozenset({"argmax", "argmin", "top_k", "approx_top_k"})
 _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
@@ -105,11 +96,6 @@ class _Frame:
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-def shape_of(variable: Any) -> Shape:
-    """Returns the shape of a variable; empty for a variable that is no array."""
-    return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
-
-
 def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     """Walks a program.
 
@@ -124,7 +110,7 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
             walker.all.news(shape_of(var)),
             made,
             not made & ArrayOrigin.STATE,
-            walker.source(var, shape_of(var)),
+            walker.sources.new(var, shape_of(var)),
         )
         for var, made in zip(opened.invars, inputs, strict=True)
     ]
@@ -161,9 +147,7 @@ class _Walker:
         self.all = Dimensions()
         self.events = Events()
         self._loops = 0
-        self._sources_known = 0
-        self._picks: dict[tuple[int, str], int] = {}
-        self._together: dict[tuple[int, ...], int] = {}
+        self.sources = Sources(self.events)
 
     def program(
         self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame
@@ -173,7 +157,7 @@ class _Walker:
         for var in jaxpr.constvars:
             shape = shape_of(var)
             frame.known[var] = WalkedArray(
-                self.all.news(shape), ArrayOrigin.DATA, True, self.source(var, shape)
+                self.all.news(shape), ArrayOrigin.DATA, True, self.sources.new(var, shape)
             )
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
@@ -335,7 +319,7 @@ class _Walker:
             frame.makers.update(dict.fromkeys(equation.outvars, equation))
             if len(self.events.products) > known:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
-        sources = self._sources(equation, operation, found)
+        sources = self.sources.of(equation, operation, found)
         return [
             WalkedArray(dims, made, held, source)
             for dims, source in zip(found, sources, strict=True)
@@ -376,118 +360,6 @@ class _Walker:
                     is_slice=operation.name in _CUTS,
                 )
             )
-
-    def source(self, variable: Any, shape: Shape) -> Source:
-        """Makes a new source for an array of integers."""
-        if not shape or not _is_integer(variable):
-            return ()
-        self._sources_known += 1
-        return (self._sources_known,)
-
-    def _begun(
-        self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
-    ) -> list[Source]:
-        """Returns the sources of positions that begin with an operation; none if it gives none."""
-        name, events = operation.name, self.events
-        none: list[Source] = [()] * len(operation.shapes)
-        if name in _PLACES and events.places:
-            self._sources_known += 1
-            events.chosen[self._sources_known] = [events.places.pop()]
-            # Of each row the places of the largest ones, or of the largest one.
-            kept = made[1][int(equation.params.get("axis", -1))] if "top_k" in name else ()
-            events.ranked[self._sources_known] = kept
-            return [*none[1:], (self._sources_known,)]
-        if name == "iota" and len(operation.shapes[0]) == 1:
-            self._sources_known += 1
-            events.positions[self._sources_known] = made[0][0]
-            return [(self._sources_known,)]
-        # All positions in the order of given data; what the step draws makes other rows of them.
-        own = [one for one in operation.sources if len(one) == 1 and one[0] in events.positions]
-        if name == "sort" and len(own) == 1 and operation.together() == ArrayOrigin.DATA:
-            self._sources_known += 1
-            events.ordered[self._sources_known] = events.positions[own[0][0]]
-            events.computed.add(self._sources_known)
-            return [(self._sources_known,) if one == own[0] else () for one in operation.sources]
-        return []
-
-    def _sources(
-        self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
-    ) -> list[Source]:
-        name, outvars = operation.name, equation.outvars
-        none: list[Source] = [()] * len(outvars)
-        if begun := self._begun(equation, operation, made):
-            return begun
-        if not _is_integer(outvars[0]):
-            return none
-        different = {source for source in operation.sources if source}
-        columns = next(iter(different)) if len(different) == 1 else ()
-        source = columns[0] if len(columns) == 1 else 0
-        positions = self.events.positions
-        if (stride := _stride(equation)) > 1 and source in positions:
-            self._sources_known += 1
-            positions[self._sources_known] = positions[source]
-            self.events.strides[self._sources_known] = stride * self.events.strides.get(source, 1)
-            return [(self._sources_known,)]
-        is_same = (
-            name in _SAME_INTEGERS
-            # An offset is subtracted; a difference of two places is a new integer.
-            or (name == "sub" and bool(operation.sources[0]) and not operation.sources[1])
-            or (name == "sort" and len(outvars) == 1 and source not in positions)
-        )
-        if not is_same:  # New integers, such as drawn places of rows.
-            new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
-            self.events.computed.update(number for source in new for number in source)
-            return new
-        given = operation.sources
-        if name in ("gather", "dynamic_slice"):
-            return [given[0]] if len(given[0]) == 1 else none
-        if name == "concatenate" and equation.params["dimension"] == len(operation.shapes[0]) - 1:
-            widths = [shape[-1] for shape in operation.given]
-            if widths == [1] * len(widths):
-                return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
-        if name in ("concatenate", "add") and len(different) > 1:
-            joined = self._joined(given)
-            own = {number for one in given for number in one}
-            if name == "add" and own & positions.keys() - self.events.strides.keys():
-                self.events.windows.update(joined)
-            begins = own & self.events.strides.keys()
-            if name == "add" and joined and len(begins) == 1:
-                self.events.offsets[joined[0]] = next(iter(begins))
-            return [joined]
-        if len(different) != 1:
-            return none
-        source = next(iter(different))
-        # A single column of a row has a meaning of its own.
-        picks = [
-            number
-            for number, shape in enumerate(operation.shapes)
-            if name in ("slice", "split")
-            and any(kept == 1 < size for kept, size in zip(shape, operation.given[0], strict=True))
-        ]
-        return [
-            self._picked(source, equation, number) if number in picks else source
-            for number in range(len(outvars))
-        ]
-
-    def _joined(self, given: Sequence[Source]) -> Source:
-        """Integers of several arrays end to end, which mean the same: tokens of answers that one
-        network reads together. Or sums of them: numbers of a field, and where its rows begin."""
-        if any(len(source) != 1 for source in given):
-            return ()
-        numbers = tuple(source[0] for source in given)
-        if numbers not in self._together:
-            self._sources_known += 1
-            self._together[numbers] = self._sources_known
-        return (self._together[numbers],)
-
-    def _picked(self, source: Source, equation: Any, number: int) -> Source:
-        if len(source) != 1:
-            return ()
-        key = (source[0], str(equation.params.get("start_indices", number)))
-        if key not in self._picks:
-            self._sources_known += 1
-            self._picks[key] = self._sources_known
-        return (self._picks[key],)
 
     # Control flow.
 
@@ -573,17 +445,9 @@ class _Walker:
                 noted = self.events.copies if _is_copied(value) else self.events.carried
                 noted.append(value.dims)
         return [
-            WalkedArray(value.dims, together, source=self._counted(var, value))
+            WalkedArray(value.dims, together, source=self.sources.counted(var, value.dims))
             for var, value in zip(variables, given, strict=True)
         ]
-
-    def _counted(self, variable: Any, value: WalkedArray) -> Source:
-        """Makes a source for a whole number that a loop carries: the number of its turn, by which
-        it takes one of several layers."""
-        if value.dims or not _is_integer(variable):
-            return ()
-        self._sources_known += 1
-        return (self._sources_known,)
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
         """Records carried values that begin as equal numbers, since nothing determines their
@@ -712,22 +576,9 @@ def _several(shape: Shape) -> int:
     return sum(size > 1 for size in shape)
 
 
-def _is_integer(variable: Any) -> bool:
-    dtype = getattr(variable.aval, "dtype", None)
-    return isinstance(dtype, np.dtype) and dtype.kind in "iu"
-
-
 def _is_of_one_device(equation: Any) -> bool:
     """Whether a `shard_map` has a mesh of one device."""
     return int(getattr(equation.params.get("mesh"), "size", 0)) == 1
-
-
-def _stride(equation: Any) -> int:
-    """Returns the number that an equation multiplies integers by; 0 if it is no such equation."""
-    if equation.primitive.name != "mul":
-        return 0
-    numbers = [var.val for var in equation.invars if is_literal(var) and not shape_of(var)]
-    return int(numbers[0]) if len(numbers) == 1 else 0
 
 
 def _is_float(variables: Sequence[Any]) -> bool:
