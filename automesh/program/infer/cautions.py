@@ -459,8 +459,11 @@ def _of_whole_step(
             kind=CautionKind.MANY_STEPS,
             text=f"one call is {how_many} steps of training",
         )
+    # An optimizer has placeholders of one element, which nobody can leave out.
     untrained = [
-        array for array, _ in inputs if array.role == Role.DEAD and array.state_of is not None
+        array
+        for array, _ in inputs
+        if array.role == Role.DEAD and array.state_of is not None and math.prod(array.shape) > 1
     ]
     if untrained:
         more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""

@@ -117,7 +117,7 @@ def facts_of(
     _find_solved(every, events, found)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
-    _find_graphs(every, events, found)
+    _find_graphs(every, events, found, inputs)
     _find_data_sets(every, events, found)
     _join_put_together(every, found)
     _join_stacked(every, found)
@@ -182,7 +182,9 @@ def outer(every: Dimensions, dim: Dim) -> int | None:
     return factors[0] if factors else None
 
 
-def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
+def _find_graphs(every: Dimensions, events: Events, found: Facts, inputs: Sequence[Dims]) -> None:
+    """Finds edges, nodes and graphs. What elements are summed into is nodes only if something is
+    given for it: the middle of each class of a batch is none."""
     into: set[int] = set()
     by: set[int] = set()
     for one in events.segments:
@@ -200,6 +202,8 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
     if not found.nodes:
         found.nodes, found.graphs = found.graphs, set()
         _find_bags(every, events, found)
+    if not found.nodes & {root for dims in inputs for root in roots(every, dims)}:
+        found.edges, found.nodes, found.graphs = set(), set(), set()
 
 
 def _find_bags(every: Dimensions, events: Events, found: Facts) -> None:

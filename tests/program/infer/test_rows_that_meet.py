@@ -269,3 +269,18 @@ def test_rows_that_are_counted_are_no_edges() -> None:
     assert batches(found) == {"batch": 64}
     assert argument(found, "y").dims == ("batch",)
     assert CautionKind.NO_BATCH not in kinds(found)
+
+
+def test_rows_that_are_summed_up_for_each_class_are_no_edges() -> None:
+    """Each row is compared with the middle of its class (center loss), for which nothing is given.
+    Before, the batch was called edges, and graphs were said to lie end to end."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        z = network(p, x)
+        number = jax.ops.segment_sum(jnp.ones(64), y, num_segments=16)
+        middle = jax.ops.segment_sum(z, y, num_segments=16) / (number[:, None] + 1)
+        return jnp.mean((z - middle[y]) ** 2)
+
+    found = found_of(loss, LAYERS, f32(64, 24), i32(64), names="x y")
+    assert batches(found) == {"batch": 64}
+    assert CautionKind.NO_BATCH not in kinds(found)
