@@ -202,7 +202,9 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts, inputs: Sequen
     if not found.nodes:
         found.nodes, found.graphs = found.graphs, set()
         _find_bags(every, events, found)
-    if not found.nodes & {root for dims in inputs for root in roots(every, dims)}:
+    # Users and products have tables of their own, which lie end to end as nodes.
+    nodes = found.nodes | _pieces_of(every, found.nodes)
+    if not nodes & {root for dims in inputs for root in roots(every, dims)}:
         found.edges, found.nodes, found.graphs = set(), set(), set()
 
 

@@ -284,3 +284,16 @@ def test_rows_that_are_summed_up_for_each_class_are_no_edges() -> None:
     found = found_of(loss, LAYERS, f32(64, 24), i32(64), names="x y")
     assert batches(found) == {"batch": 64}
     assert CautionKind.NO_BATCH not in kinds(found)
+
+
+def test_edges_between_rows_of_two_tables_stay_edges() -> None:
+    """Nothing but tables is given for users and products, which are the nodes of one graph."""
+
+    def loss(p: Any, ends: Any, begins: Any, pairs: Any) -> Any:
+        nodes = jnp.concatenate([p["users"], p["products"]])
+        sums = jax.ops.segment_sum(nodes[begins], ends, num_segments=96) @ p["w"]
+        return -jnp.mean(jax.nn.log_sigmoid((sums[pairs[:, 0]] * sums[pairs[:, 1]]).sum(-1)))
+
+    params = {"users": f32(64, WIDTH), "products": f32(32, WIDTH), "w": f32(WIDTH, WIDTH)}
+    found = found_of(loss, params, i32(512), i32(512), i32(128, 2), names="ends begins pairs")
+    assert argument(found, "ends").dims == argument(found, "begins").dims == ("edges",)
