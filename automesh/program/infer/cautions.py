@@ -9,6 +9,7 @@ from automesh.program.infer.dimensions import DimensionMark, Dimensions, Dims
 from automesh.program.infer.facts import (
     Facts,
     born_inside,
+    is_apart,
     is_factorized_by_optimizer,
     is_of_optimizer,
     outer,
@@ -47,8 +48,9 @@ def cautions_of(
       turns: training steps in a call; 0 if only a run shows it.
     """
     found = [
-        *_of_batches(every, facts, names, inputs),
+        *_of_batches(every, events, facts, names, inputs),
         *_of_inner_rows(every, events, facts, names),
+        *_of_groups(every, facts, names, inputs),
         *_of_packed(every, names, inputs),
         *_of_gradients(every, events, facts, names, inputs),
         *_of_optimizer(every, events, facts),
@@ -60,6 +62,7 @@ def cautions_of(
 
 def _of_batches(
     every: Dimensions,
+    events: Events,
     facts: Facts,
     names: Mapping[int, str],
     inputs: Sequence[tuple[ArrayClasses, Dims]],
@@ -92,7 +95,9 @@ def _of_batches(
     in_arguments = {root for _, dims in inputs for root in roots(every, dims)}
     within = [dim for root in batches if root in in_arguments for _, dim in every.packed(root)]
     for root in batches[:1]:
-        if root not in in_arguments | roots(every, within):
+        put_together = roots(every, [dim for _, dim in every.packed(root)])
+        is_of_arguments = bool(put_together) and put_together <= in_arguments
+        if root not in in_arguments | roots(every, within) and not is_of_arguments:
             yield Caution(
                 kind=CautionKind.BATCH_INSIDE,
                 text=f"{names[root]} ({every.size(root):,}) is in no argument: it is taken or "
@@ -111,11 +116,16 @@ def _of_batches(
             "what is taken",
             about=names.get(taken[0], ""),
         )
-    yield from _of_stacked(every, names, batches, in_arguments)
+    cut = roots(every, [one.dim for one in events.moves if one.marks & DimensionMark.CUT])
+    yield from _of_stacked(every, names, batches, in_arguments, cut)
 
 
 def _of_stacked(
-    every: Dimensions, names: Mapping[int, str], batches: Sequence[int], in_arguments: set[int]
+    every: Dimensions,
+    names: Mapping[int, str],
+    batches: Sequence[int],
+    in_arguments: set[int],
+    cut: set[int],
 ) -> Iterator[Caution]:
     """Warns of batches that lie end to end in the data, or that the step puts end to end."""
     together: dict[int, list[int]] = {}
@@ -144,11 +154,15 @@ def _of_stacked(
         counts = [len(every.packed(root)) for root in those]
         sizes = " and ".join(f"{every.size(root):,}" for root in those)
         shapes = " and ".join(f"({number}, {every.size(one):,}, ...)" for number in counts)
+        ways = (
+            " and taken apart again: an all-to-all each way"
+            if cut.intersection(those)
+            else ": an all-to-all"
+        )
         yield Caution(
             kind=CautionKind.STACKED_BATCHES,
             text=f"{' and '.join(map(str, counts))} batches of {every.size(one):,} are put end to "
-            f"end ({sizes}) and taken apart again: an all-to-all each way if they are split; stack "
-            f"them instead, {shapes}",
+            f"end ({sizes}){ways} if they are split; stack them instead, {shapes}",
             about=names[one],
         )
 
@@ -158,7 +172,10 @@ def _of_inner_rows(
 ) -> Iterator[Caution]:
     """Warns of a batch that is the inner part of the rows that parameters are multiplied with."""
     for one in events.meetings:
-        for dim in () if one.is_table else one.dims:
+        own_dims = () if one.is_table else one.dims
+        # Rows may lie end to end with others, such as those of queries behind their support.
+        parts = [piece for root in roots(every, own_dims) for _, piece in every.packed(root)]
+        for dim in (*own_dims, *parts):
             outside, *inside = every.factors(dim) or (0,)
             own = [root for root in inside if root in facts.batches]
             if not own or outside in facts.weights or outside in facts.batches:
@@ -172,6 +189,33 @@ def _of_inner_rows(
                 "them; put it first (`jnp.repeat` keeps it there, `jnp.tile` and a reshape of "
                 "(copies, batch) do not)",
                 about=name,
+            )
+
+
+def _of_groups(
+    every: Dimensions,
+    facts: Facts,
+    names: Mapping[int, str],
+    inputs: Sequence[tuple[ArrayClasses, Dims]],
+) -> Iterator[Caution]:
+    """Warns of rows that the step takes in few groups, as for a statistic of each, though each row
+    goes through the network alone."""
+    for array, dims in inputs:
+        for dim in dims if array.role is Role.DATA else ():
+            first, *inside = every.factors(dim) or (0,)
+            rows = every.size_of(tuple(inside))
+            if first not in facts.batches or not inside or rows <= every.size(first):
+                continue
+            if not all(is_apart(every, facts, one) for one in inside):
+                continue
+            size = every.size(first)
+            yield Caution(
+                kind=CautionKind.GROUPED_BATCH,
+                text=f"the step takes the {size * rows:,} rows of {array.name} as {size:,} times "
+                f"{rows:,}: at most {size:,} devices split them; if it does not matter which rows "
+                f"are a group, take those side by side, as by a reshape to ({rows:,}, {size:,}, "
+                "...)",
+                about=names[first],
             )
 
 
@@ -358,7 +402,7 @@ def _of_uses(
 ) -> Iterator[Caution]:
     tables: set[tuple[int | None, ...]] = set()
     for one in events.lookups:
-        if one.is_forward and one.made and not one.is_held_whole:
+        if one.is_forward and one.made == ArrayOrigin.STATE and not one.is_held_whole:
             for looked in one.looked_up:
                 for window in one.window:
                     tables.add((outer(every, looked), outer(every, window)))
@@ -415,8 +459,11 @@ def _of_whole_step(
             kind=CautionKind.MANY_STEPS,
             text=f"one call is {how_many} steps of training",
         )
+    # An optimizer has placeholders of one element, which nobody can leave out.
     untrained = [
-        array for array, _ in inputs if array.role == Role.DEAD and array.state_of is not None
+        array
+        for array, _ in inputs
+        if array.role == Role.DEAD and array.state_of is not None and math.prod(array.shape) > 1
     ]
     if untrained:
         more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""

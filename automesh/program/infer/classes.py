@@ -21,9 +21,10 @@ from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
+from automesh.program.infer.operation import shape_of
 from automesh.program.infer.parallel import join_kernels, join_parallel, join_twins, one_of_a_kind
 from automesh.program.infer.roles import Roles, roles_of
-from automesh.program.infer.walk import Walked, shape_of, walk
+from automesh.program.infer.walk import Walked, walk
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.FROZEN})
 _TRAINED = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.STATISTIC})

@@ -54,6 +54,10 @@ class DimensionMark(IntFlag):
     """It has groups whose sizes are data."""
     POSITIONS = 16384
     """It is compared or computed with its own positions."""
+    CUT = 32768
+    """Parts of it are taken."""
+    PUT = 65536
+    """Parts of it are put together."""
 
 
 # A dimension with one of these marks is never split in a computation.
@@ -76,6 +80,10 @@ MEETING = (
     | DimensionMark.GROUPED
 )
 
+# Marks that say nothing about the elements inside of a network where the operation is before it or
+# behind it.
+MOVING = (MEETING & ~WHOLE) | DimensionMark.CUT | DimensionMark.PUT
+
 _Interval = tuple[int, int]
 
 
@@ -90,10 +98,13 @@ class Dimensions:
         self._pieces: dict[int, dict[_Interval, Dim]] = {}
         self._todo: list[tuple[Dim, Dim]] = []
         self._is_joining = False
+        self._moved: list[tuple[Dim, DimensionMark]] = []
 
     def new(self, size: int, marks: int = 0) -> Dim:
         """Makes a dimension that agrees with no other yet."""
-        return (self._new(size, marks),) if size > 1 else ()
+        dim = (self._new(size, marks),) if size > 1 else ()
+        self._note_moved(dim, marks)
+        return dim
 
     def news(self, shape: Iterable[int], marks: int = 0) -> Dims:
         """Makes the dimensions of an array."""
@@ -143,6 +154,16 @@ class Dimensions:
         """Adds marks to a dimension."""
         for factor in self.factors(dim):
             self._marks[factor] |= marks
+        self._note_moved(dim, marks)
+
+    def _note_moved(self, dim: Dim, marks: int) -> None:
+        if marks & MOVING and dim:
+            self._moved.append((dim, DimensionMark(marks) & MOVING))
+
+    def moved(self) -> list[tuple[Dim, DimensionMark]]:
+        """Returns what has got marks of `MOVING` since the last call."""
+        found, self._moved = self._moved, []
+        return found
 
     def roots(self) -> list[int]:
         """Returns the representative factors."""

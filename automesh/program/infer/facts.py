@@ -10,7 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from automesh.program.infer.dimensions import MEETING, Dim, DimensionMark, Dimensions, Dims
+from automesh.program.infer.dimensions import (
+    MEETING,
+    MOVING,
+    Dim,
+    DimensionMark,
+    Dimensions,
+    Dims,
+)
 from automesh.program.infer.nouns import Role
 from automesh.program.infer.operation import (
     ArrayOrigin,
@@ -38,6 +45,7 @@ class Facts:
       batches: batches, the best first.
       edges, nodes, graphs: factors of concatenated graphs: edges are summed into nodes, and these
         into graphs.
+      bags: factors of rows, into each of which a bag of elements is summed up.
       data_sets: factors of arrays from which the step takes rows or slices.
       acted: factors of arrays that the step makes itself and takes rows from, such as what it saw
         as it acted in environments.
@@ -46,6 +54,9 @@ class Facts:
       given: factors of each array of data.
       pooled: factors that are summed before a batch is.
       mixed: factors that a forward pass sums products over.
+      attending: factors that a product both sums over and keeps, as of rows that attend to others.
+      inside: for factors of rows that parameters are multiplied with, the marks of `MOVING` from
+        operations between these products; none where the rows only move before or behind them.
       is_trained: whether there are parameters; else all carried arrays count as weights.
     """
 
@@ -55,6 +66,7 @@ class Facts:
     edges: set[int] = field(default_factory=set[int])
     nodes: set[int] = field(default_factory=set[int])
     graphs: set[int] = field(default_factory=set[int])
+    bags: set[int] = field(default_factory=set[int])
     data_sets: set[int] = field(default_factory=set[int])
     acted: set[int] = field(default_factory=set[int])
     shuffled: list[Lookup] = field(default_factory=list[Lookup])
@@ -62,6 +74,8 @@ class Facts:
     given: list[set[int]] = field(default_factory=list[set[int]])
     pooled: set[int] = field(default_factory=set[int])
     mixed: set[int] = field(default_factory=set[int])
+    attending: set[int] = field(default_factory=set[int])
+    inside: dict[int, DimensionMark] = field(default_factory=dict[int, DimensionMark])
     is_trained: bool = True
 
 
@@ -103,17 +117,19 @@ def facts_of(
     _find_solved(every, events, found)
     found.weights |= _pieces_of(every, found.weights)
     found.backward = {root for dim in events.backward for root in every.factors(dim)}
-    _find_graphs(every, events, found)
+    _find_graphs(every, events, found, inputs)
     _find_data_sets(every, events, found)
     _join_put_together(every, found)
     _join_stacked(every, found)
     _find_meeting(every, events, found)
+    _find_inside(every, events, found)
     found.batches = (
         _batches(every, events, inputs, roles, found, of_data=True)
         or _of_carried_sets(every, events, inputs, roles, found)
         or _of_acted(every, events, found)
         or _batches(every, events, inputs, roles, found, of_data=False)
     )
+    found.batches += _of_bags(every, found)
     after = _frozen(every, events, inputs, roles, floats, integers, found)
     for dims, role in zip(inputs, after, strict=True):
         if role in _WEIGHTS:
@@ -166,7 +182,9 @@ def outer(every: Dimensions, dim: Dim) -> int | None:
     return factors[0] if factors else None
 
 
-def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
+def _find_graphs(every: Dimensions, events: Events, found: Facts, inputs: Sequence[Dims]) -> None:
+    """Finds edges, nodes and graphs. What elements are summed into is nodes only if something is
+    given for it: the middle of each class of a batch is none."""
     into: set[int] = set()
     by: set[int] = set()
     for one in events.segments:
@@ -183,6 +201,24 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts) -> None:
     found.graphs = into - by
     if not found.nodes:
         found.nodes, found.graphs = found.graphs, set()
+        _find_bags(every, events, found)
+    # Users and products have tables of their own, which lie end to end as nodes.
+    nodes = found.nodes | _pieces_of(every, found.nodes)
+    if not nodes & {root for dims in inputs for root in roots(every, dims)}:
+        found.edges, found.nodes, found.graphs = set(), set(), set()
+
+
+def _find_bags(every: Dimensions, events: Events, found: Facts) -> None:
+    """Finds that what looks like edges and nodes is the elements of bags, and rows which have a bag
+    each: data of their own, and products with parameters. No element looks up anything in a row."""
+    read: set[int] = set()
+    for one in events.lookups:
+        if one.is_forward and roots(every, one.by) & found.edges:
+            read |= roots(every, one.looked_up)
+    met = {root for one in events.meetings if one.is_forward for root in roots(every, one.dims)}
+    given = {every.find(root) for own in found.given for root in own}
+    if found.nodes and found.nodes <= (met & given) - read:
+        found.bags, found.nodes, found.edges = found.nodes, set(), set()
 
 
 def _join_nodes(
@@ -295,9 +331,28 @@ def _find_meeting(every: Dimensions, events: Events, found: Facts) -> None:
         if key in seen:
             continue
         seen.add(key)
+        found.attending |= summed & left if one.is_product else set[int]()
         for root in summed:
             if left - {root}:
                 (found.mixed if one.is_product else found.pooled).add(root)
+
+
+def _find_inside(every: Dimensions, events: Events, found: Facts) -> None:
+    """Finds what moves rows between products with parameters. Rows that are mixed as data, or
+    sorted and paired for the loss, go through a network one by one."""
+    last: dict[int, int] = {}
+    in_loops: set[int] = set()
+    for one in events.meetings:
+        if one.is_forward and not one.is_table:
+            own = roots(every, one.dims)
+            last |= dict.fromkeys(own, one.number)
+            in_loops |= own if one.loop.number else set()
+    found.inside = dict.fromkeys(last, _NOTHING)
+    for one in events.moves:
+        for root in roots(every, (one.dim,)) & last.keys():
+            is_before = one.number < last[root] or (one.loop.number and root in in_loops)
+            if is_before and not one.is_of_data:
+                found.inside[root] |= one.marks
 
 
 def _of_own_gradient(every: Dimensions, found: Facts, one: Contraction) -> set[int]:
@@ -359,7 +414,7 @@ def _batches(
     data += [dims for one, dims in inside if isinstance(one, Lookup)]
     drawn = [dims for one, dims in inside if isinstance(one, Draw)]
     attempts = (
-        ((data, _first, False), (data, _not_walked, False), (data, _stacks, False))
+        tuple((data, one, False) for one in (_first, _not_walked, _stacks, _put_together))
         if of_data
         else ((drawn, _first, False), (given(Role.STATISTIC), _first, False), (drawn, _first, True))
     )
@@ -405,11 +460,18 @@ def _alone(
         and (root in found.backward or not found.backward)
     ]
     ranked = sorted(candidates, key=lambda root: (-order[root], places[root], root))
-    for allowed, together in ((_NOTHING, False), (_MAY_MEET, True)):
-        alone = [root for root in ranked if is_apart(every, found, root, allowed, together)]
+    attempts = (
+        lambda root: is_apart(every, found, root),
+        lambda root: _is_apart_inside(every, found, root, found.pooled | found.mixed),
+        lambda root: is_apart(every, found, root, _MAY_MEET, True),
+        lambda root: _is_apart_inside(every, found, root, found.mixed, _MAY_MEET),
+    )
+    for is_alone in attempts:
+        alone = [root for root in ranked if is_alone(root)]
         if alone:
-            inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)[:1]]
-            return alone + [one for one in inside if one is not None and one not in alone]
+            inside = [outer(every, dim) for one in alone for _, dim in every.packed(one)]
+            more = [one for one in inside if one is not None and one not in alone]
+            return alone + list(dict.fromkeys(more))
     return []
 
 
@@ -467,6 +529,19 @@ def _of_carried_sets(
     return _batches(every, events, inputs, roles, found, of_data=True)
 
 
+def _of_bags(every: Dimensions, found: Facts) -> list[int]:
+    """Returns the rows that are a batch beside the elements of their bags."""
+    return [
+        root
+        for root in sorted(found.bags)
+        if found.batches
+        and root not in found.batches
+        and every.marks(root) & DimensionMark.SUMMED
+        and (root in found.backward or not found.backward)
+        and is_apart(every, found, root, DimensionMark.LOOKED_UP)
+    ]
+
+
 def _taken(every: Dimensions, events: Events, found: Facts) -> list[Lookup]:
     """Lists lookups of rows that the step has made itself with its parameters."""
     known = found.weights | found.nodes | found.edges | found.graphs
@@ -513,6 +588,17 @@ def _stacks(every: Dimensions, dim: Dim) -> list[int]:
         stack
         for stack in every.roots()
         if {every.factors(piece) for _, piece in every.packed(stack)} == own
+    ]
+
+
+def _put_together(every: Dimensions, dim: Dim) -> list[int]:
+    """Finds the factors in which a dimension lies end to end with others, such as new rows with
+    those of a memory, if all are summed up together."""
+    own = every.factors(dim)
+    return [
+        stack
+        for stack in every.roots()
+        if own and own in [every.factors(piece) for _, piece in every.packed(stack)]
     ]
 
 
@@ -574,6 +660,28 @@ def is_apart(
     if every.marks(root) & MEETING & ~allowed or every.is_cut(root):
         return False
     return together or root not in found.pooled | found.mixed
+
+
+def _is_apart_inside(
+    every: Dimensions,
+    found: Facts,
+    root: int,
+    together: set[int],
+    allowed: DimensionMark = _NOTHING,
+) -> bool:
+    """Whether the elements of a factor go through a network one by one, though they move or meet
+    before it or behind it.
+
+    Args:
+      together: factors that are summed over before others are.
+      allowed: marks that do not matter inside.
+    """
+    if root not in found.inside or root in together | found.attending:
+        return False
+    inside = found.inside[root]
+    marks = (every.marks(root) & ~MOVING) | inside
+    is_cut = bool(inside & (DimensionMark.CUT | DimensionMark.PUT)) and every.is_cut(root)
+    return not marks & MEETING & ~allowed and not is_cut
 
 
 def _frozen(

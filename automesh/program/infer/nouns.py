@@ -56,6 +56,8 @@ class CautionKind(StrEnum):
     """Each of a batch of tasks trains weights of its own inside the step."""
     INNER_BATCH = "inner-batch"
     """The batch is the inner part of the rows that the step computes with, such as after a tile."""
+    GROUPED_BATCH = "grouped-batch"
+    """The batch is the number of groups in which the step takes its rows."""
     OPTIMIZER_MATRICES = "optimizer-matrices"
     """An optimizer multiplies or factorizes matrices of the parameters' sizes."""
     UNTRAINED = "untrained"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
 
-from automesh.program.infer.dimensions import Dim, Dimensions, Dims
+from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 
 Shape = tuple[int, ...]
 Source = tuple[int, ...]
@@ -19,6 +19,11 @@ for other columns; empty for none. Dimensions in which the same integers look up
 def primitives(names: str) -> frozenset[str]:
     """Splits names of primitives at spaces."""
     return frozenset(names.split())
+
+
+def shape_of(variable: Any) -> Shape:
+    """Returns the shape of a variable; empty for a variable that is no array."""
+    return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
 
 
 class ArrayOrigin(IntFlag):
@@ -180,6 +185,7 @@ class Meeting:
       output: number of the operation's output that is the array; -1 for its first operand.
       is_table: whether the array is a lookup table of parameters or its gradient; else it is the
         result.
+      number: how many equations were walked before.
     """
 
     dims: Dims
@@ -187,6 +193,27 @@ class Meeting:
     place: EquationPlace
     output: int = 0
     is_table: bool = False
+    number: int
+    loop: Loop
+    is_forward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """An operation of a forward pass after which elements of a dimension are in other places, or
+    meet each other.
+
+    Attributes:
+      marks: what it does along the dimension.
+      is_of_data: whether no parameters have met the array before.
+      number: how many equations were walked before.
+    """
+
+    dim: Dim
+    marks: DimensionMark
+    is_of_data: bool
+    number: int
+    loop: Loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +243,7 @@ class Events:
     walks: list[Walk] = field(default_factory=list[Walk])
     # Products with only parameters on one side, and lookups in parameters.
     meetings: list[Meeting] = field(default_factory=list[Meeting])
+    moves: list[Move] = field(default_factory=list[Move])
     # By primitive, how often one was met whose rules are not known.
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.
@@ -239,10 +267,17 @@ class Events:
     computed: set[int] = field(default_factory=set[int])
     # For each source, the dimension whose own positions its integers are.
     positions: dict[int, Dim] = field(default_factory=dict[int, Dim])
+    # For each source that is all positions of a dimension in the order of data, that dimension.
+    ordered: dict[int, Dim] = field(default_factory=dict[int, Dim])
     # Sources that are positions behind a place: the rows of a window.
     windows: set[int] = field(default_factory=set[int])
     # Of positions, what they are multiplied by.
     strides: dict[int, int] = field(default_factory=dict[int, int])
+    # For each source that is places inside of rows which lie end to end, the multiplied positions
+    # of these rows that are added to it.
+    offsets: dict[int, int] = field(default_factory=dict[int, int])
+    # Such sources by which the forward pass has chosen among rows of the data.
+    by_offset: set[int] = field(default_factory=set[int])
     # The dimension of the positions that an `argmax` or `top_k` has just returned.
     places: list[Dim] = field(default_factory=list[Dim])
     # Dimensions of carried values that begin as parameters, once for each of a batch.

@@ -285,18 +285,34 @@ def _role(
 def _without_copies(
     parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
 ) -> list[int]:
-    """Returns the parameters without target networks. A target is used in the gradient of other
-    parameters, so it is computed from that, too; but it is computed from another parameter that is
-    not computed from it."""
+    """Returns the parameters without target networks and kept gradients.
+
+    A target is used in the gradient of other parameters, so it is computed from that, too; but it
+    is computed from another parameter, which its gradient has moved, and which is not computed from
+    it. A gradient that an optimizer keeps for its next step is computed from the gradient of a
+    parameter, which has moved by the kept one; but no gradient of a kept one moves that.
+    """
     every = _bits(parameters)
 
+    def alike(place: int, others: int) -> list[int]:
+        own = arrays[place].shape
+        return [one for one in _places(others & every & ~(1 << place)) if arrays[one].shape == own]
+
     def is_copy(place: int) -> bool:
+        flow = flows[place]
         return any(
-            arrays[other].shape == arrays[place].shape and not flows[other].direct >> place & 1
-            for other in _places(flows[place].direct & every & ~(1 << place))
+            not flows[other].direct >> place & 1
+            for other in alike(place, flow.direct & flow.through)
         )
 
-    return [place for place in parameters if not is_copy(place)]
+    def is_kept(place: int) -> bool:
+        flow = flows[place]
+        return any(
+            (flows[other].direct & ~flows[other].through) >> place & 1
+            for other in alike(place, flow.through & ~flow.direct)
+        )
+
+    return [place for place in parameters if not is_copy(place) and not is_kept(place)]
 
 
 def _is_early_copy(

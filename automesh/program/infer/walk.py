@@ -6,12 +6,12 @@ The time is proportional to the number of equations; those of called programs co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
 from automesh.program.capture.flow.expanded import expansion_of
@@ -33,34 +33,29 @@ from automesh.program.infer.operation import (
     EquationPlace,
     Events,
     Loop,
+    Move,
     Rule,
     Shape,
     Source,
     TracedOperation,
     Walk,
-    primitives,
+    shape_of,
 )
 from automesh.program.infer.rules import arrays, indexing, mapped, windows
+from automesh.program.infer.sources import Sources
 
 RULES: dict[str, Rule] = {**arrays.RULES, **indexing.RULES, **windows.RULES, **mapped.RULES}
 # These operations on held arrays make no new data.
 _SAME_ARRAY = arrays.ELEMENTWISE | {"reshape", "transpose", "squeeze", "broadcast_in_dim"}
 # Rows that are written into a held array leave it one: a replay buffer, before rows are drawn.
 _WRITES_INTO = frozenset({"scatter", "dynamic_update_slice"})
-# Integers keep their meaning through these operations, up to an offset.
-_SAME_INTEGERS = primitives(
-    """
-    add select_n clamp max min convert_element_type copy copy_p reshape broadcast_in_dim
-    transpose squeeze slice split concatenate pad gather dynamic_slice rev stop_gradient
-    sharding_constraint optimization_barrier
-    """
-)
 _OTHER_PARAMETERS = (KeyError, AttributeError, IndexError, TypeError, ValueError, StopIteration)
-_PLACES = frozenset({"argmax", "argmin", "top_k", "approx_top_k"})
 _SUMS = frozenset({"add_any", "add"})
 _UNARY = frozenset(
     {"transpose", "convert_element_type", "reshape", "mul", "neg", "squeeze", "copy", "reduce_sum"}
 )
+# Operations between a product and a sum of it, and summands, that are searched.
+_MOST_BEHIND = 32
 _WRITES = frozenset({"swap", "addupdate"})
 _CUTS = frozenset({"slice", "split"})
 
@@ -101,11 +96,6 @@ class _Frame:
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-def shape_of(variable: Any) -> Shape:
-    """Returns the shape of a variable; empty for a variable that is no array."""
-    return tuple(int(size) for size in getattr(variable.aval, "shape", ()))
-
-
 def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
     """Walks a program.
 
@@ -120,7 +110,7 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
             walker.all.news(shape_of(var)),
             made,
             not made & ArrayOrigin.STATE,
-            walker.source(var, shape_of(var)),
+            walker.sources.new(var, shape_of(var)),
         )
         for var, made in zip(opened.invars, inputs, strict=True)
     ]
@@ -157,9 +147,7 @@ class _Walker:
         self.all = Dimensions()
         self.events = Events()
         self._loops = 0
-        self._sources_known = 0
-        self._picks: dict[tuple[int, str], int] = {}
-        self._together: dict[tuple[int, ...], int] = {}
+        self.sources = Sources(self.events)
 
     def program(
         self, jaxpr: Any, inputs: Sequence[WalkedArray], frame: _Frame
@@ -169,7 +157,7 @@ class _Walker:
         for var in jaxpr.constvars:
             shape = shape_of(var)
             frame.known[var] = WalkedArray(
-                self.all.news(shape), ArrayOrigin.DATA, True, self.source(var, shape)
+                self.all.news(shape), ArrayOrigin.DATA, True, self.sources.new(var, shape)
             )
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
@@ -212,7 +200,12 @@ class _Walker:
             ] and len(body.outvars) == len(equation.outvars)
             if fits:
                 inner = self._inside(number, equation, body, frame, backward)
-                return self.program(body, given, inner)
+                made = self.program(body, given, inner)
+                for result, variable in zip(body.outvars, equation.outvars, strict=True):
+                    product = _product_behind(result, inner) if frame.loop.number else None
+                    if product is not None:
+                        frame.products[variable] = product
+                return made
         if (expansion := expansion_of(equation)) is not None:
             return self._expanded(expansion, given, equation, frame, backward)
         return self._unknown(equation, given)
@@ -303,6 +296,7 @@ class _Walker:
         if [len(dims) for dims in found] != [len(shape) for shape in operation.shapes]:
             return self._unknown(equation, given)
         made = arrays.made_of(operation)
+        self._note_moves(operation)
         if operation.is_float:
             self.events.meetings += arrays.meetings_of(operation, found[0])
         held = name in _SAME_ARRAY and all(
@@ -325,11 +319,25 @@ class _Walker:
             frame.makers.update(dict.fromkeys(equation.outvars, equation))
             if len(self.events.products) > known:
                 frame.products[equation.outvars[0]] = self.events.products[-1]
-        sources = self._sources(equation, operation, found)
+        sources = self.sources.of(equation, operation, found)
         return [
             WalkedArray(dims, made, held, source)
             for dims, source in zip(found, sources, strict=True)
         ]
+
+    def _note_moves(self, operation: TracedOperation) -> None:
+        """Records marks of elements that move; those of a backward pass mirror the forward one."""
+        moved = self.all.moved()
+        for dim, marks in () if operation.is_backward else moved:
+            self.events.moves.append(
+                Move(
+                    dim=dim,
+                    marks=marks,
+                    is_of_data=not operation.together() & ArrayOrigin.STATE,
+                    number=self.events.equations,
+                    loop=operation.loop,
+                )
+            )
 
     def _note_division(self, operation: TracedOperation, found: Dims, output: int) -> None:
         """Records where data are divided: by a reshape, or by slices."""
@@ -352,98 +360,6 @@ class _Walker:
                     is_slice=operation.name in _CUTS,
                 )
             )
-
-    def source(self, variable: Any, shape: Shape) -> Source:
-        """Makes a new source for an array of integers."""
-        if not shape or not _is_integer(variable):
-            return ()
-        self._sources_known += 1
-        return (self._sources_known,)
-
-    def _sources(
-        self, equation: Any, operation: TracedOperation, made: Sequence[Dims]
-    ) -> list[Source]:
-        name, outvars = operation.name, equation.outvars
-        none: list[Source] = [()] * len(outvars)
-        if name in _PLACES and self.events.places:
-            self._sources_known += 1
-            self.events.chosen[self._sources_known] = [self.events.places.pop()]
-            # Of each row the places of the largest ones, or of the largest one.
-            kept = made[1][int(equation.params.get("axis", -1))] if "top_k" in name else ()
-            self.events.ranked[self._sources_known] = kept
-            return [*none[1:], (self._sources_known,)]
-        if name == "iota" and len(operation.shapes[0]) == 1:
-            self._sources_known += 1
-            self.events.positions[self._sources_known] = made[0][0]
-            return [(self._sources_known,)]
-        if not _is_integer(outvars[0]):
-            return none
-        different = {source for source in operation.sources if source}
-        columns = next(iter(different)) if len(different) == 1 else ()
-        source = columns[0] if len(columns) == 1 else 0
-        positions = self.events.positions
-        if (stride := _stride(equation)) > 1 and source in positions:
-            self._sources_known += 1
-            positions[self._sources_known] = positions[source]
-            self.events.strides[self._sources_known] = stride * self.events.strides.get(source, 1)
-            return [(self._sources_known,)]
-        is_same = (
-            name in _SAME_INTEGERS
-            # An offset is subtracted; a difference of two places is a new integer.
-            or (name == "sub" and bool(operation.sources[0]) and not operation.sources[1])
-            or (name == "sort" and len(outvars) == 1 and source not in positions)
-        )
-        if not is_same:  # New integers, such as drawn places of rows.
-            new = [self.source(*one) for one in zip(outvars, operation.shapes, strict=True)]
-            self.events.computed.update(number for source in new for number in source)
-            return new
-        given = operation.sources
-        if name in ("gather", "dynamic_slice"):
-            return [given[0]] if len(given[0]) == 1 else none
-        if name == "concatenate" and equation.params["dimension"] == len(operation.shapes[0]) - 1:
-            widths = [shape[-1] for shape in operation.given]
-            if widths == [1] * len(widths):
-                return [tuple(source[0] if len(source) == 1 else 0 for source in given)]
-        if name in ("concatenate", "add") and len(different) > 1:
-            joined = self._joined(given)
-            own = {number for one in given for number in one}
-            if name == "add" and own & positions.keys() - self.events.strides.keys():
-                self.events.windows.update(joined)
-            return [joined]
-        if len(different) != 1:
-            return none
-        source = next(iter(different))
-        # A single column of a row has a meaning of its own.
-        picks = [
-            number
-            for number, shape in enumerate(operation.shapes)
-            if name in ("slice", "split")
-            and any(kept == 1 < size for kept, size in zip(shape, operation.given[0], strict=True))
-        ]
-        return [
-            self._picked(source, equation, number) if number in picks else source
-            for number in range(len(outvars))
-        ]
-
-    def _joined(self, given: Sequence[Source]) -> Source:
-        """Integers of several arrays end to end, which mean the same: tokens of answers that one
-        network reads together. Or sums of them: numbers of a field, and where its rows begin."""
-        if any(len(source) != 1 for source in given):
-            return ()
-        numbers = tuple(source[0] for source in given)
-        if numbers not in self._together:
-            self._sources_known += 1
-            self._together[numbers] = self._sources_known
-        return (self._together[numbers],)
-
-    def _picked(self, source: Source, equation: Any, number: int) -> Source:
-        if len(source) != 1:
-            return ()
-        key = (source[0], str(equation.params.get("start_indices", number)))
-        if key not in self._picks:
-            self._sources_known += 1
-            self._picks[key] = self._sources_known
-        return (self._picks[key],)
 
     # Control flow.
 
@@ -529,17 +445,9 @@ class _Walker:
                 noted = self.events.copies if _is_copied(value) else self.events.carried
                 noted.append(value.dims)
         return [
-            WalkedArray(value.dims, together, source=self._counted(var, value))
+            WalkedArray(value.dims, together, source=self.sources.counted(var, value.dims))
             for var, value in zip(variables, given, strict=True)
         ]
-
-    def _counted(self, variable: Any, value: WalkedArray) -> Source:
-        """Makes a source for a whole number that a loop carries: the number of its turn, by which
-        it takes one of several layers."""
-        if value.dims or not _is_integer(variable):
-            return ()
-        self._sources_known += 1
-        return (self._sources_known,)
 
     def _begin(self, variables: Sequence[Any], carry: Sequence[WalkedArray], frame: _Frame) -> None:
         """Records carried values that begin as equal numbers, since nothing determines their
@@ -558,33 +466,13 @@ class _Walker:
         returns whether there is one."""
         any_found = False
         for place, result in enumerate(body.outvars[:carried]):
-            maker = None if is_literal(result) else frame.makers.get(result)
-            if maker is None or maker.primitive.name not in _SUMS:
-                continue
             own = body.invars[constants + place]
-            if not any(var is own for var in maker.invars):
-                continue
-            for var in maker.invars:
-                product = self._product_behind(var, frame)
-                if product is not None and not product.is_forward:
-                    any_found = True
-                    size = 1
-                    for one in shape_of(result):
-                        size *= one
-                    self.events.in_loops.append((product, size, turns))
+            is_added = any(variable is own for variable in _summands(result, frame))
+            found = _product_behind(result, frame) if is_added else None
+            if found is not None and not found.is_forward:
+                any_found = True
+                self.events.in_loops.append((found, math.prod(shape_of(result)), turns))
         return any_found
-
-    def _product_behind(self, variable: Any, frame: _Frame) -> Contraction | None:
-        for _ in range(8):
-            if is_literal(variable):
-                return None
-            if variable in frame.products:
-                return frame.products[variable]
-            maker = frame.makers.get(variable)
-            if maker is None or maker.primitive.name not in _UNARY:
-                return None
-            variable = maker.invars[0]
-        return None
 
     def _cond(
         self,
@@ -645,6 +533,35 @@ class _Walker:
         ]
 
 
+def _summands(result: Any, frame: _Frame) -> list[Any]:
+    """Returns the variables that are added up to a value; the value alone if it is no sum."""
+    rest, found = [result], list[Any]()
+    while rest and len(found) < _MOST_BEHIND:
+        variable = rest.pop()
+        maker = None if is_literal(variable) else frame.makers.get(variable)
+        if maker is not None and maker.primitive.name in _SUMS:
+            rest += maker.invars
+        else:
+            found.append(variable)
+    return found
+
+
+def _product_behind(variable: Any, frame: _Frame) -> Contraction | None:
+    """Returns the product that a value is made of; of several that are added up, as of weights that
+    are used twice in a turn, one."""
+    for one in _summands(variable, frame):
+        for _ in range(_MOST_BEHIND):
+            if is_literal(one):
+                break
+            if one in frame.products:
+                return frame.products[one]
+            maker = frame.makers.get(one)
+            if maker is None or maker.primitive.name not in _UNARY:
+                break
+            one = maker.invars[0]
+    return None
+
+
 def _join_chosen(every: Dimensions, events: Events) -> None:
     """Joins dimensions in which the same integers choose: a vocabulary, in the table and in the
     head."""
@@ -659,22 +576,9 @@ def _several(shape: Shape) -> int:
     return sum(size > 1 for size in shape)
 
 
-def _is_integer(variable: Any) -> bool:
-    dtype = getattr(variable.aval, "dtype", None)
-    return isinstance(dtype, np.dtype) and dtype.kind in "iu"
-
-
 def _is_of_one_device(equation: Any) -> bool:
     """Whether a `shard_map` has a mesh of one device."""
     return int(getattr(equation.params.get("mesh"), "size", 0)) == 1
-
-
-def _stride(equation: Any) -> int:
-    """Returns the number that an equation multiplies integers by; 0 if it is no such equation."""
-    if equation.primitive.name != "mul":
-        return 0
-    numbers = [var.val for var in equation.invars if is_literal(var) and not shape_of(var)]
-    return int(numbers[0]) if len(numbers) == 1 else 0
 
 
 def _is_float(variables: Sequence[Any]) -> bool:

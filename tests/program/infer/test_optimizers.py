@@ -208,3 +208,44 @@ def test_mirrored_noise_is_a_batch_though_it_is_summed_up_with_its_mirror_image_
     found = Model(step=step, args=args, names=("p", "key"), num_state=1).classes()
     assert [one.size for one in found.batches] == [32]
     assert any(one.shape[0] == 32 and one.dims[0] == "batch" for one in found.inner)
+
+
+def test_a_gradient_that_an_optimizer_keeps_for_its_next_step_is_a_moment() -> None:
+    """Before, the parameters were copies of it: each moves by what is made of the kept gradient."""
+    solver = optax.lbfgs(memory_size=4)
+
+    def step(p: Any, state: Any, x: Any) -> Any:
+        def own(p: Any) -> Any:
+            return loss(p, x)
+
+        value, grad = optax.value_and_grad_from_state(own)(p, state=state)
+        updates, state = solver.update(grad, state, p, value=value, grad=grad, value_fn=own)
+        return optax.apply_updates(p, updates), state, value
+
+    found = Model(
+        step=step,
+        args=(PARAMS, jax.eval_shape(solver.init, PARAMS), i32(8, 16)),
+        names=("p", "state", "x"),
+        num_state=2,
+    ).classes()
+    roles = {one.name: one.role for one in found.arguments if one.shape}
+    assert {role for name, role in roles.items() if name[0] == "p"} == {Role.PARAMETER}
+    assert {role for name, role in roles.items() if name[0] == "s"} == {Role.MOMENT}
+
+
+def test_placeholders_of_an_optimizer_need_no_word() -> None:
+    """Adafactor has arrays of one element for what it does not factorize, and for what it does."""
+    optimizer = optax.adafactor(1e-3, min_dim_size_to_factor=16)
+
+    def step(p: Any, state: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, x)
+        updates, state = optimizer.update(grads, state, p)
+        return optax.apply_updates(p, updates), state, value
+
+    found = Model(
+        step=step,
+        args=(PARAMS, jax.eval_shape(optimizer.init, PARAMS), i32(8, 16)),
+        names=("p", "state", "x"),
+        num_state=2,
+    ).classes()
+    assert not said(found, CautionKind.UNTRAINED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
 from automesh.program.infer.operation import (
@@ -425,7 +426,7 @@ def meetings_of(op: TracedOperation, made: Dims) -> list[Meeting]:
     """Returns the places where data meet parameters: a result with one operand from parameters only
     and the other also from data; a lookup table; a gradient that is summed into a table."""
     if op.name == "scatter-add" and op.is_backward and not op.made[0]:
-        return [Meeting(dims=made, shape=op.shapes[0], place=op.place(), is_table=True)]
+        return [_meeting(op, made, is_table=True)]
     if op.name not in _MEETS:
         return []
     one, other = op.made[:2]
@@ -433,12 +434,22 @@ def meetings_of(op: TracedOperation, made: Dims) -> list[Meeting]:
         ArrayOrigin.DATA | ArrayOrigin.RANDOM
     ):
         return []
-    found = [Meeting(dims=made, shape=op.shapes[0], place=op.place())]
+    found = [_meeting(op, made, is_table=False)]
     if op.name == "gather":
-        found.append(
-            Meeting(dims=op.ins[0], shape=op.given[0], place=op.place(), output=-1, is_table=True)
-        )
+        found.append(replace(found[0], dims=op.ins[0], shape=op.given[0], output=-1, is_table=True))
     return found
+
+
+def _meeting(op: TracedOperation, dims: Dims, *, is_table: bool) -> Meeting:
+    return Meeting(
+        dims=dims,
+        shape=op.shapes[0],
+        place=op.place(),
+        is_table=is_table,
+        number=op.events.equations,
+        loop=op.loop,
+        is_forward=not op.is_backward,
+    )
 
 
 RULES: dict[str, Rule] = {

@@ -22,12 +22,13 @@ def _slice(op: TracedOperation) -> list[Dims]:
     for dim, size, kept, start, _, stride in cuts:
         if kept == size:
             found.append(dim)
+        elif not op.made[0]:  # Constants, such as positions, can be computed in parts of any form.
+            found.append(op.all.new(kept))
         elif stride != 1 and kept > 1:
             op.all.mark(dim, DimensionMark.SHIFTED)
             found.append(op.all.new(kept, DimensionMark.SHIFTED))
         else:
-            if kept == 1:
-                op.all.mark(dim, DimensionMark.PICKED)
+            op.all.mark(dim, DimensionMark.PICKED if kept == 1 else DimensionMark.CUT)
             found.append(op.all.piece(dim, start, kept))
     return [tuple(found)]
 
@@ -39,6 +40,7 @@ def _split(op: TracedOperation) -> list[Dims]:
     for size in map(int, op.params["sizes"]):
         if size == 1 < op.given[0][axis]:
             op.all.mark(op.ins[0][axis], DimensionMark.PICKED)
+        op.all.mark(op.ins[0][axis], DimensionMark.CUT)
         part = op.all.piece(op.ins[0][axis], begin, size)
         found.append(tuple(part if i == axis else dim for i, dim in enumerate(op.ins[0])))
         begin += size
@@ -57,6 +59,7 @@ def _concatenate(op: TracedOperation) -> list[Dims]:
                 op.all.join(op.ins[0][place], dim)
         if is_constant:
             continue
+        op.all.mark(whole, DimensionMark.PUT)
         op.all.join(op.all.piece(whole, begin, given[axis]), dims[axis])
         begin += given[axis]
     return [tuple(whole if i == axis else dim for i, dim in enumerate(op.ins[0]))]
@@ -72,8 +75,10 @@ def _pad(op: TracedOperation) -> list[Dims]:
         whole = op.all.new(made)
         if inner == 0 and low >= 0 and high >= 0:
             # The inverse of a slice, as in the gradient of a slice.
+            op.all.mark(whole, DimensionMark.PUT)
             op.all.join(op.all.piece(whole, low, size), dim)
         elif inner == 0 and low <= 0 and high <= 0:
+            op.all.mark(dim, DimensionMark.CUT)
             op.all.join(op.all.piece(dim, -low, made), whole)
         else:
             op.all.mark(dim, DimensionMark.SHIFTED)
@@ -133,7 +138,8 @@ def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, resu
 
 def _join_diagonals(op: TracedOperation, places: Sequence[int]) -> frozenset[int]:
     """Joins dimensions of the operand in which each row looks up its own position, as in
-    `x[arange(len(x)), labels]`, with the rows."""
+    `x[arange(len(x)), labels]`, with the rows. Or each the position of another one, as in
+    `x[argsort(time)]`: these rows are all of its rows."""
     columns = op.sources[1]
     found: list[int] = []
     for column, place in zip(columns, places, strict=True) if len(columns) == len(places) else ():
@@ -144,7 +150,59 @@ def _join_diagonals(op: TracedOperation, places: Sequence[int]) -> frozenset[int
             # Each row has several results, as a query has scores with negatives beside its own.
             op.all.join(own, op.all.split(dim, rows)[0] if stride > 1 else dim)
             found.append(place)
+        own = op.events.ordered.get(column)
+        if own and op.all.size_of(op.all.factors(own)) == op.given[0][place]:
+            op.all.join(own, dim)
+            op.all.mark(dim, DimensionMark.ORDERED)
+            found.append(place)
     return frozenset(found)
+
+
+def _join_offsets(op: TracedOperation, places: Sequence[int]) -> Dims:
+    """Joins the rows that lie end to end in a dimension with those of the indices, where each row
+    looks up places of its own: `x.reshape(-1, width)[places + arange(rows)[:, None] * length]`.
+    Tables that fields share are such, too, but are of parameters or unchanged arguments.
+
+    Returns:
+      For each of these places of the operand, its dimension in which indices choose: of one with
+      such rows, the inner part.
+    """
+    columns = op.sources[1]
+    found = [op.ins[0][place] for place in places]
+    for number, column in enumerate(columns if len(columns) == len(places) else ()):
+        begins = op.events.offsets.get(column, 0)
+        own = op.events.positions.get(begins)
+        if own is None or not _is_of_rows(op, column):
+            continue
+        rows, stride = op.all.size_of(op.all.factors(own)), op.events.strides[begins]
+        if rows * stride == op.given[0][places[number]]:
+            outer, found[number] = op.all.split(found[number], rows)
+            op.all.join(own, outer)
+            op.events.by_offset.add(column)
+    return tuple(found)
+
+
+def _is_of_rows(op: TracedOperation, column: int) -> bool:
+    """Whether an operand is made of data by the step; in a backward pass, whether its indices have
+    chosen in such a one."""
+    if op.is_backward:
+        return column in op.events.by_offset
+    return op.made[0] != ArrayOrigin.STATE and not op.held[0]
+
+
+def _inside_rows(op: TracedOperation, by: Dims, whole: Dims, inside: Dims) -> Dims:
+    """Returns the dimensions of indices without the rows in which each has places of its own.
+
+    Args:
+      whole, inside: see `_join_offsets`: dimensions of the operand, and what indices choose in.
+    """
+    rest = {factor for dim in inside for factor in op.all.factors(dim)}
+    rows = {factor for dim in whole for factor in op.all.factors(dim)} - rest
+    left = [
+        tuple(factor for factor in op.all.factors(dim) if factor not in rows) if rows else dim
+        for dim in by
+    ]
+    return tuple(dim for dim, given in zip(left, by, strict=True) if dim or not given)
 
 
 def _note_chosen(op: TracedOperation, looked: Sequence[Dim]) -> None:
@@ -179,16 +237,19 @@ def _gather(op: TracedOperation) -> list[Dims]:
             dim = op.all.new(size)
         kept.append(dim)
         found.append(dim)
-    own_places = _join_diagonals(op, numbers.start_index_map)
+    places = tuple(map(int, numbers.start_index_map))
+    own_places = _join_diagonals(op, places)
+    inside = _join_offsets(op, places)
     looked = tuple(
-        operand[place]
-        for place in numbers.start_index_map
+        dim
+        for place, dim in zip(places, inside, strict=True)
         if sizes[place] != op.given[0][place] and place not in own_places
     )
     for dim in looked:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
-    _note_chosen(op, [operand[place] for place in numbers.start_index_map])
+    own = _inside_rows(op, own, tuple(operand[place] for place in places), inside)
+    _note_chosen(op, inside)
     if looked:
         _note_lookup(op, looked, own, tuple(kept), tuple(found))
     return [tuple(found)]
@@ -213,23 +274,25 @@ def _scatter(op: TracedOperation) -> list[Dims]:
             op.all.join(dim, operand[into])
         else:
             op.all.mark(operand[into], DimensionMark.SLICED)
-    into = numbers.scatter_dims_to_operand_dims
+    into = tuple(map(int, numbers.scatter_dims_to_operand_dims))
     own_places = _join_diagonals(op, into)
-    looked = tuple(operand[place] for place in into if place not in own_places)
+    inside = _join_offsets(op, into)
+    looked = tuple(dim for place, dim in zip(into, inside, strict=True) if place not in own_places)
     own = tuple(dim for place, dim in enumerate(indices[:-1]) if place not in from_indices)
+    own = _inside_rows(op, own, tuple(operand[place] for place in into), inside)
     rows = {op.all.factors(operand[place]) for place in own_places}
     own = tuple(dim for dim in own if op.all.factors(dim) not in rows)
     for dim in looked:
         op.all.mark(dim, DimensionMark.LOOKED_UP)
-    _note_chosen(op, [operand[place] for place in into])
+    _note_chosen(op, inside)
     # The chosen rows of each of a batch, which are added at their own places, are no edges.
     ranked = [op.events.ranked.get(source, ()) for source in op.sources[1]]
     is_back = len(own) == 1 and op.all.factors(own[0]) in [
         op.all.factors(one) for one in ranked if one
     ]
-    if op.name == "scatter-add" and not is_back:
-        # Messages of edges are summed nowhere else; what is counted is no message.
-        for dim in own if op.is_float and not op.is_backward else ():
+    # Messages of edges are summed nowhere else; what is counted is no message.
+    if op.name == "scatter-add" and op.is_float and not is_back:
+        for dim in own if not op.is_backward else ():
             op.all.mark(dim, DimensionMark.SUMMED)
         op.events.segments.append(
             Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
