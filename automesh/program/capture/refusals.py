@@ -14,7 +14,7 @@ from automesh.limits import SCRIPT_BYTES
 from automesh.package import is_users_file
 from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.frames import failing_line
-from automesh.program.capture.in_text import MESH
+from automesh.program.capture.in_text import MESH, jitted_trainers
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
@@ -87,6 +87,14 @@ def no_step(
         if there:
             named = f"name the function that takes the mesh, as in `{name}:{there[0]}`, or "
         mesh = f"; it makes its mesh at {mesh_at}" if mesh_at is not None else ""
+        if trainers := jitted_trainers(entry):
+            return UsageError(
+                f"{name} ended without calling what it jits and takes gradients in, "
+                f"{_defined(trainers)}{mesh}",
+                hint="a script that resumes a training which is done already, or has no steps to "
+                f"do, ends so: give it a new folder or more steps, as in `automesh search {name} "
+                "-- --steps 100`",
+            )
         return UsageError(
             f"{name} has no function `build`, and it ended without calling a function that "
             f"`jax.jit` made{mesh}",
@@ -110,6 +118,11 @@ def no_step(
         f"(it called {once})",
         hint="let it train for three steps or more, or " + HINT,
     )
+
+
+def _defined(functions: Mapping[str, SourceLine]) -> str:
+    """Lists the first three of some functions, with the lines where they begin."""
+    return ", ".join([f"`{one}` ({at})" for one, at in functions.items()][:3])
 
 
 def _listed(functions: Mapping[str, SourceLine]) -> str:

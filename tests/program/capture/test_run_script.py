@@ -137,6 +137,16 @@ HOPELESS = {
             return jax.make_mesh((4,), ("data",))
         mesh = set_flags()
     """,
+    "trained_already": """
+        import jax
+        mesh = jax.make_mesh((4,), ("data",))
+        @jax.jit
+        def train_step(w):
+            return w - jax.grad(lambda w: (w ** 2).sum())(w)
+        w, done = jax.numpy.ones(8), 60  # As read from a checkpoint.
+        for step in range(done, 60):
+            w = train_step(w)
+    """,
 }
 REFUSALS = GOLDEN / "capture" / "refusals.txt"
 

@@ -1,4 +1,4 @@
-"""Says why the calls of a step run many programs, where they do (jax)."""
+"""Says why the calls of a step run several programs, where they do (jax)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from automesh.program.capture.flow.calls import Function, Variant, form_of
 # So many programs are usual, as that of the first call or of a batch with few rows.
 _FEW = 2
 _SHOWN = 3
+# Static values of these types are shown, and are decisions of the script.
+_PLAIN = (bool, str, type(None))
+# State that a step with a switch gives back unchanged is named from this part of the arguments on.
+_LARGE_PART = 0.05
 
 
 def about_programs(function: Function) -> str:
-    """Returns a sentence on a function none of whose programs is that of most calls; empty for all
-    others."""
+    """Returns a sentence on a function none of whose programs is that of most calls, or whose
+    program is one of those that a static argument switches between; empty for all others."""
     variants = [variant for variant in function.variants if variant.calls]
     usual = function.usual
     if len(variants) <= _FEW or 2 * usual.calls > function.counted:
-        return ""
+        return _about_switches(function, variants) if variants else ""
     said = (
         f"`{function.name}` ({function.called_at}) ran {len(variants)} programs in "
         f"{function.counted} calls, and jax compiles each of them"
@@ -39,6 +43,59 @@ def about_programs(function: Function) -> str:
             "number in every step"
         )
     return f"{said}: the structure of its arguments differs"
+
+
+def _about_switches(function: Function, variants: Sequence[Variant]) -> str:
+    """Says with which values of its static arguments a function is searched, where it was called
+    with others, too; or where it has a switch that is off and gives state back unchanged."""
+    usual, place = function.usual, f"`{function.name}` ({function.called_at})"
+    found = {
+        name: list(dict.fromkeys(_static(one, number) for one in (usual, *variants)))
+        for number, name in enumerate(usual.static_names)
+        if all(isinstance(_static(one, number), _PLAIN) for one in variants)
+    }
+    others = {name: values[1:] for name, values in found.items() if values[1:]}
+    if others:
+        has = " and ".join(f"`{name}={found[name][0]!r}`" for name in others)
+        also = " and ".join(
+            f"`{name}={value!r}`" for name, values in others.items() for value in values
+        )
+        return f"{place} was called with {also}, too: what is searched has {has}"
+    off = [name for name, (value, *_) in found.items() if value is False]
+    kept = _given_back(usual) if off else []
+    if not kept:
+        return ""
+    arrays = f"{kept[0]} and {len(kept) - 1} more" if kept[1:] else kept[0]
+    return (
+        f"{place} was called with `{off[0]}=False` alone up to here, and gives {arrays} back "
+        "unchanged: what is searched does not train this"
+    )
+
+
+def _static(variant: Variant, number: int) -> Any:
+    """Returns a static value of a variant; those of keywords are stored with their names."""
+    values = variant.key[1]
+    value = values[number] if number < len(values) else None
+    is_named = isinstance(value, tuple) and value[:1] == (variant.static_names[number],)
+    return value[1] if is_named else value
+
+
+def _given_back(variant: Variant) -> list[str]:
+    """Names the large arrays that a step returns as it was given them, the largest first."""
+    if variant.described is None:
+        return []
+    program: Any = variant.described.traced.jaxpr
+    outputs = {id(one) for one in program.jaxpr.outvars}
+    places = [
+        place
+        for place, one in enumerate(program.jaxpr.invars[: len(variant.leaf_bytes)])
+        if id(one) in outputs
+    ]
+    total = sum(variant.leaf_bytes[place] for place in places)
+    if total < _LARGE_PART * variant.bytes:
+        return []
+    places.sort(key=lambda place: -variant.leaf_bytes[place])
+    return [_name(variant, place) for place in places]
 
 
 def _differing(variants: Sequence[Variant]) -> int | None:

@@ -284,3 +284,35 @@ def test_gradients_that_a_jitted_function_clips_are_no_batch() -> None:
     assert finder.found is not None
     assert [part.name for part in finder.found.step.parts] == ["slopes", "update"]
     assert "`g` is changed outside of jit between" in finder.found.step.about_outside()
+
+
+def with_switch(w: jax.Array, d: jax.Array, x: jax.Array, *, both: bool) -> tuple[jax.Array, ...]:
+    """A step that trains the second parameters only if a static argument says so."""
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - x) ** 2))(w)
+    if both:
+        d = d - 0.1 * jax.grad(lambda d: jnp.mean((x @ w @ d) ** 2))(d)
+    return w - 0.1 * gradient, d, loss
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ((False,) * 5, "with `both=False` alone up to here, and gives `d` back unchanged"),
+        ((False, True) * 5, "with `both=True`, too: what is searched has `both=False`"),
+        ((True,) * 5, ""),
+    ],
+)
+def test_a_switch_that_decides_what_is_trained_is_told(calls: tuple[bool, ...], said: str) -> None:
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+
+    def script() -> Iterator[None]:
+        w, d = jnp.eye(32), jnp.eye(32)
+        for both in calls:
+            w, d, _ = called(finder, with_switch, w, d, jnp.ones((16, 32)), both=both)
+            yield
+
+    ends_with(script())
+    assert finder.found is not None
+    notices = finder.found.notices
+    assert len(notices) == (1 if said else 0)
+    assert not said or said in notices[0]
