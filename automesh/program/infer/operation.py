@@ -199,7 +199,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class MovedRows:
     """An operation of a forward pass after which elements of a dimension are in other places, or
     meet each other.
 
@@ -243,7 +243,7 @@ class Events:
     walks: list[Walk] = field(default_factory=list[Walk])
     # Products with only parameters on one side, and lookups in parameters.
     meetings: list[Meeting] = field(default_factory=list[Meeting])
-    moves: list[Move] = field(default_factory=list[Move])
+    moves: list[MovedRows] = field(default_factory=list[MovedRows])
     # By primitive, how often one was met whose rules are not known.
     unknown: dict[str, int] = field(default_factory=dict[str, int])
     # Dimensions of results of backward passes, each list of factors once.

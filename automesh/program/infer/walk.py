@@ -33,7 +33,7 @@ from automesh.program.infer.operation import (
     EquationPlace,
     Events,
     Loop,
-    Move,
+    MovedRows,
     Rule,
     Shape,
     Source,
@@ -330,7 +330,7 @@ class _Walker:
         moved = self.all.moved()
         for dim, marks in () if operation.is_backward else moved:
             self.events.moves.append(
-                Move(
+                MovedRows(
                     dim=dim,
                     marks=marks,
                     is_of_data=not operation.together() & ArrayOrigin.STATE,
