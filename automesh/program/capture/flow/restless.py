@@ -75,9 +75,10 @@ def _about_switches(function: Function, variants: Sequence[Variant]) -> str:
 def _static(variant: Variant, number: int) -> Any:
     """Returns a static value of a variant; those of keywords are stored with their names."""
     values = variant.key[1]
-    value = values[number] if number < len(values) else None
-    is_named = isinstance(value, tuple) and value[:1] == (variant.static_names[number],)
-    return value[1] if is_named else value
+    value: Any = values[number] if number < len(values) else None
+    if isinstance(value, tuple) and value[:1] == (variant.static_names[number],):
+        return value[1]
+    return value
 
 
 def _given_back(variant: Variant) -> list[str]:
