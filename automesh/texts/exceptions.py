@@ -48,7 +48,8 @@ class Undivided:
     @property
     def _multiples(self) -> str:
         below = self.size // self.parts * self.parts
-        return f"{below} and {below + self.parts} are" if below else f"{self.parts} is"
+        near = f"{below} or {below + self.parts}" if below else f"{self.parts}"
+        return f"{near} would do"
 
 
 def undivided(error: BaseException) -> Undivided | None:

@@ -21,5 +21,5 @@ def test_what_jax_says_of_an_indivisible_array_is_said_without_its_mesh() -> Non
     assert isinstance(outcome, Failed)
     assert outcome.reason == (
         "lowering the step raised IndivisibleError: dimension 1 of an array (2, 6) is 6, "
-        "no multiple of 4 (4 and 8 are)"
+        "no multiple of 4 (4 or 8 would do)"
     )
