@@ -57,12 +57,12 @@ def undivided(error: BaseException) -> Undivided | None:
     said = said_by(error)
     for form in _INDIVISIBLE:
         if found := form.search(said):
-            shape = found["shape"].strip("()").replace(" ", "").rstrip(",")
+            sizes = found["shape"].strip("()").replace(" ", "").rstrip(",").split(",")
             return Undivided(
                 dimension=int(found["dimension"]),
                 parts=int(found["parts"]),
                 size=int(found["size"]),
-                shape=f"({', '.join(shape.split(','))})",
+                shape=f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})",
             )
     return None
 

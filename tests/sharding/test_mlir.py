@@ -368,6 +368,26 @@ def test_bounds_may_depend_on_data_if_their_difference_does_not(step, trips):
     assert loop.trips == trips
 
 
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        lambda i, n: i * i + i < 100,
+        lambda i, n: i < jnp.minimum(n, 50),
+        lambda i, n: jnp.minimum(i, 7) + i < 20,
+    ],
+)
+def test_a_bound_that_changes_from_turn_to_turn_has_no_trips(goes_on):
+    def step(x):
+        def turn(state):
+            return state[0] + 1, state[1] - 3, jnp.sin(state[2])
+
+        return jax.lax.while_loop(lambda state: goes_on(*state[:2]), turn, (0, 100, x))
+
+    graph = graph_of(step, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    (loop,) = [one for one in operations(graph.top) if one.name == "while"]
+    assert loop.trips is None
+
+
 def test_bounds_reach_a_loop_through_another_one_and_through_calls():
     inner = jax.jit(lambda x, low, high: jax.lax.fori_loop(low, high, _sine, x))
 

@@ -67,13 +67,17 @@ def repeated_work(program: PartitionedProgram) -> Iterator[Finding]:
             place = operation.source or nearby_source(operation)
             found[axis].places.setdefault(place, []).append((work, seen))
     for axis, repeated in found.items():
-        if not repeated.places or repeated.work < _SHARE * total:
+        if not total or repeated.work < _SHARE * total:
             continue
-        at_line = max(repeated.places.values(), key=lambda some: sum(work for work, _ in some))
+        large = [
+            [one for one in some if one[1].operation.results[0].global_bytes >= LEAST_BYTES]
+            for some in repeated.places.values()
+        ]
+        at_line = max(large, key=lambda some: sum(work for work, _ in some))
+        if not at_line:
+            continue
         _, seen = max(at_line, key=lambda one: one[0])
         result = seen.operation.results[0]
-        if result.global_bytes < LEAST_BYTES:
-            continue
         yield Finding(
             rule=REPEATED_WORK,
             array=words(result),

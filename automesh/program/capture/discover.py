@@ -270,7 +270,9 @@ def _run(
             takes_unjitted=takes_unjitted,
         )
         finder.may_stop, finder.trains_often = run.may_stop, run.trains_often
-        return run, run_script(entry, run)
+        ended = run_script(entry, run)
+    run.wait_until_stored()
+    return run, ended
 
 
 def _lines_with_nan() -> str:
@@ -506,8 +508,13 @@ class _ScriptWatch:
         here = threading.current_thread()
         if here.ident != self._stopped_in and here is not threading.main_thread():
             raise SystemExit
-        self._stored.wait(_LONGEST_STORE_S)
+        self.wait_until_stored()
         stop_script()
+
+    def wait_until_stored(self) -> None:
+        """Waits for the thread that has found the step, while it stores it."""
+        if self._stopped_in:
+            self._stored.wait(_LONGEST_STORE_S)
 
     def store(self, found: FoundStep | None) -> None:
         """Passes the call of the step to `keep`, while its arguments are alive."""

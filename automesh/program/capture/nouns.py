@@ -255,7 +255,8 @@ class Capture:
       start_s: seconds from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number, or because
         its mesh of all of them does not divide its arrays; 0 for all.
-      undivided: what its mesh of all devices does not divide; empty if it names the number.
+      undivided: of how many devices the mesh is that it would make, and what that does not divide;
+        empty if it is shown all, or names the number.
       unplaced: leaves of the step's arguments that lie on no mesh at its first call, as what
         `jnp.zeros` makes.
       layout: the layout that is searched besides meshes, where shardings are inferred; None if the

@@ -87,7 +87,7 @@ def no_step(
         if there:
             named = f"name the function that takes the mesh, as in `{name}:{there[0]}`, or "
         mesh = f"; it makes its mesh at {mesh_at}" if mesh_at is not None else ""
-        if trainers := jitted_trainers(entry):
+        if not there and (trainers := jitted_trainers(entry)):
             return UsageError(
                 f"{name} ended without calling what it jits and takes gradients in, "
                 f"{_defined(trainers)}{mesh}",

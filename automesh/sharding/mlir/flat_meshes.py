@@ -13,7 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from automesh.program.notes import note
 from automesh.sharding.passes import bindings
+from automesh.texts.exceptions import in_one_line
 
 # As in `sdy.mesh @mesh_0 = <["all"=8]> {...}`. A mesh whose devices have another order also has
 # `device_ids`, and keeps its own.
@@ -52,17 +54,19 @@ def on_one_mesh(module: Any, names: Sequence[str]) -> Any:
     for mesh, axis in flat.items():
         text = _replaced(text, mesh, axis, own, tuple(sizes[own]))
     ir = bindings().ir
-    with module.context, ir.Location.unknown():
-        return ir.Module.parse(text)
+    try:
+        with module.context, ir.Location.unknown():
+            return ir.Module.parse(text)
+    except ir.MLIRError as error:
+        note(f"a second mesh of the step stays as it is: {in_one_line(error)}")
+        return module
 
 
 def _axis_of_all(axes: Mapping[str, int], own: Mapping[str, int]) -> str:
-    """Returns the only axis of a mesh that is larger than 1; empty if it is not the only one, or
-    has not as many devices as the step's mesh."""
-    total = math.prod(own.values())
-    wide = [name for name, size in axes.items() if size > 1] or list(axes)[:1]
-    is_all = len(wide) == 1 and axes[wide[0]] == total and set(axes) != set(own)
-    return wide[0] if is_all else ""
+    """Returns the only axis of a mesh; empty if it has several, or not as many devices as the
+    step's mesh."""
+    is_all = math.prod(axes.values()) == math.prod(own.values()) and set(axes) != set(own)
+    return next(iter(axes)) if is_all and len(axes) == 1 else ""
 
 
 def _replaced(text: str, mesh: str, axis: str, own: str, names: Sequence[str]) -> str:

@@ -49,13 +49,44 @@ def devices_of(operation: Any) -> int:
 
 
 def on_each_device(loop: Any, value: Any, count: int) -> Iterator[int]:
-    """Computes a number of a loop's condition before the first turn, on each of `count` devices.
+    """Computes one side of a loop's condition before the first turn, on each of `count` devices.
+
+    It is the loop's counter, or what is the same in every turn.
 
     Raises:
-      NoNumber: it depends on more than the place of the device.
+      NoNumber: it depends on more than the place of the device, or changes in another way.
     """
+    value = _behind_views(value)
+    number = _place_in(value.owner, value) if _is_argument_of(loop, value) else None
     for place in range(count):
-        yield _number(loop, value, place, _DEEPEST)
+        if number is None:
+            yield _number(loop, value, place, _DEEPEST)
+        else:
+            yield _number(loop, loop.operands[number], place, _DEEPEST)
+
+
+def _behind_views(value: Any) -> Any:
+    """Returns what a value is a view or a conversion of."""
+    while hasattr(value.owner, "operands"):
+        made = getattr(value.owner, "operation", value.owner)
+        if str(made.name).partition(".")[2] not in _SAME | {"convert"} or len(made.operands) != 1:
+            return value
+        value = made.operands[0]
+    return value
+
+
+def _is_argument_of(loop: Any, value: Any) -> bool:
+    """Whether a value is an argument of the loop's condition."""
+    return not hasattr(value.owner, "operands") and _around(value.owner) == loop
+
+
+def _around(block: Any) -> Any:
+    parent = getattr(block, "owner", None)
+    return getattr(parent, "operation", parent)
+
+
+def _place_in(block: Any, value: Any) -> int:
+    return next(number for number, one in enumerate(block.arguments) if one == value)
 
 
 def _number(loop: Any, value: Any, place: int, depth: int) -> int:
@@ -85,12 +116,17 @@ def _number(loop: Any, value: Any, place: int, depth: int) -> int:
 
 
 def _of_argument(loop: Any, value: Any, place: int, depth: int) -> int:
-    """Follows an argument of a block to what is passed to it: into the condition of the loop, or
-    into a manual region around it."""
+    """Follows an argument of a block to what is passed to it: into the condition of the loop, if
+    all turns get the same, or into a manual region around it."""
     block = value.owner
-    parent = getattr(block, "owner", None)
-    around = getattr(parent, "operation", parent)
-    number = next(n for n, one in enumerate(block.arguments) if one == value)
-    if around is None or not (around == loop or around.name == "sdy.manual_computation"):
+    around, number = _around(block), _place_in(block, value)
+    if around is None:
+        raise NoNumber
+    if around == loop:
+        body = loop.regions[1].blocks[0]
+        returned = body.operations[len(body.operations) - 1].operation.operands[number]
+        if returned != body.arguments[number]:
+            raise NoNumber
+    elif around.name != "sdy.manual_computation":
         raise NoNumber
     return _number(loop, around.operands[number], place, depth - 1)

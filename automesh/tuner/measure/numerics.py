@@ -234,7 +234,8 @@ def other_arguments(
         here.path
         for here in arguments
         if (there := known.get(here.path)) is not None
-        and (there.count, there.dtype, there.shape) == (here.count, here.dtype, here.shape)
+        and (there.count, there.dtype) == (here.count, here.dtype)
+        and (None in (there.shape, here.shape) or there.shape == here.shape)
         and _has_other_values(there, here)
     )
 

@@ -186,19 +186,29 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
         measures_nothing=request.dry_run,
     )
     answer = _first_run(request, job, surroundings_of(target), progress)
-    undivided = ""
+    undivided: OtherDevices | None = None
+    said = ""
     while isinstance(answer, OtherDevices):
-        count = answer.num_devices
+        count, before = answer.num_devices, job.num_devices
         if answer.undivided:
-            undivided = undivided or answer.undivided
-            why = f"its mesh of all devices does not divide its arrays: running it on {count}"
+            undivided = undivided or answer
+            said = said or (
+                f"of {before or 'all'} devices does not divide its arrays ({answer.undivided})"
+            )
+            why = f"its mesh {said}: running it on {count}"
         else:
             why = f"{name} names {count} devices: running it again with as many"
         progress.now(why)
         job = replace(job, num_devices=count)
-        answer = _first_run(request, job, surroundings_naming(count, target), progress)
+        try:
+            answer = _first_run(request, job, surroundings_naming(count, target), progress)
+        except UsageError as error:
+            if undivided is None:
+                raise
+            hint = f"on {count} devices, of which its mesh might divide it: {error.message}"
+            raise UsageError(undivided.reason, hint=hint) from error
     found = answer.capture
-    capture = replace(found, folder=folder, start_s=answer.took_s, undivided=undivided)
+    capture = replace(found, folder=folder, start_s=answer.took_s, undivided=said)
     return replace(answer, capture=capture)
 
 
@@ -306,9 +316,9 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         said.append(outside)
     if capture.undivided:
         said.append(
-            "the mesh that the script makes of all devices does not divide its arrays "
-            f"({capture.undivided}): it was run on {capture.num_devices} virtual ones, and has no "
-            "mesh of its own that others could be compared with; name one with `--baseline`"
+            f"the mesh that the script makes {capture.undivided}: it was run on "
+            f"{capture.num_devices} virtual ones, and has no mesh of its own that others could be "
+            "compared with; name one with `--baseline`"
         )
     elif capture.num_devices:
         said.append(

@@ -68,7 +68,7 @@ def _about_switches(function: Function, variants: Sequence[Variant]) -> str:
     arrays = f"{kept[0]} and {len(kept) - 1} more" if kept[1:] else kept[0]
     return (
         f"{place} was called with `{off[0]}=False` alone up to here, and gives {arrays} back "
-        "unchanged: what is searched does not train this"
+        "unchanged: if another value trains this, what is searched does not"
     )
 
 

@@ -297,7 +297,7 @@ def with_switch(w: jax.Array, d: jax.Array, x: jax.Array, *, both: bool) -> tupl
 @pytest.mark.parametrize(
     ("calls", "said"),
     [
-        ((False,) * 5, "with `both=False` alone up to here, and gives `d` back unchanged"),
+        ((False,) * 5, "with `both=False` alone up to here, and gives `d` back unchanged: if"),
         ((False, True) * 5, "with `both=True`, too: what is searched has `both=False`"),
         ((True,) * 5, ""),
     ],
