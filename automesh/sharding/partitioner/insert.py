@@ -22,6 +22,7 @@ from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.calls import batch_dimensions
 from automesh.sharding.partitioner.own_rules import alike
 from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts, count
+from automesh.sharding.partitioner.products import Split
 from automesh.sharding.partitioner.reshards import (
     depends_on_sizes,
     gathers_all,
@@ -168,13 +169,19 @@ class _Inserter:
         wanted = _wanted(operation.name, tuple(known), result, devices)
         if wanted is None:
             return
+        *before, (after,) = wanted
         moved = _moved((*known, result), wanted)
         if moved:
             names = [self._ir.StringAttr.get(axis) for axis in sorted(moved)]
             operation.attributes[FIXED] = self._ir.ArrayAttr.get(names)
-        *before, after = wanted
-        for place, (split, parts) in enumerate(zip(operands, before, strict=True)):
-            if split is not None and parts != split.parts:
+        for place, (split, stated, steps) in enumerate(zip(operands, known, before, strict=True)):
+            last = None if split is None else split.parts
+            # As long as it stays as it is stated, it does not move.
+            moves = [*(parts for parts in steps[:-1] if parts != stated.parts), steps[-1]]
+            for parts in moves if last is not None else ():
+                if parts == last:
+                    continue
+                last = parts
                 with self._ir.InsertionPoint(operation), operation.location:
                     operation.operands[place] = self._sdy.ReshardOp(
                         operation.operands[place], self._attribute(parts)
@@ -465,15 +472,24 @@ class _Inserter:
 @functools.lru_cache(maxsize=1 << 12)  # A cache, since equal layers need the same result.
 def _wanted(
     name: str, operands: tuple[PartitionedArray, ...], result: PartitionedArray, devices: Parts
-) -> tuple[tuple[Parts, ...], ...] | None:
-    """Returns the parts of each operand and the result; None for any other operation."""
+) -> tuple[tuple[Split, ...], ...] | None:
+    """Returns the splits to which each operand is brought, one after the other, and the split of
+    the result; None for any other operation."""
     if name in _PRODUCTS and len(operands) == 2:
         way = products.way_of(
             products.PartitionedProduct(
-                left=operands[0], right=operands[1], result=result, devices=devices
+                left=operands[0],
+                right=operands[1],
+                result=result,
+                devices=devices,
+                is_convolution=name == _CONVOLUTION,
             )
         )
-        return way.left, way.right, way.result
+        return (
+            (*way.left_before, way.left),
+            (*way.right_before, way.right),
+            (way.result,),
+        )
     is_scatter = name == "stablehlo.scatter"
     if name in _LOOKUPS and len(operands) == (3 if is_scatter else 2):
         operand, indices = operands[:2]
@@ -489,13 +505,14 @@ def _wanted(
         )
         found = lookups.way_of(lookup)
         if is_scatter:
-            return found.operand, found.indices, found.slices, found.operand
-        return found.operand, found.indices, found.slices
+            return (found.operand,), (found.indices,), (found.slices,), (found.operand,)
+        return (found.operand,), (found.indices,), (found.slices,)
     return None
 
 
-def _moved(before: Sequence[PartitionedArray], after: Sequence[Sequence[Parts]]) -> set[str]:
-    """Returns the axes that an array leaves, and the free axes that it then uses instead.
+def _moved(before: Sequence[PartitionedArray], after: Sequence[Sequence[Split]]) -> set[str]:
+    """Returns the axes that an array leaves, and the free axes that it then uses instead, if only
+    on its way.
 
     Which axes are free depends on the sizes of all of them.
     """
@@ -504,8 +521,10 @@ def _moved(before: Sequence[PartitionedArray], after: Sequence[Sequence[Parts]])
         for factor, parts in zip(split.factors, split.parts, strict=True):
             known.setdefault(factor, set()).update(part.axis for part in parts)
     found: set[str] = set()
-    for split, wanted in zip(before, after, strict=True):
-        for factor, parts in zip(split.factors, wanted, strict=True):
+    for split, steps in zip(before, after, strict=True):
+        for factor, parts in (
+            one for wanted in steps for one in zip(split.factors, wanted, strict=True)
+        ):
             new = {part.axis for part in parts} - known[factor]
             if new:
                 found |= new | known[factor]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -55,9 +57,11 @@ def test_operands_that_nobody_splits_follow_a_result_that_is_split_along_one_of_
     assert found.result == ((), (TP,))
 
 
-def test_a_result_that_is_split_along_both_is_computed_whole_from_operands_that_are_whole() -> None:
+def test_operands_that_nobody_splits_follow_a_result_that_is_split_along_both() -> None:
     found = way(split("bk", (), ()), split("kn", (), ()), split("bn", (DP,), (TP,)))
-    assert found.result == ((), ())
+    assert found.left == ((DP,), ())
+    assert found.right == ((), (TP,))
+    assert found.result == ((DP,), (TP,))
 
 
 def test_a_batch_dimension_keeps_every_product_on_its_device() -> None:
@@ -70,12 +74,66 @@ def test_a_batch_dimension_keeps_every_product_on_its_device() -> None:
 
 def test_weights_are_gathered_even_where_devices_are_free_to_keep_parts_of_them() -> None:
     wide = Part(axis="tp", before=1, size=4)
-    found = way(split("bk", (FSDP,), ()), split("kn", (FSDP,), ()), split("bn", (FSDP,), ()),
-                devices=(FSDP, wide))  # fmt: skip
-    # Inside a group of four devices two of them could keep half of the weights each, but the rows
-    # are not split along k: they are gathered there.
+    found = way(split("bk", (FSDP,), ()), split("kn", (FSDP,), ()),
+                split("bn", (FSDP,), (), size=1e7), devices=(FSDP, wide))  # fmt: skip
+    # Inside a group of four devices each could keep a quarter of the weights, but the rows are not
+    # split along k: they are gathered there.
     assert found.left == ((FSDP,), ())
     assert found.right == ((), ())
+
+
+EP = Part(axis="ep", before=1, size=4)
+
+
+def test_an_operand_that_would_need_too_many_devices_for_the_batch_follows_the_result() -> None:
+    # All devices split g of the left operand, and there are none left to split e as well.
+    found = way(
+        split("gek", (DP, EP), (), ()), split("gen", (DP,), (EP,), ()), split("ekn", (EP,), (), ()),
+        devices=(DP, EP),
+    )  # fmt: skip
+    assert found.left == ((), (EP,), ())
+    assert found.right == ((), (EP,), ())
+    assert found.result == ((EP,), (), ())
+
+
+def test_devices_that_split_contracted_dimensions_are_used_for_the_batch() -> None:
+    found = way(
+        split("gek", (EP,), (), ()), split("gen", (), (EP,), ()), split("ekn", (EP,), (), ()),
+        devices=(EP,),
+    )  # fmt: skip
+    assert found.left == ((), (EP,), ())
+    assert found.right == ((), (EP,), ())
+
+
+def test_a_result_that_fits_no_group_is_added_up_whole() -> None:
+    found = way(
+        split("bk", (EP,), ()), split("bn", (EP,), (DP,)), split("kn", (EP, DP), ()),
+        devices=(EP, DP),
+    )  # fmt: skip
+    assert found.left == ((EP,), ())
+    assert found.right == ((EP,), ())
+    assert found.result == ((), ())
+
+
+def test_a_result_that_is_cut_further_than_an_operand_is_added_up_as_the_operand_is_split() -> None:
+    major, minor = replace(EP, size=2), Part(axis="ep", before=2, size=2)
+    found = way(
+        split("bk", (minor,), ()), split("bn", (minor,), (major,)), split("kn", (), (EP,)),
+        devices=(EP,),
+    )  # fmt: skip
+    assert found.right == ((minor,), (major,))
+    assert found.result == ((), (major,))
+
+
+def test_a_convolution_that_fits_no_group_is_gathered() -> None:
+    product = PartitionedProduct(
+        left=split("bk", (), (DP,)), right=split("kn", (), ()), result=split("bn", (TP,), (FSDP,)),
+        devices=(DP, FSDP, TP), is_convolution=True,
+    )  # fmt: skip
+    found = way_of(product)
+    assert (*found.left, *found.right, *found.result) == ((),) * 6
+    follows = way_of(replace(product, is_convolution=False))
+    assert follows.result == ((TP,), (FSDP,))
 
 
 SPLITS: tuple[Parts, ...] = ((), (DP,), (FSDP,), (TP,), (DP, FSDP))
