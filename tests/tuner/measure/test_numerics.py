@@ -20,6 +20,7 @@ from automesh.tuner.measure.numerics import (
     compare_vectors,
     loss_tolerance,
     other_arguments,
+    other_shapes,
 )
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn")
@@ -160,6 +161,20 @@ def test_arguments_that_were_rounded_are_the_same_and_other_numbers_are_not() ->
     tokens = [_digest(7.0, 1.0, dtype="int32")]
     assert other_arguments(tokens, [_digest(7.0, 1.0, dtype="int32")]) == ()
     assert other_arguments(tokens, [_digest(7.0, 2.0, dtype="int32")]) == ("args[1]",)
+
+
+def test_arguments_of_other_shapes_are_no_data_that_are_not_seeded() -> None:
+    there, here = (
+        replace(_digest(), shape=(1000, 64)),
+        replace(_digest(0.6, -0.4), shape=(1008, 64)),
+    )
+    assert other_arguments([there], [here]) == ()
+    assert other_shapes([there], [here]) == (
+        "`args[1]` is float32[1008, 64] here, and [1000, 64] on the reference",
+    )
+    older = replace(there, shape=None)
+    assert other_arguments([older], [here]) == ("args[1]",)
+    assert other_shapes([older], [here]) == ()
 
 
 def test_other_arguments_are_no_fault_where_the_losses_agree() -> None:
