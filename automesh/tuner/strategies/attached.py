@@ -20,9 +20,13 @@ from automesh.tuner.compile.jobs import CompilingHere
 from automesh.tuner.compile.replay import Player, player_on
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
+from automesh.tuner.measure.final import FinalRules
+from automesh.tuner.measure.fresh_processes import process_s_of
 from automesh.tuner.measure.leased_pool import LivePool
 from automesh.tuner.measure.rung import MeasureRung, has_raced
-from automesh.tuner.measure.schedule import VisitRules
+from automesh.tuner.measure.schedule import Calibration, VisitRules
+from automesh.tuner.measure.seen_once import StoredVisits
+from automesh.tuner.measure.time_left import RESERVED
 from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
 from automesh.tuner.study.metadata import Footer, spent
@@ -63,8 +67,7 @@ class AttachedStrategy(Strategy):
         search = self.search
         now_s = search.clock()
         left_s = max(search.end_s - now_s, 1e-9)
-        share = min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / left_s))
-        self._compile_first(now_s + share * left_s)
+        self._compile_first(now_s + self._compile_share(left_s) * left_s)
         if not finalists(self._state(self._measured())) and search.clock() < search.end_s:
             # The rest of the budget has no other use.
             self._compile_first(search.end_s, is_one_enough=True)
@@ -79,6 +82,35 @@ class AttachedStrategy(Strategy):
                 challenge=self._challenge,
                 rules=VisitRules(timeout_s=search.request.timeout_s),
             ).run()
+
+    def _compile_share(self, left_s: float) -> float:
+        """Returns the part of the remaining time for compiles before the first race.
+
+        Where an earlier search has visited plans and had no time for a rule, the processes of that
+        rule come first. Without this a search with a small budget, repeated, spent its time on
+        further programs each time, and never confirmed any.
+        """
+        visited = self._waiting_for_rule()
+        if not visited:
+            return min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / left_s))
+        self._has_compiled = True  # There is something to measure: no compile is waited for.
+        fastest = sorted(visited, key=lambda one: one.whole_s)[: FinalRules().entrants]
+        return min(COMPILE_SHARE, max(0.0, 1 - RESERVED * process_s_of(fastest) / left_s))
+
+    def _waiting_for_rule(self) -> Sequence[Calibration]:
+        """The first visits that earlier searches on this machine made, if they had no time for a
+        rule; nothing while fewer than two, or not the baseline, were visited: there is nothing to
+        compare."""
+        search = self.search
+        visits: StoredVisits | None = search.notebook.read("visits", StoredVisits)
+        if visits is None or visits.machine != search.study.owner.machine:
+            return ()
+        if search.notebook.decision() is not None:
+            return ()
+        programs = search.outcomes(search.study.compile)
+        known = [one for one in visits.calibrations if isinstance(programs.get(one.plan), Compiled)]
+        has_baseline = {*search.legal.baseline} <= {one.plan for one in known}
+        return known if has_baseline and len(known) > 1 else ()
 
     def _measured(self) -> dict[Plan, Outcome]:
         return outcomes_of(self.search.notebook, self.search.study.measure)
@@ -98,6 +130,9 @@ class AttachedStrategy(Strategy):
         while True:
             chosen = to_compile(self._state(measured), wanted=wanted)
             is_all, count = len(chosen) == count, len(chosen)
+            self._wanted = list(chosen)
+            if search.clock() >= deadline_s and self._has_compiled:
+                return
             self._compile(chosen, deadline_s, is_one_enough=is_one_enough)
             racing = finalists(self._state(measured))
             others = [plan for plan in racing if plan not in self._start.first]

@@ -15,10 +15,12 @@ from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Failed, Outcome
-from automesh.program.nouns import Device
+from automesh.program.nouns import Device, VisitAnswer
 from automesh.tuner import run
 from automesh.tuner.compile.memory_limit import NO_LIMIT
 from automesh.tuner.measure.rung import Challenge
+from automesh.tuner.measure.schedule import Calibration
+from automesh.tuner.measure.seen_once import StoredVisits
 from automesh.tuner.strategies import attached
 from automesh.tuner.strategies.attached import AttachedStrategy, player_for
 from automesh.worker.messages import Surroundings
@@ -74,8 +76,13 @@ def climbed(
     chosen: Callable[..., Sequence[Plan]] = lambda *_, **__: (FIRST,),
     racing: Callable[..., Sequence[Plan]] = lambda *_: (FIRST,),
     likely: Sequence[Plan] = (LATER,),
+    visits: StoredVisits | None = None,
+    is_decided: bool = False,
 ) -> Compiles:
-    """The compiles of a search of which the time `now_s` has passed before them."""
+    """The compiles of a search of which the time `now_s` has passed before them.
+
+    `visits` are those of earlier searches, which have compiled their plans.
+    """
     begun = rung or Compiles()
     state: Any = SimpleNamespace(top=1, first=(), view=lambda: None)
     state.knowing = lambda *_: state
@@ -93,18 +100,24 @@ def climbed(
         monkeypatch.setattr(attached, name, stand_in)
     search: Any = SimpleNamespace(
         preparation=SimpleNamespace(device_memory=NO_LIMIT),
-        legal=None,
+        legal=SimpleNamespace(baseline=(FIRST,)),
         cache_dir=None,
         estimates=SimpleNamespace(found={}),
         request=SimpleNamespace(top=1, budget_s=BUDGET_S, timeout_s=300.0),
-        study=SimpleNamespace(compile=None, measure=None),
-        notebook=None,
+        study=SimpleNamespace(
+            compile=None, measure=None, owner=SimpleNamespace(machine="this machine")
+        ),
+        notebook=SimpleNamespace(
+            read=lambda *_: visits, decision=lambda: object() if is_decided else None
+        ),
         progress=None,
         workers=1,
         started_s=0.0,
         end_s=BUDGET_S,
         clock=clock or (lambda: now_s),
-        outcomes=lambda _: {},
+        outcomes=lambda _: (
+            {one.plan: compiled(0.1) for one in visits.calibrations} if visits else {}
+        ),
         open_pool=lambda *_: nullcontext(),
     )
     AttachedStrategy(search=search, surroundings=Surroundings(platforms="cpu")).climb()
@@ -132,6 +145,61 @@ def test_compiles_have_their_share_of_what_estimates_left(
 
 
 MANY = [Plan(axes=parse_mesh(f"dp:{2**power}")) for power in range(12)]
+
+
+def visits_of(*plans: Plan, machine: str = "this machine") -> StoredVisits:
+    """First visits, each of 6 s in a process that takes 20 s to start."""
+    calibrations = tuple(
+        Calibration(
+            plan=plan,
+            steps=1,
+            samples=1,
+            visit_s=6.0,
+            first=VisitAnswer(
+                samples_s=(0.1,),
+                losses=(1.0,),
+                loss_dtype="float32",
+                values="user",
+                setup_s=5.0,
+                peak_bytes=0,
+                fingerprint="",
+                start_s=20.0,
+            ),
+        )
+        for plan in plans
+    )
+    return StoredVisits(machine=machine, calibrations=calibrations, references=())
+
+
+@pytest.mark.parametrize(
+    ("visits", "is_decided", "now_s", "until_s"),
+    [
+        (visits_of(FIRST, LATER), False, 510.0, None),
+        (visits_of(FIRST, LATER), False, 0.0, 240.0),
+        (visits_of(FIRST, LATER), True, 510.0, 546.0),
+        (visits_of(FIRST), False, 510.0, 546.0),
+        (visits_of(LATER, Plan(axes=parse_mesh("sp:8"))), False, 510.0, 546.0),
+        (visits_of(FIRST, LATER, machine="another one"), False, 510.0, 546.0),
+    ],
+)
+def test_what_waits_for_a_rule_comes_before_further_compiles(
+    visits: StoredVisits,
+    is_decided: bool,
+    now_s: float,
+    until_s: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search of 90 s ended without a rule; repeated, it compiled further plans first, and ended
+    without a rule again."""
+    begun = climbed(
+        monkeypatch,
+        now_s=now_s,
+        chosen=lambda *_, **__: (FIRST, LATER, *MANY),
+        visits=visits,
+        is_decided=is_decided,
+        likely=(),
+    )
+    assert begun.until_s == ([] if until_s is None else [pytest.approx(until_s)])
 
 
 @pytest.mark.parametrize(("works", "count"), [(0, 3), (4, 5), (8, 9), (11, 12), (12, 12)])
