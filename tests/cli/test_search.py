@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,14 +17,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs import GOOD, GOOD_SPACE
+from tests.support.made_once import made_once
 from tests.support.undecided import until_decided
 
 LIMIT_S = 900  # More than the largest budget, and the start and the end of a search.
@@ -100,15 +103,23 @@ class Searched:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """A small search from its beginning to its end, without a terminal."""
 
+    folder, done = made_once(tmp_path_factory, "searched", search_in)
+    mine = tmp_path_factory.mktemp("searched") / "copy"  # Its tests go on with the search.
+    return Searched(folder=Path(shutil.copytree(folder / "last", mine)), done=Done(**done))
+
+
+def search_in(folder: Path) -> dict[str, Any]:
     minutes = itertools.chain((1,), itertools.repeat(5))  # More where others have the cores.
+    place = folder / "last"
 
-    def search() -> Searched:
-        folder = folder_for_search(tmp_path_factory.mktemp("searched"))
-        return Searched(folder=folder, done=call(f"{SEARCH} --budget {next(minutes)}m", folder))
+    def search() -> Done:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        return call(f"{SEARCH} --budget {next(minutes)}m", folder_for_search(place))
 
-    found = until_decided(search, lambda one: one.done.stderr)
-    assert found.done.code == 0, found.done.stderr
-    return found
+    found = until_decided(search, lambda one: one.stderr)
+    assert found.code == 0, found.stderr
+    return asdict(found)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.made_once import made_once
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "data" / "scripts" / "cases"
@@ -188,7 +189,10 @@ DISCOVERED = sorted(set(RIGHT) - SLOW)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("cases")
+    return made_once(tmp_path_factory, "cases", discovered)[1]
+
+
+def discovered(folder: Path) -> dict[str, dict[str, Any]]:
     for name in DISCOVERED:
         shutil.copy(CASES / f"{name}.py", folder)
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from filelock import FileLock
 
 from tests.support.jobs.jax_process import CHECKS, DEVICES
+from tests.support.made_once import made_once
 from tests.support.processes import ProcessesFailed, run_processes, run_together
 
 # Unique to this test process: others may run on the machine at the same time.
@@ -33,16 +32,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def once(count: int, checks: list[str], factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """`run_processes`, in the first of pytest's own workers that asks for it."""
-    base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    directory = shared / f"processes_{count}"
-    with FileLock(shared / f"processes_{count}.lock"):
-        told = directory / "told.json"
-        if not told.exists():
-            directory.mkdir(exist_ok=True)
-            told.write_text(json.dumps(run_processes(count, checks, directory)))
-        return json.loads(told.read_text())
+    return made_once(
+        factory, f"{count} processes", lambda folder: run_processes(count, checks, folder)
+    )[1]
 
 
 def blocks(rows: int, columns: int, along: tuple[int, int]) -> list[list[int]]:

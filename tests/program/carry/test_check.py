@@ -4,11 +4,13 @@ mesh, where it may not."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.carried import carried_scripts
+from tests.support.made_once import made_once
 
 SCRIPT = """# {meshes}
 import jax, jax.numpy as jnp, numpy as np
@@ -258,7 +260,10 @@ CASES["in_parts_ends_after_two"] = CASES["in_parts"] | {"turns": "2"}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("scripts")
+    return made_once(tmp_path_factory, "carried", stored_and_checked)[1]
+
+
+def stored_and_checked(folder: Path) -> dict[str, dict[str, Any]]:
     for name, parts in CASES.items():
         text = parts.get("all") or SCRIPT.format(**(PARTS | parts))
         (folder / f"{name}.py").write_text(text)

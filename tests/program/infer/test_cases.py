@@ -6,19 +6,26 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from automesh import jsonio
 from automesh.program.infer.nouns import ArrayClasses, CautionKind, Role, StepClasses
 from tests.program.capture.test_run_script import environment
+from tests.support.made_once import made_once
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "data" / "scripts" / "infer"
 
 
 @pytest.fixture(scope="module")
-def found() -> Mapping[str, StepClasses]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, StepClasses]:
+    answers = made_once(tmp_path_factory, "inferred", lambda _: inferred())[1]
+    return {name: jsonio.from_json(one, StepClasses) for name, one in answers.items()}
+
+
+def inferred() -> dict[str, Any]:
     scripts = sorted(map(str, FOLDER.glob("*.py")))
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.jobs.inferred_scripts", *scripts],
@@ -29,8 +36,7 @@ def found() -> Mapping[str, StepClasses]:
         timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.splitlines()[-1])
-    return {name: jsonio.from_json(one, StepClasses) for name, one in answers.items()}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def argument(classes: StepClasses, name: str) -> ArrayClasses:

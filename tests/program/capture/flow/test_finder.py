@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.program.capture.test_run_script import captured, environment
+from tests.support.made_once import made_once
 from tests.support.paths import ROOT
 
 PREAMBLE = """
@@ -714,8 +715,11 @@ def found(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Any]]:
     """The scripts that the selected tests ask for, run in one process."""
-    folder = tmp_path_factory.mktemp("scripts")
     wanted = _wanted(request)
+    return made_once(tmp_path_factory, "finder", lambda folder: discovered(folder, wanted))[1]
+
+
+def discovered(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
     for name in wanted & SCRIPTS.keys():
         (folder / f"{name}.py").write_text(text_of(name))
     for name in wanted & WITHOUT_PREAMBLE.keys():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.made_once import made_once
 from tests.support.paths import ROOT
 
 SCRIPT = """
@@ -198,8 +199,10 @@ def write(cases: dict[str, tuple[dict[str, str], dict[str, str]]], folder: Path)
 def look(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     @functools.cache
     def looked(target: str) -> dict[str, Any]:
+        return made_once(tmp_path_factory, f"habits on {target}", lambda one: run(target, one))[1]
+
+    def run(target: str, folder: Path) -> dict[str, Any]:
         cases, count = (HERE, 4) if target == "local" else (ELSEWHERE, 16)
-        folder = tmp_path_factory.mktemp("scripts")
         scripts = write(cases, folder)
         before = sorted(folder.iterdir())
         done = subprocess.run(
