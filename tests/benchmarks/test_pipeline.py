@@ -43,7 +43,7 @@ def test_a_small_run_holds_less_with_1f1b_than_with_gpipe():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=True,
     )
     told = json.loads(ended.stdout.splitlines()[-1])

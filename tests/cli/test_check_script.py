@@ -219,7 +219,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1200,
         env={name: value for name, value in os.environ.items() if name not in unwanted},
     )
 

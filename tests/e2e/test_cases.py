@@ -27,7 +27,7 @@ TARGETS = {
     "gpu-h100-16": (16, ("--dry-run",)),
 }
 # On a machine with much other work; a search that has its rule ends long before.
-TIMEOUT_S = 900
+TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def run(path: Path, *arguments: str) -> list[float]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return [float(match[1]) for match in _LOSS.finditer(done.stdout)]

@@ -27,7 +27,7 @@ def train(script: Path, *arguments: str) -> list[float]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return [float(match[1]) for match in _LOSS.finditer(done.stdout)]

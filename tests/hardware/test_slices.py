@@ -86,7 +86,7 @@ def clients() -> dict[str, list]:
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

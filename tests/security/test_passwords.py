@@ -339,7 +339,7 @@ def test_processes_of_a_search_do_not_get_the_password(server: str, tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(ROOT), PASSWORD: "kestrel/falcon"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     seen = list(tmp_path.glob("seen-*"))

@@ -239,7 +239,7 @@ def on_a_disk() -> dict[str, dict[str, Refused]]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
     assert done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ def test_every_value_is_taken_for_its_generation(slug: str) -> None:
         env=environment(os.environ, Surroundings(platforms="cpu", variables=variables)),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

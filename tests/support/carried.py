@@ -198,7 +198,7 @@ def carried_scripts(what: str, folder: Path) -> dict[str, dict[str, Any]]:
         env=dict(os.environ) | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

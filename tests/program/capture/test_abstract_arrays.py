@@ -71,7 +71,7 @@ def bare(script: Path, *argv: str, meshes: str = "", split: str = "") -> dict[st
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -428,7 +428,7 @@ def test_what_no_single_device_holds_has_arrays_only_where_it_is_measured(tmp_pa
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     is_bare, axes, losses, values = json.loads(done.stdout.splitlines()[-1])

@@ -58,7 +58,7 @@ def captured(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -253,7 +253,7 @@ def searched(script: Path, folder: Path, *options: str) -> subprocess.CompletedP
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1800,
     )
 
 

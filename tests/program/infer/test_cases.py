@@ -33,7 +33,7 @@ def inferred() -> dict[str, Any]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

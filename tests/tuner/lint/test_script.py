@@ -66,7 +66,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "100"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
 

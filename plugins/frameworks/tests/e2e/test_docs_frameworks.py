@@ -36,7 +36,7 @@ def test_commands_of_the_guide_work(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
         )
         assert done.returncode == 0, (command, done.stderr)
         assert done.stdout.strip() or "--out" in words

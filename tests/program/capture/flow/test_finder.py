@@ -732,7 +732,7 @@ def discovered(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -216,7 +216,7 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, 
             },
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=1800,
         )
         assert done.returncode == 0, done.stderr
         assert sorted(folder.iterdir()) == before, "a run has left files behind"
