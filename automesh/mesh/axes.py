@@ -18,6 +18,9 @@ Call = tuple[LogicalAxes, Knobs]
 MAPPING = "mapping."
 DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
 _BATCH_AXES = ("dp", "fsdp", "data")
+_MODEL_AXES = frozenset(
+    ("tp", "tensor", "model", "mp", "sp", "seq", "sequence", "cp", "context", "ep", "expert", "pp")
+)
 PIPELINE = "pp"
 """The axis along which pipelines run; the first axis where pipelines are searched."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -123,6 +126,17 @@ def usual_batch_axes(names: Sequence[str]) -> tuple[str, ...]:
     ('data',)
     """
     return tuple(name for name in names if name in _BATCH_AXES)
+
+
+def is_usual_model_axis(name: str) -> bool:
+    """Guesses by its name whether an axis splits the work on one row of a batch, as tensor,
+    sequence and expert parallelism do. Its collectives move activations in every layer, so people
+    keep it inside a slice or node.
+
+    >>> [name for name in ("fsdp", "tp", "envs", "model") if is_usual_model_axis(name)]
+    ['tp', 'model']
+    """
+    return name in _MODEL_AXES
 
 
 def format_setting(name: str, value: Scalar) -> str:

@@ -5,6 +5,7 @@ be fixed."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from automesh.report.script_check.nouns import (
 from automesh.report.words import count
 from automesh.space.legal import Enumeration
 from automesh.space.space import SearchSpace
+from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.preparation import (
     LegalPlans,
@@ -52,7 +54,7 @@ from automesh.tuner.workers import (
     surroundings_of,
 )
 from automesh.worker.environment import hash_seed
-from automesh.worker.messages import Job, SummarizeJob, Surroundings, TraceJob
+from automesh.worker.messages import BuildJob, Job, SummarizeJob, Surroundings, TraceJob
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
 from automesh.worker.temporary import temporary_folder
@@ -60,6 +62,7 @@ from automesh.worker.temporary import temporary_folder
 _T = TypeVar("_T")
 _VIRTUAL = "cpu:8"  # if the machine has only one device, which leaves no mesh to check
 _MOST_MESHES = 6
+BUILDING_S = 10.0  # in which builds of further plans begin
 _SCRIPTS_OWN = ("start", "load")  # a failure in these stages shows nothing about the step
 _NO_LOSS = (
     "return the loss beside the new state: meshes are compared by it, and what cannot be compared "
@@ -243,12 +246,14 @@ class _Check:
         prepared = self._prepare(inspected)
         enumeration = prepared[1].enumeration if prepared else None
         legal = enumeration.legal if enumeration else ()
-        meshes, step = self._trace_meshes(inspected, legal)
+        tracing = self._trace_meshes(inspected, legal)
+        meshes, step = tracing.traced, tracing.step
         program = found.program
         if step is not None:
             self._judge(step)
             if not step.change:  # With other arguments the program differs in any case.
                 program = self._compare_programs(meshes[0], step, inspected)
+        plans = self._build_plans(inspected, prepared[1], tracing) if prepared else None
         return replace(
             found,
             target=prepared[0].selector if prepared else self.target.selector,
@@ -267,7 +272,7 @@ class _Check:
             knobs=_knobs_of(inspected, legal),
             left_out=enumeration.notices if enumeration else (),
             program=program,
-            plans=_counted(enumeration) if enumeration else None,
+            plans=plans,
             notes=tuple(self.notes),
             problems=tuple(self.problems),
             versions=tuple(sorted((*inspected.versions, *inspected.environment))),
@@ -309,14 +314,45 @@ class _Check:
             "axes of other names go into a search space of your own, --space FILE",
         )
 
-    def _trace_meshes(
-        self, inspected: Inspection, legal: Sequence[Plan]
-    ) -> tuple[list[Plan], StepSummary | None]:
-        """Builds and traces the step on meshes that make every axis larger than 1, if they can.
+    def _build_plans(
+        self, inspected: Inspection, legal: LegalPlans, tracing: _Tracing
+    ) -> PlanCount:
+        """Builds the step on as many legal plans as the time allows, rules out those that it
+        refuses, as a search does, and counts the plans."""
+        if not any(plan.num_devices > 1 for plan in tracing.traced):
+            return _counted(legal.enumeration, built=0)  # A problem already says why.
+        self.progress.log("building the step on the other meshes")
+        step = step_ref(self.request.entry, self.target, inspected)
+        check = BuildCheck(
+            entry=self.request.entry,
+            job=lambda plan: BuildJob(step=step, plan=plan),
+            pool=self.workers.first,
+            progress=Silent(),
+            workers=1,
+            deadline_s=time.monotonic() + BUILDING_S,
+            timeout_s=self.request.timeout_s,
+        )
+        try:
+            for plan in legal.baseline:
+                check.require(plan)
+        except UsageError as error:
+            self._add(error)
+        check.build(_most_telling_first(legal.plans, self.space.names), wanted=len(legal.plans))
+        refused = check.refused(legal.plans)
+        told = {plan for plan, _ in tracing.refused}
+        rules = {why.rule for plan, why in refused.items() if plan in told}
+        self.notes += refusal_notices(
+            {plan: why for plan, why in refused.items() if why.rule not in rules}
+        )
+        try:
+            enumeration = legal.without(refused).enumeration
+        except NoFeasibleMesh as error:
+            self._add(error)
+            return replace(_counted(legal.enumeration, built=0), legal=0)
+        return _counted(enumeration, built=sum(map(check.can_be_built, enumeration.legal)))
 
-        Returns:
-          The plans that could be traced, and the step on the first of them.
-        """
+    def _trace_meshes(self, inspected: Inspection, legal: Sequence[Plan]) -> _Tracing:
+        """Builds and traces the step on meshes that make every axis larger than 1, if they can."""
         tracing = _Tracing()
         axes = self._used(inspected, legal)
         plans = covering(legal, axes)[:_MOST_MESHES] or [self._single(inspected)]
@@ -328,7 +364,7 @@ class _Check:
         if tracing.step is None:
             self._trace_all(tracing, inspected, [self._single(inspected)])
         self._tell_refused(tracing)
-        return tracing.traced, tracing.step
+        return tracing
 
     def _trace_all(self, tracing: _Tracing, inspected: Inspection, plans: Sequence[Plan]) -> None:
         for plan in plans:
@@ -554,6 +590,13 @@ def alone(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
     return list(found.values())
 
 
+def _most_telling_first(plans: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
+    """Orders plans for a time that may not suffice for all: first each axis with all devices, which
+    a step refuses most often; then the meshes with the settings that are tried first."""
+    usual = [plan for plan in plans if plan.settings == plans[0].settings]
+    return list(dict.fromkeys([*alone(usual, axes), *usual, *plans]))
+
+
 def _covered(plans: Sequence[Plan]) -> set[str]:
     return {axis.name for plan in plans for axis in plan.axes if axis.size > 1}
 
@@ -599,8 +642,9 @@ def _kind(name: str, tried: dict[str, Scalar], options: set[str]) -> str:
     return "compiler option" if name in options else type(next(iter(tried.values()))).__name__
 
 
-def _counted(enumeration: Enumeration) -> PlanCount:
+def _counted(enumeration: Enumeration, *, built: int) -> PlanCount:
     return PlanCount(
+        built=built,
         enumerated=enumeration.num_plans,
         legal=len(enumeration.legal),
         ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),

@@ -56,6 +56,7 @@ def checked(function: str, **more: str) -> ScriptCheck:
 @pytest.fixture
 def in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SCRIPTS)
+    monkeypatch.setattr(script_check, "BUILDING_S", 0.0)  # How many are built depends on the host.
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
 
@@ -84,6 +85,7 @@ def test_a_ready_script_in_words(
     folder, text, options = READY[name]
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(script_check, "BUILDING_S", 0.0)  # How many are built depends on the host.
     if options.get("space") == "own.toml":
         (tmp_path / "own.toml").write_text(OWN)
         options = {**options, "space": str(tmp_path / "own.toml")}
@@ -180,6 +182,65 @@ def test_meshes_that_cannot_be_traced_are_told(in_scripts: None) -> None:
     notes = " ".join(found.found.notes)
     for mesh in ("dp:2,tp:2", "tp:4"):
         assert f"not on {mesh}: lowering the step raised IndivisibleError: dimension 1" in notes
+
+
+REFUSING = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def build(mesh):
+    if mesh.shape["tp"] == 8:
+        raise ValueError("tp 8 needs 8 heads, and there are 4")
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "tp")))
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=NamedSharding(mesh, P("dp", None)))
+
+    def step(w, x):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * gradient, loss
+
+    return step, (w, x)
+"""
+
+
+@pytest.mark.slow
+def test_plans_that_the_step_refuses_are_not_called_legal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where the plan is none of those on which the step is traced for its description."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    found = automesh.check_script("refusing.py", target="cpu:8")
+    assert found.is_ready and found.found.plans is not None
+    assert found.found.meshes == ("dp:4,tp:2",)
+    plans = found.found.plans
+    assert (plans.legal, plans.built) == (3, 3)
+    assert ("ValueError at refusing.py:7", 1) in plans.ruled_out
+    assert any("`tp:8` cannot be built: ValueError: tp 8 needs" in one for one in found.found.notes)
+
+
+@pytest.mark.slow
+def test_a_check_without_time_says_on_how_many_plans_the_step_was_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script_check, "BUILDING_S", 0.0)
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    found = automesh.check_script("refusing.py", target="cpu:8")
+    text = " ".join(found.table(width=300).split())
+    assert "plans 4 of 35 plans are legal" in text
+    assert "the step was built on none of the legal ones in the time of this check" in text
+
+
+@pytest.mark.slow
+def test_a_baseline_that_the_step_refuses_is_to_be_mended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A search refuses it, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    found = automesh.check_script("refusing.py", target="cpu:8", baseline="tp:8")
+    (problem,) = found.found.problems
+    assert "the baseline `tp:8` cannot be built" in problem.what
 
 
 @pytest.mark.slow

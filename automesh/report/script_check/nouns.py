@@ -54,10 +54,17 @@ class ProgramCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCount:
-    """The number of plans that a search would have; `ruled_out` are pairs of a rule and a count."""
+    """The number of plans that a search would have.
+
+    Attributes:
+      legal: plans that neither a rule of the space nor the step refuses, as far as it is known.
+      built: those of `legal` on which the step was built, within the time of the check.
+      ruled_out: pairs of a rule and the number of plans that it rules out.
+    """
 
     enumerated: int
     legal: int
+    built: int
     ruled_out: tuple[tuple[str, int], ...]
 
 

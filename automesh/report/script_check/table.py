@@ -16,7 +16,7 @@ from automesh.report.blocks.columns import KEY, Column, figures_column, text_col
 from automesh.report.blocks.nouns import KeyValues, Line, Report, Section, Table
 from automesh.report.script_check.classes import class_lines
 from automesh.report.script_check.names import NUMBER, argument_end, common_name, shorter
-from automesh.report.script_check.nouns import CheckedScript, KnobUse
+from automesh.report.script_check.nouns import CheckedScript, KnobUse, PlanCount
 from automesh.report.words import count
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
@@ -312,10 +312,21 @@ def _space_lines(found: CheckedScript) -> Lines:
     dropped = [clean(text) for text in found.left_out]
     lines += zip(["note", *[""] * len(dropped)], dropped)
     if found.plans is not None:
-        rules = ", ".join(f"{rule} ({number})" for rule, number in found.plans.ruled_out)
-        said = f"{found.plans.legal} of {count(found.plans.enumerated, 'plan')} are legal"
-        lines.append(("plans", said + (f"; ruled out: {clean(rules)}" if rules else "")))
+        lines.append(("plans", _plans(found.plans)))
     return lines
+
+
+def _plans(plans: PlanCount) -> str:
+    rules = ", ".join(f"{rule} ({number})" for rule, number in plans.ruled_out)
+    said = f"{plans.legal} of {count(plans.enumerated, 'plan')} are legal"
+    if rules:
+        said += f"; ruled out: {clean(rules)}"
+    if plans.built < plans.legal:
+        said += (
+            f"; the step was built on {plans.built or 'none'} of the legal ones in the time of "
+            "this check, and may refuse more"
+        )
+    return said
 
 
 def _knob_of(knob: KnobUse) -> str:

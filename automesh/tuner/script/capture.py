@@ -11,6 +11,7 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.hardware import Target, parse_target
+from automesh.mesh.axes import is_usual_model_axis
 from automesh.outcomes import Failure, OutOfMemory, TimedOut
 from automesh.platforms.allowed import limits_hint
 from automesh.program.capture.line_watch import last_line
@@ -143,14 +144,29 @@ def _baseline(found: Discovery, target: Target) -> str:
     if searched.num_devices != found.num_devices or found.capture.num_devices:
         return ""
     granules = target.absent.fabric.num_granules if target.absent is not None else 1
-    first = [name for name in searched.names if name in found.batch_axes]
-    spanning = _spanning(searched.axes, first or list(searched.names), granules)
+    spanning = _spanning(searched.axes, _slow_axes(found), granules)
     if spanning is None:
         return ""
     parts = [f"dcn.{name}:{count}" for name, count in spanning.items()]
     own = [(name, size // spanning.get(name, 1)) for name, size in searched.axes]
     parts += [f"{name}:{size}" for name, size in own if size > 1]
     return ",".join(parts) or f"{searched.names[0]}:1"
+
+
+def _slow_axes(found: Discovery) -> tuple[str, ...]:
+    """Returns the axes that may span slices or nodes, in the order of the mesh.
+
+    These are the axes that split the batch, and all others, such as `fsdp` or `envs`, that are not
+    named like those of tensor, sequence or expert parallelism: an axis that splits only the state
+    may be wanted across nodes, and the estimate prices what that costs. If nothing shows which axis
+    splits the batch, all may.
+    """
+    names = found.capture.searched.names
+    if not found.batch_axes:
+        return names
+    return tuple(
+        name for name in names if name in found.batch_axes or not is_usual_model_axis(name)
+    )
 
 
 def _spanning(axes: Sizes, names: Sequence[str], granules: int) -> dict[str, int] | None:
@@ -287,7 +303,7 @@ def _space(request: SearchRequest, found: Discovery) -> SearchSpace:
                 hint="remove [knobs], or write a function `build(mesh, remat=...)`",
             )
         return replace(space, names=names)
-    slow = found.batch_axes or names
+    slow = _slow_axes(found)
     return SearchSpace(
         name=_OWN_AXES,
         shipped=True,
@@ -349,8 +365,13 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
     said += _about_other_meshes(found)
     slow = [axis.name for axis in space.axes if axis.dcn]
     if space.name == _OWN_AXES and len(slow) < len(space.axes):
-        listed = ", ".join(f"`{name}`" for name in slow)
-        said.append(f"only {listed}, over which the batch is split, may span slices or nodes")
+        spanning = ", ".join(f"`{name}`" for name in slow)
+        inside = ", ".join(f"`{axis.name}`" for axis in space.axes if not axis.dcn)
+        said.append(
+            f"only {spanning} may span slices or nodes, and not {inside}, which splits no batch "
+            "and is named like an axis that stays inside of them; `dcn = true` in a space of your "
+            "own lets it span them"
+        )
     return (*said, *found.notices)
 
 

@@ -23,7 +23,11 @@ from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.around import check_around, searched_around
-from automesh.tuner.script.capture import _notices  # pyright: ignore[reportPrivateUsage]
+from automesh.tuner.script.capture import (  # pyright: ignore[reportPrivateUsage]
+    _baseline,
+    _notices,
+    _space,
+)
 
 LINE = SourceLine(file="/home/me/train.py", line=7)
 STEP = ScriptStep(
@@ -106,3 +110,39 @@ def test_a_step_that_is_not_stored_is_not_split_in_other_ways() -> None:
     space = SearchSpace(name="own", shipped=True, names=("data",), axes=())
     with pytest.raises(UsageError, match=r"needs the stored step of train.py: .* has a callback"):
         searched_around(REQUEST, parse_target("cpu:4", {}), found, space)
+
+
+def spanning(axes: tuple[tuple[str, int], ...], *batch: str) -> tuple[tuple[str, ...], str, str]:
+    """Returns the axes that may span nodes, the baseline on 16 nodes of 8 devices, and the
+    notice."""
+    mesh = ScriptMesh(axes=axes, axis_types=("auto",) * len(axes), made_at=LINE)
+    found = Discovery(
+        capture=Capture(mesh=mesh, step=STEP), batch_axes=batch, num_devices=mesh.num_devices
+    )
+    request = SearchRequest(
+        subject=Entry(kind="script", location="/home/me/train.py", function="train_step")
+    )
+    space = _space(request, found)
+    said = next((one for one in _notices(found, space) if "may span" in one), "")
+    slow = tuple(axis.name for axis in space.axes if axis.dcn)
+    return slow, _baseline(found, parse_target("gpu-h100-128", {})), said
+
+
+@pytest.mark.parametrize("batch", [("envs",), ("fsdp",), ("envs", "fsdp")])
+def test_axes_of_data_span_nodes_whatever_their_names(batch: tuple[str, ...]) -> None:
+    slow, baseline, said = spanning((("envs", 64), ("fsdp", 2)), *batch)
+    assert slow == ("envs", "fsdp") and not said
+    assert baseline == "dcn.envs:16,envs:4,fsdp:2"
+
+
+def test_an_axis_that_splits_state_alone_takes_the_nodes_that_the_batch_does_not_fill() -> None:
+    """Before, such a mesh could not be laid out, and nothing was compared with the script's own."""
+    slow, baseline, said = spanning((("dp", 4), ("fsdp", 16), ("tp", 2)), "dp")
+    assert slow == ("dp", "fsdp")
+    assert baseline == "dcn.dp:4,dcn.fsdp:4,fsdp:4,tp:2"
+    assert said.startswith("only `dp`, `fsdp` may span slices or nodes, and not `tp`, which")
+
+
+def test_a_model_axis_spans_nodes_if_the_batch_is_split_over_it() -> None:
+    assert spanning((("dp", 64), ("sp", 2)), "dp", "sp")[0] == ("dp", "sp")
+    assert spanning((("dp", 64), ("sp", 2)))[0] == ("dp", "sp")  # Nothing shows the batch.

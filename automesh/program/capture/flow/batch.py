@@ -3,12 +3,16 @@
 The batch consists of the arguments that are new in every step, and of what is computed from them
 without parameters. Its rows may lie in any dimension: behind one of micro-batches, or behind one of
 time. It may also be split inside the step alone, by a sharding constraint or by `shard_map`.
+
+What is computed with parameters, such as a hidden layer, has rows, too, beside features that other
+axes split. An axis that a constraint names for the same dimension as an axis of the batch, such as
+fsdp in P(("dp", "fsdp"), "tp"), splits rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -47,9 +51,27 @@ def batch_axes(
         _Made(is_parameter=place in parameters, is_new=place not in parameters | constant)
         for place in range(len(leaves))
     ]
-    inside: dict[str, None] = {}
-    _walk(opened_jaxpr(call.traced.jaxpr), kinds, inside)
-    return tuple(dict.fromkeys((*found, *inside)))
+    seen = _Constraints()
+    _walk(opened_jaxpr(call.traced.jaxpr), kinds, seen)
+    return _with_shared((*found, *seen.of_batch), seen.shared)
+
+
+def _with_shared(axes: Sequence[str], shared: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Adds the axes that split a dimension together with one of `axes`, until there are no more.
+
+    >>> _with_shared(["dp"], [("fsdp", "sp"), ("dp", "fsdp"), ("tp",)])
+    ('dp', 'fsdp', 'sp')
+    """
+    found = dict.fromkeys(axes)
+    while fresh := [
+        name
+        for names in shared
+        if not found.keys().isdisjoint(names)
+        for name in names
+        if name not in found
+    ]:
+        found |= dict.fromkeys(fresh)
+    return tuple(found)
 
 
 def _plain(dtype: Any) -> Any:
@@ -75,10 +97,35 @@ def _split_by(call: TracedCall, places: Sequence[int]) -> tuple[str, ...]:
 
 
 def _names(spec: Any) -> Iterator[str]:
+    for names in _names_of_dimensions(spec):
+        yield from names
+
+
+def _names_of_dimensions(spec: Any) -> Iterator[tuple[str, ...]]:
     for entry in entries_of(spec or ()):
-        for name in entry if isinstance(entry, tuple) else (entry,):
-            if isinstance(name, str):
-                yield name
+        names = entry if isinstance(entry, tuple) else (entry,)
+        yield tuple(name for name in names if isinstance(name, str))
+
+
+@dataclass(frozen=True, slots=True)
+class _Constraints:
+    """The mesh axes that constraints inside a step name.
+
+    Attributes:
+      of_batch: axes that split the batch, in the order in which they are found.
+      shared: axes that split one dimension of a value that is computed from the batch, and maybe
+        also from parameters.
+    """
+
+    of_batch: dict[str, None] = field(default_factory=dict[str, None])
+    shared: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
+
+    def note(self, made: _Made, spec: Any) -> None:
+        """Notes how a value is split."""
+        if made.is_batch:
+            self.of_batch.update(dict.fromkeys(_names(spec)))
+        elif made.is_new:
+            self.shared.extend(_names_of_dimensions(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +141,9 @@ class _Made:
         return self.is_new and not self.is_parameter
 
 
-def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_Made]:
-    """Returns what each output of a program is computed from, and adds to `found` the axes by which
-    the program splits the batch."""
+def _walk(jaxpr: Any, inputs: Sequence[_Made], seen: _Constraints) -> list[_Made]:
+    """Returns what each output of a program is computed from, and notes how the program splits the
+    batch and what is computed from it."""
     known: dict[Any, _Made] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def made_of(variable: Any) -> _Made:
@@ -105,12 +152,11 @@ def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_
     for equation in jaxpr.eqns:
         given = [made_of(variable) for variable in equation.invars]
         name = equation.primitive.name
-        if name in _CONSTRAINTS and given[0].is_batch:
-            found |= dict.fromkeys(_names(_constraint(equation)))
+        if name in _CONSTRAINTS:
+            seen.note(given[0], _constraint(equation))
         if name == "shard_map":
             for one, spec in zip(given, equation.params.get("in_specs", ())):
-                if one.is_batch:
-                    found |= dict.fromkeys(_names(spec))
+                seen.note(one, spec)
         together = _Made(
             is_parameter=any(one.is_parameter for one in given),
             is_new=any(one.is_new for one in given),
@@ -121,7 +167,7 @@ def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_
             # The body lacks the first operands where they are the equation's own, as the predicate
             # of a branch.
             fitting = given[-count:] if 0 < count <= len(given) else [together] * count
-            outputs = _walk(body, fitting, found)
+            outputs = _walk(body, fitting, seen)
             if name in ("jit", "pjit", "closed_call", "core_call"):
                 made = outputs
         known.update(zip(equation.outvars, made, strict=True))

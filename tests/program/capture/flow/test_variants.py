@@ -241,6 +241,48 @@ def test_data_with_the_shape_of_a_layer_is_no_parameter() -> None:
     assert found.batch_axes == ("data",)
 
 
+def test_axes_that_share_a_dimension_of_a_hidden_layer_with_the_batch_split_rows() -> None:
+    """The batch itself lies on one of them: the other one comes in where the layers are split."""
+    names = ("dp", "fsdp", "tp")
+    mesh = jax.make_mesh((2, 2, 2), names, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+    def at(*spec: Any) -> NamedSharding:
+        return NamedSharding(mesh, P(*spec))
+
+    def training_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array) -> jax.Array:
+            hidden = jax.lax.with_sharding_constraint(x @ w, at(("dp", "fsdp"), "tp"))
+            return jnp.mean(jnp.tanh(hidden) ** 2)
+
+        value, slope = jax.value_and_grad(loss)(w)
+        return w - 0.1 * slope, value
+
+    jitted: Any = jax.jit(training_step)
+    finder = StepFinder(wanted="", on_long_loop=lambda: None)
+    w = jax.device_put(jnp.ones((32, 32)), at("fsdp", "tp"))
+
+    def script() -> Iterator[None]:
+        nonlocal w
+        while True:
+            x = jax.device_put(jnp.ones((16, 32)), at("dp"))
+            given = (w, x)
+            w, _ = finder.call(
+                Call(
+                    jitted=jitted,
+                    args=given,
+                    kwargs={},
+                    run=partial(jitted, *given),
+                    function=training_step,
+                    settings={},
+                )
+            )
+            yield
+
+    ends_with(script())
+    assert finder.found is not None
+    assert finder.found.batch_axes == ("dp", "fsdp")
+
+
 def test_models_that_are_trained_in_turn_come_back_later() -> None:
     """Before, the third call was the step, with no state, and "only loss and gradients are
     jitted"."""
