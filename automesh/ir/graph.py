@@ -20,6 +20,9 @@ ELEMENT_BYTES = {
     "f16": 2.0, "bf16": 2.0, "f32": 4.0, "f64": 8.0, "complex<f32>": 8.0, "complex<f64>": 16.0,
 }  # fmt: skip
 
+# The attribute of operations that compute whether a loop goes on.
+IN_CONDITION = "in_condition"
+
 
 def element_bytes(dtype: str) -> float:
     """Returns the bytes of one element of a StableHLO type; f8 and f6 types take one byte, f4 types
