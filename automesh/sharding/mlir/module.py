@@ -30,10 +30,10 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
                             what `program.kernels` notes of a kernel in which it counted them;
                             placement: memory that a value is moved to (`pinned_host`, `device`);
                             aliases: (output, operand) positions that share memory
-  while                     condition_source; the body's arguments pair up with operands and results.
-                            A condition that reads arrays is computed in front of the loop and at
-                            the end of its body, by operations with the attribute in_condition, and
-                            its result is the last value that is carried
+  while                     condition_source; the body's arguments pair up with operands and results
+                            (a condition that reads arrays is computed in front of the loop and at
+                            the end of its body, by operations with the attribute in_condition; the
+                            last value that is carried is then what it says)
   case                      bodies are the branches (those of `if`: true, false); values of the
                             surrounding block are used directly
 
@@ -324,11 +324,8 @@ class _Importer:
             made.attributes["condition_source"] = self._sources.of(
                 condition.operations[-1].operation
             )
-            results = list(made.results)
             if _reads_arrays(condition):
                 self._carry_condition(condition, made, scope)
-            self._append(scope.into, made)
-            return results
         elif made.name == "case":
             made.bodies = [self._body(region, None, scope) for region in operation.regions]
         elif COST in operation.attributes:
@@ -336,7 +333,7 @@ class _Importer:
             formulas = self._formulas(operation, COST)
             made.attributes["cost_terms"] = dict(zip(stated, formulas, strict=True))
         self._append(scope.into, made)
-        return made.results
+        return made.results[: len(operation.results)]
 
     def _note_fixed(self, operation: Any) -> None:
         if FIXED in operation.attributes:
