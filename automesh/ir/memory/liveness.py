@@ -207,7 +207,32 @@ class _BlockWalk:
             return ()
         if step.name == "case":  # A branch may write its result over what it was given.
             return self._needed(step)
-        return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
+        if step.name in _NEVER_IN_PLACE:
+            return ()
+        if self._compiler.overwrites_moved:
+            return self._read(step.operands)
+        moved = self._moved(step)
+        return tuple(one for one in self._read(step.operands) if one not in moved)
+
+    def _moved(self, step: Step) -> set[_Buffer]:
+        """Finds the buffers of which a step reads elements at other places than those it makes."""
+        found: set[_Buffer] = set()
+        waiting, seen = list(step.operands), set[Value]()
+        while waiting:
+            value = waiting.pop()
+            made = value.producer
+            if value in seen or made is None or self._is_own(value):
+                continue
+            seen.add(value)
+            if made.name in _NEVER_IN_PLACE:
+                found.update(self._read(made.operands))
+            else:
+                waiting += made.operands
+        return found
+
+    def _is_own(self, value: Value) -> bool:
+        """Whether a value is in memory, and not computed where it is read."""
+        return value in self._compiler.stored or value in self._places
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
         dying.is_taken = True

@@ -122,7 +122,7 @@ def gather_windows(graph: Graph) -> None:
             along = {
                 dimension
                 for dimension, window in enumerate(_of_reduction(operation))
-                if _is_split(source, dimension)
+                if is_split(source, dimension)
                 and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
             }
             if len(operation.results) == 1 and along:
@@ -169,7 +169,7 @@ def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
         and all(
             user.name == "slice"
             and user.attributes.get("start", (1,) * (dimension + 1))[dimension] == 0
-            and user.attributes["limit"][dimension] < _stated(user.operands[0])[dimension]
+            and user.attributes["limit"][dimension] < stated(user.operands[0])[dimension]
             for user in users
         )
     )
@@ -351,7 +351,7 @@ def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
         # move for a result that has fewer of them than there are devices: it is not split.
         parts = _count(source.axes[dimension], sizes)
         if (
-            _is_split(source, dimension)
+            is_split(source, dimension)
             and result.axes[dimension] == source.axes[dimension]
             and window.results >= parts
         ):
@@ -364,31 +364,31 @@ def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
 
 
 def _of_slice(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     for rows, results, start, stride in zip(
-        stated, result, found["start"], found["stride"], strict=True
+        before, after, found["start"], found["stride"], strict=True
     ):
         yield RowWindow(rows=rows, results=results, low=-start, stride=stride)
 
 
 def _of_reduction(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     if found["dilated"]:
         return
-    strides = found["stride"] or (1,) * len(stated)
+    strides = found["stride"] or (1,) * len(before)
     for rows, results, width, stride, (low, _) in zip(
-        stated, result, found["window"], strides, found["padding"], strict=True
+        before, after, found["window"], strides, found["padding"], strict=True
     ):
         yield RowWindow(rows=rows, results=results, width=width, stride=stride, low=low)
 
 
 def _of_pad(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     if not any(found["interior"]):
-        for rows, results, low in zip(stated, result, found["low"], strict=True):
+        for rows, results, low in zip(before, after, found["low"], strict=True):
             yield RowWindow(rows=rows, results=results, low=low)
 
 
@@ -403,14 +403,14 @@ def _rotation(operation: Operation) -> _Move | None:
         return None
     first, second = (one for one in makers if one is not None)
     source, cut = first.operands[0], first.attributes["start"][dimension]
-    rows = _stated(source)[dimension]
+    rows = stated(source)[dimension]
     is_rotation = (
         source is second.operands[0]
         and first.attributes["limit"][dimension] == rows
         and second.attributes["start"][dimension] == 0
         and second.attributes["limit"][dimension] == cut
-        and _stated(operation.results[0]) == _stated(source)
-        and _is_split(source, dimension)
+        and stated(operation.results[0]) == stated(source)
+        and is_split(source, dimension)
         and operation.results[0].axes[dimension] == source.axes[dimension]
     )
     if not is_rotation:
@@ -426,7 +426,7 @@ def _rotation(operation: Operation) -> _Move | None:
 def _reversals(operation: Operation) -> Iterator[_Move]:
     source = operation.operands[0]
     for dimension in operation.attributes["dims"]:
-        if _is_split(source, dimension):
+        if is_split(source, dimension):
             rows = source.shape[dimension]
             yield _Move(
                 operation=operation,
@@ -437,14 +437,15 @@ def _reversals(operation: Operation) -> Iterator[_Move]:
             )
 
 
-def _is_split(value: Value, dimension: int) -> bool:
+def is_split(value: Value, dimension: int) -> bool:
     """Whether the partitioner splits a dimension. Inside a manual region a slice cuts one device's
     part."""
     axes = value.axes[dimension]
     return bool(axes) and not set(axes) & set(value.manual)
 
 
-def _stated(value: Value) -> tuple[int, ...]:
+def stated(value: Value) -> tuple[int, ...]:
+    """Returns the sizes that the program states, without the padding of uneven parts."""
     return value.stated or value.shape
 
 
