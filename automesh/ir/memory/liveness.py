@@ -114,6 +114,7 @@ class _BlockWalk:
         self._own: dict[Step, list[tuple[Value, _Buffer]]] = {}
 
     def run(self) -> None:
+        self._place_updated()
         for step in self._steps:
             self._bind(step)
         self._find_last_uses()
@@ -122,6 +123,18 @@ class _BlockWalk:
                 self._step(place, step)
 
     # The buffers of each value.
+
+    def _place_updated(self) -> None:
+        """Makes arrays whose elements are replaced last where the result has to be."""
+        made = {result for step in self._steps for result in step.results}
+        for step in reversed(self._steps):
+            if step.name not in _UPDATES or len(step.results) != 1:
+                continue
+            before, result = step.operands[0], step.results[0]
+            is_alone = len(before.users) == 1 and before not in self._returned
+            is_own = before in made and before in self._compiler.stored
+            if result in self._places and is_alone and is_own and before.bytes == result.bytes:
+                self._places.setdefault(before, self._places[result])
 
     def _bind(self, step: Step) -> None:
         """Assigns buffers to the results of a step."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
-from automesh.ir.passes.edits import blocks, drop, like, replace_value, set_operands
+from automesh.ir.passes.edits import blocks, like, set_operands
 from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
 from automesh.ir.passes.simplify import OWN_CHANNEL
 
@@ -129,77 +129,6 @@ def gather_windows(graph: Graph) -> None:
                 _gather_rows(block, operation, along, sizes)
 
 
-def gather_top_k(graph: Graph) -> None:
-    """Makes the sort of a `top_k`, of which only the first places are kept, work on whole
-    arrays."""
-    sizes = dict(graph.mesh)
-    for block in blocks(graph):
-        for operation in [one for one in block.operations if one.name == "sort"]:
-            slices = [_behind_moves(result) for result in operation.results]
-            if _is_top_k(operation, [one for of in slices for one in of]):
-                _keep_first(graph, block, operation, slices)
-                _do_whole(block, operation, sizes)
-
-
-def _behind_moves(value: Value) -> list[Operation]:
-    """Lists the operations that read a value, including readers of copies with another split."""
-    return [
-        reader
-        for user in dict.fromkeys(value.users)
-        for reader in (_behind_moves(user.results[0]) if _is_move(user) else [user])
-    ]
-
-
-def _is_move(operation: Operation | None) -> bool:
-    return (
-        operation is not None
-        and operation.name in ("all_gather", "all_slice", "all_to_all")
-        and not operation.attributes.get("manual")
-    )
-
-
-def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
-    """Whether an operation sorts values together with their positions, and only the first ones of
-    both are kept."""
-    dimension = operation.attributes["dim"]
-    return (
-        len(operation.operands) == 2
-        and operation.operands[1].is_constant
-        and bool(users)
-        and all(
-            user.name == "slice"
-            and user.attributes.get("start", (1,) * (dimension + 1))[dimension] == 0
-            and user.attributes["limit"][dimension] < stated(user.operands[0])[dimension]
-            for user in users
-        )
-    )
-
-
-def _keep_first(
-    graph: Graph, block: Block, operation: Operation, slices: list[list[Operation]]
-) -> None:
-    """Rewrites slice(sort(x, places)) to top_k(x), which has memory for the first places alone."""
-    sizes = list(operation.operands[0].shape)
-    kept = {one.results[0].shape[operation.attributes["dim"]] for of in slices for one in of}
-    sizes[operation.attributes["dim"]] = max(kept)
-    if any(one.results[0].shape != tuple(sizes) for of in slices for one in of):
-        return
-    for number, (result, of) in enumerate(zip(list(operation.results), slices, strict=True)):
-        first, *others = [one.results[0] for one in of] or [
-            Value(shape=tuple(sizes), dtype=result.dtype, axes=result.axes, manual=result.manual)
-        ]
-        for other in others:
-            replace_value(graph, other, first)
-        drop(block, set(of))
-        operation.results[number] = first
-        first.producer = operation
-    operation.name = "top_k"
-    values = operation.operands[0]
-    while values.producer is not None and _is_move(values.producer):
-        values = values.producer.operands[0]
-    set_operands(operation, [values])
-
-
 def _gather_rows(
     block: Block, operation: Operation, along: set[int], sizes: dict[str, int]
 ) -> None:
@@ -219,44 +148,6 @@ def _gather_rows(
         ),
     )
     set_operands(operation, [whole, *operation.operands[1:]])
-
-
-def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
-    """Makes every device gather what the operation reads, do all of it, and keep its part."""
-    place = block.operations.index(operation)
-    before, behind = list[Operation](), list[Operation]()
-    operands = list(operation.operands)
-    for number, operand in enumerate(operands):
-        over = _gathered(operand, sizes)
-        if not over["axes"] or operand.is_constant:
-            continue
-        operands[number] = _kept_by_manual(operand)
-        before.append(
-            Operation(
-                name="all_gather",
-                operands=[operand],
-                results=[operands[number]],
-                attributes=over,
-                source=operation.source,
-            )
-        )
-    for number, result in enumerate(list(operation.results)):
-        over = _gathered(result, sizes)
-        if over["axes"]:
-            made = _kept_by_manual(result)
-            operation.results[number] = made
-            made.producer = operation
-            behind.append(
-                Operation(
-                    name="all_slice",
-                    operands=[made],
-                    results=[result],
-                    attributes=over,
-                    source=operation.source,
-                )
-            )
-    set_operands(operation, operands)
-    block.operations[place : place + 1] = [*before, operation, *behind]
 
 
 def _gathered(

@@ -29,7 +29,6 @@ from automesh.ir.passes.collectives import (
 from automesh.ir.passes.halos import (
     exchange_halos,
     exchange_rows,
-    gather_top_k,
     gather_windows,
 )
 from automesh.ir.passes.narrowed import move_narrow_for_products
@@ -103,12 +102,6 @@ RULES: tuple[Rewrite, ...] = (
         source="HandleReduceWindow in spmd/spmd_partitioner.cc; the TPU's compiler makes windows "
         "over all rows a tree of small ones first (libtpu 0.0.52); for GPUs jax lowers running "
         "sums otherwise",
-    ),
-    Rewrite(
-        apply=gather_top_k,
-        platforms=frozenset(("none", "cpu")),
-        source="the call that the CPU compiler makes of a top-k has no rule of its own: programs "
-        "of jaxlib 0.12 gather its operand; for TPUs it stays a sort, which is split",
     ),
     Rewrite(
         apply=gather_padding,

@@ -21,7 +21,7 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
   slice                     start, limit, stride
   pad                       low, high, interior
   concatenate, sort, iota   dim
-  top_k                     k
+  top_k                     dim
   compare                   direction
   constant                  splat: the number if all elements are the same, else None
   custom_call               target, config: the backend's text; cost: {"flops", "bytes_accessed",
@@ -68,6 +68,7 @@ from automesh.sharding.mlir.attributes import AttributeReader
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.mlir.trip_counts import trips
+from automesh.sharding.partitioner.top_k import TARGET
 from automesh.sharding.passes import bindings, functions_of
 from automesh.sharding.size_dependence import ANYHOW, read_dimensions, read_formulas
 
@@ -313,6 +314,8 @@ class _Importer:
             source=self._sources.of(operation),
         )
         made.attributes = self._read_attributes.of(operation, made)
+        if made.attributes.get("target") == TARGET:
+            made.name, made.attributes = "top_k", {"dim": len(operands[0].shape) - 1}
         self._note_fixed(operation)
         if name == "while":
             found = trips(operation, scope.values)
