@@ -58,6 +58,8 @@ class Value:
       on_host: True if it is in host memory; see `ir.passes.offload`.
       stated: the sizes in the program, if `shape` differs because the compiler pads it to equal
         parts; else empty.
+      in_part: axes that `axes` does not have, as only a part of each splits the value: `shape` is
+        divided by that.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +73,7 @@ class Value:
     grown: tuple[tuple[str, ...], ...] = ()
     free: tuple[int, ...] = ()
     stated: tuple[int, ...] = ()
+    in_part: tuple[str, ...] = ()
 
     @property
     def global_bytes(self) -> float:

@@ -135,6 +135,22 @@ def test_a_large_parameter_without_a_twin_that_no_axis_splits() -> None:
     assert (one.array, one.axes) == ("args[0]['down']", ("fsdp",))
 
 
+def test_devices_that_parts_of_an_axis_divide_do_different_work() -> None:
+    """Four heads on eight devices: a part of the axis splits the heads, the rest their elements."""
+
+    def build(mesh: Any) -> Any:
+        def step(x: Any, w: Any, out: Any) -> Any:
+            q, k, v = ((x @ one).reshape(4, 512, 4, 128) for one in w)
+            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+            found = jnp.einsum("bhqk,bkhd->bqhd", scores, v)
+            return found.reshape(4, 512, 512) @ out
+
+        w = tuple(array(mesh, (512, 512), None, "tp") for _ in range(3))
+        return jax.jit(step), (array(mesh, (4, 512, 512)), w, array(mesh, (512, 512), "tp"))
+
+    assert "repeated-work" not in found_in(build, "cpu", tp=8)
+
+
 def compressed(mesh: Any, *, rank: int, is_stacked: bool = False, old: str = "factor") -> Any:
     """Gradients that are sent as two thin factors, one of which is kept, and what they miss."""
 

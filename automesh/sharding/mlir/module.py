@@ -170,8 +170,10 @@ class _Importer:
         shape, dtype = self._tensor(value)
         if sharding is None:
             return Value(shape=shape, dtype=dtype, axes=((),) * len(shape), manual=manual)
-        axes, divided, stated = self._axes.dimensions(sharding, shape, manual)
-        return Value(shape=divided, dtype=dtype, axes=axes, manual=manual, stated=stated)
+        axes, divided, stated, in_part = self._axes.dimensions(sharding, shape, manual)
+        return Value(
+            shape=divided, dtype=dtype, axes=axes, manual=manual, stated=stated, in_part=in_part
+        )
 
     def _tensor(self, value: Any) -> tuple[tuple[int, ...], str]:
         kind = value.type
