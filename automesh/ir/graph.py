@@ -20,6 +20,9 @@ ELEMENT_BYTES = {
     "f16": 2.0, "bf16": 2.0, "f32": 4.0, "f64": 8.0, "complex<f32>": 8.0, "complex<f64>": 16.0,
 }  # fmt: skip
 
+# The attribute of operations that compute whether a loop goes on.
+IN_CONDITION = "in_condition"
+
 
 def element_bytes(dtype: str) -> float:
     """Returns the bytes of one element of a StableHLO type; f8 and f6 types take one byte, f4 types
@@ -55,6 +58,8 @@ class Value:
       on_host: True if it is in host memory; see `ir.passes.offload`.
       stated: the sizes in the program, if `shape` differs because the compiler pads it to equal
         parts; else empty.
+      in_part: axes that `axes` does not have, as only a part of each splits the value: `shape` is
+        divided by that.
     """
 
     shape: tuple[int, ...]
@@ -68,6 +73,7 @@ class Value:
     grown: tuple[tuple[str, ...], ...] = ()
     free: tuple[int, ...] = ()
     stated: tuple[int, ...] = ()
+    in_part: tuple[str, ...] = ()
 
     @property
     def global_bytes(self) -> float:

@@ -4,8 +4,9 @@ Where several shardings could be propagated to a value, the first one wins, and 
 depends on the order of the operations. XLA converts a step to HLO and back before it propagates:
 afterwards the operations are in the post-order of a walk from the results to the operands, first
 operands first (`HloComputation::MakeInstructionPostOrder`), and not in the order in which jax
-traced them. The conversion also turns a broadcast that repeats nothing into a reshape. The TPU's
-compiler simplifies products before that, and makes one of equal operations.
+traced them. The conversion also turns a broadcast that repeats nothing into a reshape, and drops
+reshapes that undo each other. The TPU's compiler simplifies products before that, and makes one of
+equal operations.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ def bring_to_hlo_form(module: Any, ir: Any, *, merges_equal: bool = False) -> No
             for view in list(block.operations):
                 if view.operation.name == "stablehlo.broadcast_in_dim":
                     _broadcast_without_ones(view.operation, ir)
+            for view in list(block.operations):
+                if view.operation.name == "stablehlo.reshape":
+                    _drop_reshape_back(view.operation, ir)
             if merges_equal:
                 _merge_equal(block, ir)
             operations = [view.operation for view in block.operations]
@@ -252,6 +256,15 @@ def _broadcast_without_ones(broadcast: Any, ir: Any) -> None:
     broadcast.operands[0] = made.results[0]
     kept = [dimensions[place] for place in rest]
     broadcast.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get(kept)
+
+
+def _drop_reshape_back(reshape: Any, ir: Any) -> None:
+    """Replaces a reshape to the shape that its operand was reshaped from."""
+    before = reshape.operands[0].owner
+    if isinstance(before, ir.Block) or before.name != "stablehlo.reshape":
+        return
+    if before.operands[0].type == reshape.results[0].type:
+        reshape.results[0].replace_all_uses_with(before.operands[0])
 
 
 def _replace(operation: Any, name: str, result: Any, operand: Any, ir: Any) -> None:

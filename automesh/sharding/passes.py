@@ -29,6 +29,7 @@ from automesh.sharding.partitioner.insert import (
 )
 from automesh.sharding.partitioner.one_device import gather_for_one_device, hand_on_to_all
 from automesh.sharding.partitioner.own_rules import mark_transforms
+from automesh.sharding.partitioner.top_k import call_as_top_k, has_top_k, top_k_as_call
 from automesh.sharding.scans import scans_as_windows
 from automesh.texts.exceptions import in_one_line
 
@@ -80,6 +81,8 @@ _PROPAGATION = (
     "sdy-remove-sub-axes-in-input-output-shardings",
     "sdy-close-shardings",
 )
+# Platforms whose compilers make sorts of the largest elements of rows before they propagate.
+_SORTING = frozenset(("gpu", "tpu"))
 _PLAIN = ("func.func(chlo-legalize-to-stablehlo)", "symbol-dce", "sdy-flatten-call-graph")
 _RESHARDS = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true})",
@@ -173,6 +176,9 @@ def prepared(program: Any, *, is_plain: bool = False, platform: str = "") -> Pre
         hand_on_to_all(copy.operation, found.ir, found.sdy)
         if not is_plain:
             _flatten(found, copy.operation)
+        if platform in _SORTING and has_top_k(copy.operation, found.ir):
+            call_as_top_k(copy.operation, found.ir)
+            _run(found, _PLAIN[:1], copy.operation)
         if platform == "tpu":
             fold_transposes(copy.operation, found.ir)
             mark_transforms(copy.operation, found.ir)
@@ -281,6 +287,7 @@ def _missing(what: str) -> StepRefused:
 
 def _flatten(found: Bindings, module: Any) -> None:
     scans_as_windows(module, found.ir)
+    top_k_as_call(module, found.ir)
     _run(found, _PLAIN, module)
     inline_calls(module, found.ir)
 

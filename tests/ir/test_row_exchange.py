@@ -71,6 +71,12 @@ def test_permutes_carry_what_the_devices_lack(held: int, parts: int, ends: tuple
     assert found is None or all(0 < count <= held for count in found)
 
 
+def test_a_roll_of_uneven_parts_is_made_for_two_distances() -> None:
+    # 4098 rows on four devices: two rows of padding.
+    assert rotated_rows(4098, 2, 4) == (2, 4)
+    assert rotated_rows(4098, 4097, 4) == (3, 1)
+
+
 def test_a_roll_of_fewer_rows_than_devices_moves_none_that_are_known() -> None:
     """Before, it divided by zero, which ended estimates of a pipeline with a stage per device."""
     assert rotated_rows(8, 1, 8) == (1,)

@@ -135,6 +135,67 @@ def test_a_large_parameter_without_a_twin_that_no_axis_splits() -> None:
     assert (one.array, one.axes) == ("args[0]['down']", ("fsdp",))
 
 
+def test_devices_that_parts_of_an_axis_divide_do_different_work() -> None:
+    """Four heads on eight devices: a part of the axis splits the heads, the rest their elements."""
+
+    def build(mesh: Any) -> Any:
+        def step(x: Any, w: Any, out: Any) -> Any:
+            q, k, v = ((x @ one).reshape(4, 512, 4, 128) for one in w)
+            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+            found = jnp.einsum("bhqk,bkhd->bqhd", scores, v)
+            return found.reshape(4, 512, 512) @ out
+
+        w = tuple(array(mesh, (512, 512), None, "tp") for _ in range(3))
+        return jax.jit(step), (array(mesh, (4, 512, 512)), w, array(mesh, (512, 512), "tp"))
+
+    assert "repeated-work" not in found_in(build, "cpu", tp=8)
+
+
+def compressed(mesh: Any, *, rank: int, is_stacked: bool = False, old: str = "factor") -> Any:
+    """Gradients that are sent as two thin factors, one of which is kept, and what they miss."""
+
+    def loss(w: Any, x: Any) -> Any:
+        stack = w if is_stacked else w[None]
+        return jnp.mean(jax.lax.scan(lambda h, one: (jax.nn.relu(h @ one), None), x, stack)[0] ** 2)
+
+    def halves(g: Any, q: Any) -> Any:
+        p = jnp.linalg.qr(g @ q)[0] if old == "factor" else jnp.linalg.qr(g[:, :rank])[0]
+        q = g.T @ p if old == "factor" else 0.9 * q + g.T @ p
+        return p @ q.T, q
+
+    def step(state: Any, x: Any) -> Any:
+        w, missed, q = state
+        g = jax.grad(loss)(w, x) + missed
+        if is_stacked:
+            _, (sent, q) = jax.lax.scan(lambda _, one: (None, halves(*one)), None, (g, q))
+        else:
+            sent, q = halves(g, q)
+        return (w - 0.1 * sent, g - sent, q), jnp.sum(q)
+
+    layers = (3,) if is_stacked else ()
+    split = (None, "fsdp") if is_stacked else ("fsdp",)
+    w, missed = (array(mesh, (*layers, 2048, 2048), *split) for _ in range(2))
+    state = w, missed, array(mesh, (*layers, 2048, rank))
+    kept = jax.tree.map(lambda one: one.sharding, state)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(kept, None))
+    return jitted, (state, array(mesh, (256, 2048), "fsdp"))
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_thin_factors_that_products_read_before_and_after_are_whole_on_purpose(
+    is_stacked: bool,
+) -> None:
+    build = partial(compressed, rank=256, is_stacked=is_stacked)
+    assert "replicated-state" not in found_in(build, fsdp=8)
+
+
+def test_factors_are_named_if_they_are_most_of_the_state_or_only_added_up() -> None:
+    most = found_in(partial(compressed, rank=1024), fsdp=8)["replicated-state"]
+    assert (most.array, mib(most, fsdp=8)) == ("args[0][2]", 8.0)
+    added = found_in(partial(compressed, rank=256, old="sum"), fsdp=8)["replicated-state"]
+    assert (added.array, mib(added, fsdp=8)) == ("args[0][2]", 2.0)
+
+
 @pytest.mark.parametrize("made", ["on one device", "split"])
 def test_state_that_was_made_on_one_device(made: str) -> None:
     def build(mesh: Any) -> Any:

@@ -581,3 +581,37 @@ def test_counters_that_grow_anyhow_say_nothing_about_where_the_terms_hold():
     # The counters together are tp * (tp - 1): 2 at the sampled size, but always whole parts.
     assert answer.terms.guards == (DivisibilityGuard(size=4096, axes=("tp",)),)
     assert answer.terms.fixed == () and answer.failed_probes == ()
+
+
+def search_of_a_solution(mesh):
+    """An iteration whose condition multiplies, and gathers weights that never change."""
+
+    def step(w, x, scale):
+        def goes_on(carried):
+            return jnp.max(jnp.abs(jax.nn.relu(carried[0] @ w))) > 1e-3
+
+        return jax.lax.while_loop(goes_on, lambda c: (c[0] * scale, c[1] + 1), (x, 0))
+
+    x = array((512, 1024), mesh, ("dp", None))
+    return step, (array((1024, 1024), mesh, ("tp", None)), x, array(()))
+
+
+def test_the_condition_of_a_loop_is_work_in_front_of_it_and_in_each_iteration():
+    sizes = {"dp": 2, "tp": 4}
+    terms = propagated(search_of_a_solution, sizes).terms
+    # As XLA runs it: once more than the body, which counts once, and nothing is taken out of it.
+    assert flops(terms, sizes) == 2 * 2 * 512 / 2 * 1024 * 1024 / 4
+    moved = collectives(terms, sizes)
+    assert moved[("all-reduce", ("tp",), 512 / 2 * 1024 * BYTES)] == 2
+    assert moved[("all-reduce", ("dp",), BYTES)] == 2
+    assert len({one.region for one in terms.kernels if one.matmuls}) == 2
+
+
+def test_what_only_a_condition_gathers_stays_inside_of_the_loop():
+    def build(mesh):
+        step, (_, x, scale) = search_of_a_solution(mesh)
+        return step, (array((1024, 1024), mesh, ("dp", None)), x, scale)
+
+    sizes = {"dp": 8, "tp": 1}
+    gathers = collectives(propagated(build, sizes).terms, sizes, "all-gather")
+    assert gathers == {("all-gather", ("dp",), 1024 * 1024 * BYTES): 2}

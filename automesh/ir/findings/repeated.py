@@ -93,7 +93,7 @@ def _dividing(program: PartitionedProgram, operation: Operation) -> set[str]:
     """Returns the axes that give the devices along them different parts of a product."""
     axes = set[str]()
     for value in (*operation.operands, *operation.results):
-        axes.update(value.manual, *value.axes)
+        axes.update(value.manual, value.in_part, *value.axes)
     for operand in operation.operands:
         maker = program.maker(operand)
         if maker is not None and maker.name == "all_gather" and not maker.attributes.get("manual"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from automesh.cost.terms import Cure, Finding, value_of
 from automesh.ir.findings.nouns import LEAST_BYTES, PartitionedProgram, several
@@ -19,6 +19,7 @@ from automesh.ir.findings.rule import (
 )
 from automesh.ir.graph import Value, total_bytes
 from automesh.ir.op_kinds import VIEWS
+from automesh.ir.read_whole import is_read_whole_twice
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes
 
@@ -198,6 +199,7 @@ def _undonated_state_words(finding: Finding, sizes: Sizes) -> str:
 
 def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds state that is whole along axes which split an equal array, or most of the state."""
+    top, after = program.graph.top, dict(program.state.pairs)
     moved = {argument for argument, _ in program.state.moved}
     alone = set(program.state.on_one_device)
     carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
@@ -214,22 +216,23 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     for argument, value in large:
         split = _split_of_equal_array(value, alike[value.shape], program)
         if split is not None:
-            axes, after, twin = split
-            found.setdefault((axes, True), []).append((argument, after, twin))
+            axes, wanted, twin = split
+            found.setdefault((axes, True), []).append((argument, wanted, twin))
             told.add(argument)
     for axis in _axes_of_state(program, carried):
         whole = [
-            (argument, value, after)
+            (argument, value, parts_of_it)
             for argument, value in large
-            if argument not in told and (after := _split_by(axis, value, program.sizes)) is not None
+            if argument not in told
+            and (parts_of_it := _split_by(axis, value, program.sizes)) is not None
         ]
-        places = _large_enough(axis, whole, carried, program.sizes)
+        factors = {a for a, value, _ in whole if is_read_whole_twice(value, top.returned[after[a]])}
+        places = _large_enough(axis, whole, carried, program.sizes, factors)
         if places:
-            found.setdefault(((axis,), False), []).extend((a, after, "") for a, after in places)
+            found.setdefault(((axis,), False), []).extend((a, wanted, "") for a, wanted in places)
             told |= {argument for argument, _ in places}
     for (axes, _), places in found.items():
         arguments = [argument for argument, _, _ in places]
-        results = dict(program.state.pairs)
         yield _finding(
             program,
             REPLICATED_STATE,
@@ -239,8 +242,8 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
             cure=Cure(
                 kind="split-like",
                 arguments=tuple(arguments),
-                results=tuple(results[argument] for argument in arguments),
-                splits=tuple(after for _, after, _ in places),
+                results=tuple(after[argument] for argument in arguments),
+                splits=tuple(wanted for _, wanted, _ in places),
             ),
         )
 
@@ -472,16 +475,24 @@ def _large_enough(
     whole: Sequence[tuple[int, Value, Split]],
     carried: Sequence[tuple[int, Value]],
     sizes: dict[str, int],
+    factors: Collection[int],
 ) -> list[tuple[int, Split]]:
     """Chooses the arrays that an axis leaves whole and that are large enough to be reported.
 
     An array counts by its share of the bytes of the state on one device. If the axis splits most of
     the state, a single array that no axis splits is enough. Otherwise the arrays must be large
     enough together, since some are left whole on purpose.
+
+    Args:
+      factors: those that products read, and read again when they are replaced, as the factors of
+        a compressed gradient are. To split a few of them would only add to what is sent.
     """
     total = sum(value.bytes.at(sizes) for _, value in carried)
     split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
     is_majority = split >= sum(value.global_bytes for _, value in carried) / 2
+    kept = sum(value.bytes.at(sizes) for argument, value, _ in whole if argument in factors)
+    if kept < _SHARE_TOGETHER * total:
+        whole = [one for one in whole if one[0] not in factors]
     together = sum(value.bytes.at(sizes) for _, value, _ in whole)
     if together >= _SHARE_TOGETHER * total:
         return [

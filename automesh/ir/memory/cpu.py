@@ -49,6 +49,7 @@ class CpuBufferModel(BufferModel):
 
     orders: tuple[Order, ...] = ("early",)
     reduces_in_place = False
+    overwrites_moved = False
 
     def _added(self, block: Block) -> list[Step]:
         steps: list[Step] = []
@@ -72,6 +73,8 @@ class CpuBufferModel(BufferModel):
                 step = self._expanded_scatter(step, steps)
             elif operation.name == "reduce_window" and _reads_gathered_rows(operation):
                 step = self._cut_for_windows(step, steps)
+            elif operation.name == "reduce" and _is_masked(operation):
+                step.operands = self._masked(step, steps)
             elif operation.name == "top_k" and _is_gathered_behind(operation.operands[0]):
                 step.operands = [self._add_copy(operation.operands[0], operation, steps)]
             steps.append(step)
@@ -79,6 +82,19 @@ class CpuBufferModel(BufferModel):
                 if made is not result:
                     steps.append(_copying(made, result, operation))
         return with_combined_reductions(steps)
+
+    def _masked(self, step: Step, steps: list[Step]) -> list[Value]:
+        """Stores what a reduction reads, with neutral elements instead of the padding of parts that
+        are not even."""
+        operands = list(step.operands)
+        for number, value in enumerate(operands[: len(step.results)]):
+            if value.is_constant:
+                continue
+            if self._is_in_memory(value):
+                operands[number] = self._add_copy(value, step.operation, steps)
+            else:
+                self.stored.add(value)
+        return operands
 
     def _widened_reduction(self, step: Step, steps: list[Step]) -> Step:
         """Widens 16-bit operands and results (AllReducePromotion); readers narrow them again."""
@@ -258,6 +274,14 @@ def _read_by_reductions(block: Block) -> Iterator[Value]:
                 yield value
             else:
                 waiting += made.operands
+
+
+def _is_masked(reduction: Operation) -> bool:
+    """Whether a reduction sums over a dimension whose parts are padded."""
+    value = reduction.operands[0]
+    return bool(value.stated) and any(
+        value.stated[d] != value.shape[d] for d in reduction.attributes["dims"]
+    )
 
 
 def _chooses(operation: Operation) -> bool:

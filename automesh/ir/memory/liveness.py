@@ -114,6 +114,7 @@ class _BlockWalk:
         self._own: dict[Step, list[tuple[Value, _Buffer]]] = {}
 
     def run(self) -> None:
+        self._place_updated()
         for step in self._steps:
             self._bind(step)
         self._find_last_uses()
@@ -122,6 +123,18 @@ class _BlockWalk:
                 self._step(place, step)
 
     # The buffers of each value.
+
+    def _place_updated(self) -> None:
+        """Makes arrays whose elements are replaced last where the result has to be."""
+        made = {result for step in self._steps for result in step.results}
+        for step in reversed(self._steps):
+            if step.name not in _UPDATES or len(step.results) != 1:
+                continue
+            before, result = step.operands[0], step.results[0]
+            is_alone = len(before.users) == 1 and before not in self._returned
+            is_own = before in made and before in self._compiler.stored
+            if result in self._places and is_alone and is_own and before.bytes == result.bytes:
+                self._places.setdefault(before, self._places[result])
 
     def _bind(self, step: Step) -> None:
         """Assigns buffers to the results of a step."""
@@ -207,7 +220,32 @@ class _BlockWalk:
             return ()
         if step.name == "case":  # A branch may write its result over what it was given.
             return self._needed(step)
-        return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
+        if step.name in _NEVER_IN_PLACE:
+            return ()
+        if self._compiler.overwrites_moved:
+            return self._read(step.operands)
+        moved = self._moved(step)
+        return tuple(one for one in self._read(step.operands) if one not in moved)
+
+    def _moved(self, step: Step) -> set[_Buffer]:
+        """Finds the buffers of which a step reads elements at other places than those it makes."""
+        found: set[_Buffer] = set()
+        waiting, seen = list(step.operands), set[Value]()
+        while waiting:
+            value = waiting.pop()
+            made = value.producer
+            if value in seen or made is None or self._is_own(value):
+                continue
+            seen.add(value)
+            if made.name in _NEVER_IN_PLACE:
+                found.update(self._read(made.operands))
+            else:
+                waiting += made.operands
+        return found
+
+    def _is_own(self, value: Value) -> bool:
+        """Whether a value is in memory, and not computed where it is read."""
+        return value in self._compiler.stored or value in self._places
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
         dying.is_taken = True

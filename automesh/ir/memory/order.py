@@ -48,6 +48,8 @@ class BufferModel:
       stored: values that get a buffer of their own; all others are computed where they are read.
       orders: possible execution orders; the one that needs most memory counts.
       reduces_in_place: whether the result of an all-reduce may lie where its operand lay.
+      overwrites_moved: whether a result may lie where an operand lay of which it reads elements at
+        other places.
       on_chip_bytes: memory on the chip; see `Terms`.
 
     Args:
@@ -56,6 +58,7 @@ class BufferModel:
 
     orders: tuple[Order, ...] = ("trace", "late")
     reduces_in_place = True
+    overwrites_moved = True
     on_chip_bytes = 0.0
 
     def __init__(self, stored: Collection[Value], sizes: Mapping[str, int]) -> None:

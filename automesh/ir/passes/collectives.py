@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from automesh.ir.graph import Block, Graph, Operation, Value, element_bytes
+from automesh.ir.graph import IN_CONDITION, Block, Graph, Operation, Value, element_bytes
 from automesh.ir.op_kinds import COLLECTIVES
 from automesh.ir.passes.edits import (
     Changes,
@@ -441,6 +441,8 @@ def _hoist_gathers(graph: Graph, block: Block, loop: Operation, number: int) -> 
     argument, start = body.arguments[number], loop.operands[number]
     for gather in [one for one in argument.users if one.name == "all_gather"]:
         if gather not in body.operations or is_manual(gather):
+            continue
+        if IN_CONDITION in gather.attributes:  # XLA takes nothing out of a condition.
             continue
         inside = gather.results[0]
         before, outer, carried = like(inside), like(inside), like(inside)

@@ -54,6 +54,7 @@ def like(
         axes=value.axes if axes is None else axes,
         manual=value.manual,
         grown=value.grown,
+        in_part=value.in_part if axes is None else (),
         is_constant=value.is_constant,
     )
 

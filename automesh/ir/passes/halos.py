@@ -13,7 +13,7 @@ from typing import Any
 
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Block, Graph, Operation, Value
-from automesh.ir.passes.edits import blocks, drop, like, replace_value, set_operands
+from automesh.ir.passes.edits import blocks, like, set_operands
 from automesh.ir.passes.row_exchange import RowWindow, permuted_rows, rotated_rows
 from automesh.ir.passes.simplify import OWN_CHANNEL
 
@@ -122,82 +122,11 @@ def gather_windows(graph: Graph) -> None:
             along = {
                 dimension
                 for dimension, window in enumerate(_of_reduction(operation))
-                if _is_split(source, dimension)
+                if is_split(source, dimension)
                 and permuted_rows(window, _count(source.axes[dimension], sizes)) is None
             }
             if len(operation.results) == 1 and along:
                 _gather_rows(block, operation, along, sizes)
-
-
-def gather_top_k(graph: Graph) -> None:
-    """Makes the sort of a `top_k`, of which only the first places are kept, work on whole
-    arrays."""
-    sizes = dict(graph.mesh)
-    for block in blocks(graph):
-        for operation in [one for one in block.operations if one.name == "sort"]:
-            slices = [_behind_moves(result) for result in operation.results]
-            if _is_top_k(operation, [one for of in slices for one in of]):
-                _keep_first(graph, block, operation, slices)
-                _do_whole(block, operation, sizes)
-
-
-def _behind_moves(value: Value) -> list[Operation]:
-    """Lists the operations that read a value, including readers of copies with another split."""
-    return [
-        reader
-        for user in dict.fromkeys(value.users)
-        for reader in (_behind_moves(user.results[0]) if _is_move(user) else [user])
-    ]
-
-
-def _is_move(operation: Operation | None) -> bool:
-    return (
-        operation is not None
-        and operation.name in ("all_gather", "all_slice", "all_to_all")
-        and not operation.attributes.get("manual")
-    )
-
-
-def _is_top_k(operation: Operation, users: list[Operation]) -> bool:
-    """Whether an operation sorts values together with their positions, and only the first ones of
-    both are kept."""
-    dimension = operation.attributes["dim"]
-    return (
-        len(operation.operands) == 2
-        and operation.operands[1].is_constant
-        and bool(users)
-        and all(
-            user.name == "slice"
-            and user.attributes.get("start", (1,) * (dimension + 1))[dimension] == 0
-            and user.attributes["limit"][dimension] < _stated(user.operands[0])[dimension]
-            for user in users
-        )
-    )
-
-
-def _keep_first(
-    graph: Graph, block: Block, operation: Operation, slices: list[list[Operation]]
-) -> None:
-    """Rewrites slice(sort(x, places)) to top_k(x), which has memory for the first places alone."""
-    sizes = list(operation.operands[0].shape)
-    kept = {one.results[0].shape[operation.attributes["dim"]] for of in slices for one in of}
-    sizes[operation.attributes["dim"]] = max(kept)
-    if any(one.results[0].shape != tuple(sizes) for of in slices for one in of):
-        return
-    for number, (result, of) in enumerate(zip(list(operation.results), slices, strict=True)):
-        first, *others = [one.results[0] for one in of] or [
-            Value(shape=tuple(sizes), dtype=result.dtype, axes=result.axes, manual=result.manual)
-        ]
-        for other in others:
-            replace_value(graph, other, first)
-        drop(block, set(of))
-        operation.results[number] = first
-        first.producer = operation
-    operation.name = "top_k"
-    values = operation.operands[0]
-    while values.producer is not None and _is_move(values.producer):
-        values = values.producer.operands[0]
-    set_operands(operation, [values])
 
 
 def _gather_rows(
@@ -219,44 +148,6 @@ def _gather_rows(
         ),
     )
     set_operands(operation, [whole, *operation.operands[1:]])
-
-
-def _do_whole(block: Block, operation: Operation, sizes: dict[str, int]) -> None:
-    """Makes every device gather what the operation reads, do all of it, and keep its part."""
-    place = block.operations.index(operation)
-    before, behind = list[Operation](), list[Operation]()
-    operands = list(operation.operands)
-    for number, operand in enumerate(operands):
-        over = _gathered(operand, sizes)
-        if not over["axes"] or operand.is_constant:
-            continue
-        operands[number] = _kept_by_manual(operand)
-        before.append(
-            Operation(
-                name="all_gather",
-                operands=[operand],
-                results=[operands[number]],
-                attributes=over,
-                source=operation.source,
-            )
-        )
-    for number, result in enumerate(list(operation.results)):
-        over = _gathered(result, sizes)
-        if over["axes"]:
-            made = _kept_by_manual(result)
-            operation.results[number] = made
-            made.producer = operation
-            behind.append(
-                Operation(
-                    name="all_slice",
-                    operands=[made],
-                    results=[result],
-                    attributes=over,
-                    source=operation.source,
-                )
-            )
-    set_operands(operation, operands)
-    block.operations[place : place + 1] = [*before, operation, *behind]
 
 
 def _gathered(
@@ -351,7 +242,7 @@ def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
         # move for a result that has fewer of them than there are devices: it is not split.
         parts = _count(source.axes[dimension], sizes)
         if (
-            _is_split(source, dimension)
+            is_split(source, dimension)
             and result.axes[dimension] == source.axes[dimension]
             and window.results >= parts
         ):
@@ -364,31 +255,31 @@ def _windows(operation: Operation, sizes: dict[str, int]) -> Iterator[_Move]:
 
 
 def _of_slice(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     for rows, results, start, stride in zip(
-        stated, result, found["start"], found["stride"], strict=True
+        before, after, found["start"], found["stride"], strict=True
     ):
         yield RowWindow(rows=rows, results=results, low=-start, stride=stride)
 
 
 def _of_reduction(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     if found["dilated"]:
         return
-    strides = found["stride"] or (1,) * len(stated)
+    strides = found["stride"] or (1,) * len(before)
     for rows, results, width, stride, (low, _) in zip(
-        stated, result, found["window"], strides, found["padding"], strict=True
+        before, after, found["window"], strides, found["padding"], strict=True
     ):
         yield RowWindow(rows=rows, results=results, width=width, stride=stride, low=low)
 
 
 def _of_pad(operation: Operation) -> Iterator[RowWindow]:
-    stated, result = _stated(operation.operands[0]), _stated(operation.results[0])
+    before, after = stated(operation.operands[0]), stated(operation.results[0])
     found = operation.attributes
     if not any(found["interior"]):
-        for rows, results, low in zip(stated, result, found["low"], strict=True):
+        for rows, results, low in zip(before, after, found["low"], strict=True):
             yield RowWindow(rows=rows, results=results, low=low)
 
 
@@ -403,14 +294,14 @@ def _rotation(operation: Operation) -> _Move | None:
         return None
     first, second = (one for one in makers if one is not None)
     source, cut = first.operands[0], first.attributes["start"][dimension]
-    rows = _stated(source)[dimension]
+    rows = stated(source)[dimension]
     is_rotation = (
         source is second.operands[0]
         and first.attributes["limit"][dimension] == rows
         and second.attributes["start"][dimension] == 0
         and second.attributes["limit"][dimension] == cut
-        and _stated(operation.results[0]) == _stated(source)
-        and _is_split(source, dimension)
+        and stated(operation.results[0]) == stated(source)
+        and is_split(source, dimension)
         and operation.results[0].axes[dimension] == source.axes[dimension]
     )
     if not is_rotation:
@@ -426,7 +317,7 @@ def _rotation(operation: Operation) -> _Move | None:
 def _reversals(operation: Operation) -> Iterator[_Move]:
     source = operation.operands[0]
     for dimension in operation.attributes["dims"]:
-        if _is_split(source, dimension):
+        if is_split(source, dimension):
             rows = source.shape[dimension]
             yield _Move(
                 operation=operation,
@@ -437,14 +328,15 @@ def _reversals(operation: Operation) -> Iterator[_Move]:
             )
 
 
-def _is_split(value: Value, dimension: int) -> bool:
+def is_split(value: Value, dimension: int) -> bool:
     """Whether the partitioner splits a dimension. Inside a manual region a slice cuts one device's
     part."""
     axes = value.axes[dimension]
     return bool(axes) and not set(axes) & set(value.manual)
 
 
-def _stated(value: Value) -> tuple[int, ...]:
+def stated(value: Value) -> tuple[int, ...]:
+    """Returns the sizes that the program states, without the padding of uneven parts."""
     return value.stated or value.shape
 
 

@@ -79,13 +79,22 @@ def permuted_rows(window: RowWindow, parts: int) -> tuple[int, ...] | None:
 
 def rotated_rows(rows: int, by: int, parts: int) -> tuple[int, ...]:
     """Does what `permuted_rows` does, for an array whose rows move by `by` places and whose last
-    rows come in again at the other end; every device holds equally many rows."""
-    held = rows // parts
-    if not held:
+    rows come in again at the other end.
+
+    If not every device holds equally many rows, what comes in again moves farther than the rest:
+    the partitioner moves all rows by both distances, and chooses (`HandleCustomCallSPMDInternal`).
+    """
+    padding = -rows % parts
+    held = (rows + padding) // parts
+    if not rows // parts:
         return ()  # Some devices would hold nothing.
-    devices, rest = divmod(by % rows, held)
-    moved = ((devices, held - rest), (devices + 1, rest))
-    return tuple(count for distance, count in moved if count and distance % parts)
+    distances = [by % rows, by % rows + padding] if padding else [by % rows]
+    found: list[int] = []
+    for distance in distances:
+        devices, rest = divmod(distance, held)
+        moved = ((devices, held - rest), (devices + 1, rest))
+        found += [count for away, count in moved if count and away % parts]
+    return tuple(found)
 
 
 def _by_neighbours(left: list[int], right: list[int], held: int) -> tuple[int, ...] | None:

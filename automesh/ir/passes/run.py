@@ -26,9 +26,14 @@ from automesh.ir.passes.collectives import (
     separate_reductions_from_slices,
     stays_on_tpu,
 )
-from automesh.ir.passes.halos import exchange_halos, exchange_rows, gather_top_k, gather_windows
+from automesh.ir.passes.halos import (
+    exchange_halos,
+    exchange_rows,
+    gather_windows,
+)
 from automesh.ir.passes.narrowed import move_narrow_for_products
 from automesh.ir.passes.offload import drop_moves, mark_host_values
+from automesh.ir.passes.pads import gather_padding, merge_pads, wrap_with_rolls
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.sunk import sink_reductions
 from automesh.ir.passes.transforms import transform_in_parts
@@ -99,10 +104,19 @@ RULES: tuple[Rewrite, ...] = (
         "sums otherwise",
     ),
     Rewrite(
-        apply=gather_top_k,
-        platforms=frozenset(("none", "cpu")),
-        source="the call that the CPU compiler makes of a top-k has no rule of its own: programs "
-        "of jaxlib 0.12 gather its operand; for TPUs it stays a sort, which is split",
+        apply=gather_padding,
+        platforms=ALL,
+        source="PadToPartitionedShape and the slices behind collectives in spmd_partitioner.cc",
+    ),
+    Rewrite(
+        apply=merge_pads,
+        platforms=ALL,
+        source="PreprocessHlos in spmd/spmd_partitioner.cc, to have one exchange instead of two",
+    ),
+    Rewrite(
+        apply=wrap_with_rolls,
+        platforms=ALL,
+        source="FindPadWithWrapPattern and its use in spmd/spmd_partitioner.cc",
     ),
     Rewrite(
         apply=exchange_rows,

@@ -72,7 +72,6 @@ class AttributeReader:
             "concatenate": lambda op: {"dim": self._int(op, "dimension")},
             "sort": lambda op: {"dim": self._int(op, "dimension")},
             "iota": lambda op: {"dim": self._int(op, "iota_dimension")},
-            "top_k": lambda op: {"k": self._int(op, "k")},
             "compare": lambda op: {
                 "direction": _word(op, "comparison_direction", r"\b(EQ|NE|GE|GT|LE|LT)\b")
             },

@@ -14,7 +14,7 @@ from automesh.sharding.passes import Bindings
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _Groups = Sequence[Sequence[int]]
 # Per dimension the axes that split it; the shape of a part; the same without padding, if any.
-_Split = tuple[tuple[tuple[str, ...], ...], tuple[int, ...], tuple[int, ...]]
+_Split = tuple[tuple[tuple[str, ...], ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 
 
 class MeshReader:
@@ -58,7 +58,8 @@ class MeshReader:
         return math.prod(self._sizes.get(name, 1) for name in names)
 
     def dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
-        """Returns axes per dimension without manual ones, and the shape with and without padding.
+        """Returns axes per dimension without manual ones, the shape with and without padding, and
+        the axes of which a part splits it.
 
         The shape is divided by the sub-axes that split it, and padded to equal parts.
         """
@@ -70,6 +71,7 @@ class MeshReader:
 
     def _dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
         split: list[tuple[str, ...]] = []
+        in_part: dict[str, None] = {}
         divided, stated = list(shape), list(shape)
         parts = self._sdy.TensorShardingAttr(sharding).dimension_shardings
         for position, part in enumerate(parts):
@@ -84,12 +86,14 @@ class MeshReader:
                     divided[position] = -(-divided[position] // size)
                     stated[position] = divided[position]
                     self.sub_axes.add(reference.name)
+                    in_part[reference.name] = None
             parts_of = self.size(names)
             if divided[position] % parts_of:
                 divided[position] += -divided[position] % parts_of
                 self.padded.update(names)
             split.append(tuple(names))
-        return tuple(split), tuple(divided), tuple(stated) if stated != divided else ()
+        padded_from = tuple(stated) if stated != divided else ()
+        return tuple(split), tuple(divided), padded_from, tuple(in_part)
 
     def named(self, attribute: Any) -> tuple[tuple[str, ...], int]:
         """Parses axes in the text of a Shardy attribute, and counts the devices along them.

@@ -21,7 +21,7 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
   slice                     start, limit, stride
   pad                       low, high, interior
   concatenate, sort, iota   dim
-  top_k                     k
+  top_k                     dim
   compare                   direction
   constant                  splat: the number if all elements are the same, else None
   custom_call               target, config: the backend's text; cost: {"flops", "bytes_accessed",
@@ -31,6 +31,9 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
                             placement: memory that a value is moved to (`pinned_host`, `device`);
                             aliases: (output, operand) positions that share memory
   while                     condition_source; the body's arguments pair up with operands and results
+                            (a condition that reads arrays is computed in front of the loop and at
+                            the end of its body, by operations with the attribute in_condition; the
+                            last value that is carried is then what it says)
   case                      bodies are the branches (those of `if`: true, false); values of the
                             surrounding block are used directly
 
@@ -59,12 +62,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from automesh.cost.terms import Sum
-from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.graph import IN_CONDITION, Block, Graph, Operation, Value
 from automesh.sharding.attribute_names import COST, DIMENSIONS, FIXED, TRIPS
 from automesh.sharding.mlir.attributes import AttributeReader
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.mlir.trip_counts import trips
+from automesh.sharding.partitioner.top_k import TARGET
 from automesh.sharding.passes import bindings, functions_of
 from automesh.sharding.size_dependence import ANYHOW, read_dimensions, read_formulas
 
@@ -166,8 +170,10 @@ class _Importer:
         shape, dtype = self._tensor(value)
         if sharding is None:
             return Value(shape=shape, dtype=dtype, axes=((),) * len(shape), manual=manual)
-        axes, divided, stated = self._axes.dimensions(sharding, shape, manual)
-        return Value(shape=divided, dtype=dtype, axes=axes, manual=manual, stated=stated)
+        axes, divided, stated, in_part = self._axes.dimensions(sharding, shape, manual)
+        return Value(
+            shape=divided, dtype=dtype, axes=axes, manual=manual, stated=stated, in_part=in_part
+        )
 
     def _tensor(self, value: Any) -> tuple[tuple[int, ...], str]:
         kind = value.type
@@ -310,16 +316,21 @@ class _Importer:
             source=self._sources.of(operation),
         )
         made.attributes = self._read_attributes.of(operation, made)
+        if made.attributes.get("target") == TARGET:
+            made.name, made.attributes = "top_k", {"dim": len(operands[0].shape) - 1}
         self._note_fixed(operation)
         if name == "while":
             found = trips(operation, scope.values)
             made.trips, made.attributes["trips_differ"] = found.count, found.differs
             if TRIPS in operation.attributes:
                 (made.trip_formula,) = self._formulas(operation, TRIPS)
+            condition = operation.regions[0].blocks[0]
             made.bodies = [self._body(operation.regions[1], made, scope)]
             made.attributes["condition_source"] = self._sources.of(
-                operation.regions[0].blocks[0].operations[-1].operation
+                condition.operations[-1].operation
             )
+            if _reads_arrays(condition):
+                self._carry_condition(condition, made, scope)
         elif made.name == "case":
             made.bodies = [self._body(region, None, scope) for region in operation.regions]
         elif COST in operation.attributes:
@@ -327,7 +338,7 @@ class _Importer:
             formulas = self._formulas(operation, COST)
             made.attributes["cost_terms"] = dict(zip(stated, formulas, strict=True))
         self._append(scope.into, made)
-        return made.results
+        return made.results[: len(operation.results)]
 
     def _note_fixed(self, operation: Any) -> None:
         if FIXED in operation.attributes:
@@ -354,12 +365,48 @@ class _Importer:
         body.returned = self._block(block, replace(scope.inside(block, arguments), into=body))
         return body
 
+    def _carry_condition(self, condition: Any, loop: Operation, scope: _Scope) -> None:
+        """Computes a loop's condition where it is evaluated: before the first iteration, and behind
+        each one. What it computes is then work like any other."""
+        body = loop.bodies[0]
+        first = self._condition(condition, loop.operands, scope)
+        again = self._condition(condition, body.returned, replace(scope, into=body))
+        argument, result = (
+            Value(shape=first.shape, dtype=first.dtype, axes=first.axes, manual=first.manual)
+            for _ in range(2)
+        )
+        loop.operands.append(first)
+        first.users.append(loop)
+        body.arguments.append(argument)
+        body.returned.append(again)
+        loop.results.append(result)
+        result.producer = loop
+
+    def _condition(self, condition: Any, carried: Sequence[Value], scope: _Scope) -> Value:
+        begun = len(scope.into.operations)
+        (found,) = self._block(condition, scope.inside(condition, carried))
+        for one in scope.into.operations[begun:]:
+            one.attributes[IN_CONDITION] = True
+        return found
+
     def _append(self, into: Block, made: Operation) -> None:
         into.operations.append(made)
         if not made.bodies and made.name not in _NOT_CONSTANT:
             constant = all(operand.is_constant for operand in made.operands)
             for result in made.results:
                 result.is_constant = constant
+
+
+def _reads_arrays(condition: Any) -> bool:
+    """Whether a loop's condition computes with more than single numbers."""
+    for one in condition.operations:
+        operation = one.operation
+        values = (*operation.operands, *operation.results)
+        if len(operation.regions) and operation.name != "stablehlo.reduce":
+            return True
+        if any("x" in str(value.type) for value in values):
+            return True
+    return False
 
 
 def _view(name: str, operands: list[Value], results: list[Value], source: str) -> Operation:

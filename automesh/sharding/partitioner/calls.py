@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from automesh.sharding.attribute_names import GATHERS
+from automesh.sharding.partitioner.top_k import TARGET
 
 _FRONTEND = "mhlo.frontend_attributes"
 # jax's mark for functions of LAPACK, cuSOLVER and others that work on each matrix of a batch.
@@ -39,6 +40,8 @@ def batch_dimensions(call: Any, ir: Any) -> int | None:
     if GATHERS in attributes or _TARGET not in attributes or not call.operands:
         return None
     target = ir.StringAttr(attributes[_TARGET]).value
+    if target == TARGET:
+        return 0
     if _KNOWN.fullmatch(target):
         return None
     if target in _EXPANDED:

@@ -20,6 +20,7 @@ from automesh.ir.graph import element_bytes
 from automesh.sharding.attribute_names import AS_PRODUCT, FIXED
 from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.calls import batch_dimensions
+from automesh.sharding.partitioner.concatenations import make_whole_along
 from automesh.sharding.partitioner.own_rules import alike
 from automesh.sharding.partitioner.parts import Part, PartitionedArray, Parts, count
 from automesh.sharding.partitioner.products import Split
@@ -62,8 +63,8 @@ class _Rule:
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
     """Inserts `sdy.reshard` around the operations that XLA's partitioner splits itself.
 
-    These are products, convolutions, gathers, scatters, dynamic slices and updates, Fourier
-    transforms, gradients of maxima over windows, and custom calls.
+    These are products, convolutions, gathers, scatters, dynamic slices and updates, concatenations,
+    Fourier transforms, gradients of maxima over windows, and custom calls.
 
     Args:
       module: the operation of a module whose shardings are propagated and closed, with sharding
@@ -83,6 +84,8 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
                 inserter.visit_update(operation)
             elif name == "stablehlo.fft":
                 inserter.visit_transform(operation)
+            elif name == "stablehlo.concatenate":
+                make_whole_along(operation, ir)
             elif name == "stablehlo.select_and_scatter":
                 inserter.visit_windows(operation)
             elif name == "stablehlo.custom_call":

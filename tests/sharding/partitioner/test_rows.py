@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.cost.terms import value_of
+from automesh.cost.terms import flops, value_of
 from automesh.program.nouns import Propagation
 from automesh.program.script.build import build_on
 from automesh.sharding.programs import Programs
@@ -110,6 +110,45 @@ def test_a_top_k_along_the_dimension_that_is_split_gathers_on_cpus() -> None:
     sent = _sent_kib(_propagated(work, 4096, 8), 8)
     assert sent["all-gather"] == pytest.approx(8192)
     assert not {"all-to-all", "collective-permute"} & set(sent)
+
+
+@pytest.mark.parametrize(("platform", "is_divided"), [("cpu", False), ("tpu", True)])
+def test_the_places_that_a_top_k_keeps_are_not_split_like_what_it_looks_at(
+    platform: str, is_divided: bool
+) -> None:
+    """Before, experts that choose their tokens were taken to share them out among the devices: an
+    eighth of the multiplications."""
+
+    def build(mesh: Any) -> Any:
+        def loss(weights: Any, x: Any) -> Any:
+            gate, up = weights
+            scores, chosen = lax.top_k(jax.nn.softmax(x @ gate).T, 256)
+            return jnp.mean((jnp.einsum("ecd,edf->ecf", x[chosen], up) * scores[..., None]) ** 2)
+
+        def array(shape: Any, *spec: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+        weights = array((256, 8)), array((8, 256, 512))
+        return jax.jit(jax.value_and_grad(loss)), (weights, array((2048, 256), "tp"))
+
+    programs = Programs(
+        build=lambda mesh: build_on(build, mesh), axis_names=("tp",), platform=platform
+    )
+    terms = propagate(programs, sizes=(("tp", 8),), probes=(), enter=lambda _: None).terms
+    sizes = {"tp": 8}
+    done = sum(value_of(one.count, sizes) * flops(one.matmuls, sizes) for one in terms.kernels)
+    experts = 2 * 2 * 8 * 256 * 256 * 512  # Forwards, and the gradient of the weights.
+    assert (done < experts) is is_divided
+
+
+def test_places_of_an_ascending_sort_are_no_top_k() -> None:
+    """Before, the rows were taken to be gathered as for a `lax.top_k`."""
+
+    def work(x: Any) -> Any:
+        return jnp.argsort(-x, axis=0)[:8].astype(jnp.float32).sum()
+
+    sent = _sent_kib(_propagated(work, 4096, 8), 8)
+    assert "all-gather" not in sent and sent["all-to-all"] > 0
 
 
 def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> None:
