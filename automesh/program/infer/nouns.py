@@ -25,7 +25,8 @@ class Role(StrEnum):
     KEY = "key"
     """Key of a random number generator; never split."""
     COUNTER = "counter"
-    """A whole number that is carried or has no dimensions."""
+    """A number without dimensions that is carried and made of itself alone, such as the number of a
+    step or a rate that decays; or a whole number without dimensions."""
     DATA = "data"
     """New in every step, or the same array in all of them: rows, labels, a data set."""
     FROZEN = "frozen"
