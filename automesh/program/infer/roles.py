@@ -7,7 +7,7 @@ itself, but the parameter is not computed from it. A statistic is carried withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
