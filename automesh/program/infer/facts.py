@@ -500,17 +500,28 @@ def _computed_whole(
 ) -> list[int]:
     """Factors of data in which batches lie end to end, as parameters are multiplied with all of
     them at once: the views of images, of which a network makes one batch. What the step cuts before
-    that is none.
+    that is none. So are factors that the step makes of batches in another order: without a
+    constraint, nothing splits them.
     """
     met = {root for one in events.meetings for root in roots(every, one.dims)}
+    moved = {
+        root
+        for root in met & found.inside.keys()
+        if every.marks(root) & DimensionMark.SHIFTED and _is_apart_inside(every, found, root, set())
+    }
     return [
         root
-        for root in sorted({root for dims in data for root in roots(every, dims)})
-        if root in met - found.weights
-        and root not in batches
-        and every.packed(root)
-        and all(outer(every, dim) in batches for _, dim in every.packed(root))
+        for root in sorted(moved | {root for dims in data for root in roots(every, dims)})
+        if root in met - found.weights and root not in batches and _is_made_of(every, root, batches)
     ]
+
+
+def _is_made_of(every: Dimensions, root: int, batches: Sequence[int]) -> bool:
+    """Whether a factor is batches end to end, in one level or several."""
+    pieces = [outer(every, dim) for _, dim in every.packed(root)]
+    return bool(pieces) and all(
+        one is not None and (one in batches or _is_made_of(every, one, batches)) for one in pieces
+    )
 
 
 def _of_carried_sets(

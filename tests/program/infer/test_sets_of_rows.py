@@ -119,3 +119,36 @@ def test_stacked_views_of_images_leave_the_images_a_batch() -> None:
     assert batches(found) == {"batch": 64}
     assert argument(found, "x").dims[0] == "batch"
     assert CautionKind.INNER_BATCH in kinds(found)
+
+
+@pytest.mark.parametrize("of", ["rows", "images"])
+def test_rows_with_and_without_labels_that_are_interleaved_are_batches(of: str) -> None:
+    """So that statistics of each part of a batch are of all kinds of rows (FixMatch). Before,
+    nothing was a batch, as the groups cross the labelled rows and the others."""
+    apply, params = (network, LAYERS) if of == "rows" else (image_network, IMAGES)
+    shape = (24,) if of == "rows" else (32, 32, 3)
+
+    def mixed(x: Any, *, back: bool = False) -> Any:
+        groups = (15, -1) if back else (-1, 15)
+        return x.reshape(*groups, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def loss(p: Any, x: Any, y: Any, weak: Any, strong: Any) -> Any:
+        made = mixed(apply(p, mixed(jnp.concatenate([x, weak, strong]))), back=True)
+        shown, (known, guessed) = made[:64], jnp.split(made[64:], 2)
+        known = jax.lax.stop_gradient(jax.nn.softmax(known))
+        sure = known.max(-1) > 0.95
+        return jnp.mean(XENT(shown, y)) + jnp.mean(XENT(guessed, known.argmax(-1)) * sure)
+
+    data = (f32(64, *shape), i32(64), f32(448, *shape), f32(448, *shape))
+    found = found_of(loss, params, *data, names="x y weak strong")
+    assert batches(found) == {"packed": 960, "batch": 448, "batch2": 64}
+    assert sorted((one.size, one.parts) for one in found.batches) == [
+        (64, 64),
+        (448, 448),
+        (960, 64),
+    ]
+    rows = [argument(found, name).dims[0] for name in ("x", "y", "weak", "strong")]
+    assert rows == ["batch2", "batch2", "batch", "batch"]
+    # Nothing else would split what the network computes of them.
+    assert {one.dims[0] for one in found.activations if not one.is_gathered} == {"packed"}
+    assert CautionKind.NO_BATCH not in kinds(found)
