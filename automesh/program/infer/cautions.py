@@ -212,8 +212,8 @@ def _of_groups(
             yield Caution(
                 kind=CautionKind.GROUPED_BATCH,
                 text=f"the step takes the {size * rows:,} rows of {array.name} as {size:,} times "
-                f"{rows:,}: those of one group lie {rows:,} apart, on several devices, which sum up "
-                "what is computed of each group; if it does not matter which rows are a group, "
+                f"{rows:,}: those of one group lie {rows:,} apart, on several devices, which sum "
+                "up what is computed of each group; if it does not matter which rows are a group, "
                 f"take those side by side, as by a reshape to ({rows:,}, {size:,}, ...)",
                 about=names[first],
             )
