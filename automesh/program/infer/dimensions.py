@@ -99,6 +99,8 @@ class Dimensions:
         self._todo: list[tuple[Dim, Dim]] = []
         self._is_joining = False
         self._moved: list[tuple[Dim, DimensionMark]] = []
+        # Factors that were regrouped, with their groups and the members of each.
+        self._regrouped: list[tuple[int, int, int]] = []
 
     def new(self, size: int, marks: int = 0) -> Dim:
         """Makes a dimension that agrees with no other yet."""
@@ -253,6 +255,9 @@ class Dimensions:
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
         """Divides a dimension into an outer part of `outer` elements and an inner part; new
         unrelated dimensions if its factors do not fit."""
+        whole = self.factors(dim)
+        if len(whole) == 1 and self._is_mixed(whole[0], outer):
+            return self._regroup(whole[0], outer)
         rest = list(reversed(dim))
         taken: list[int] = []
         left = outer
@@ -271,6 +276,38 @@ class Dimensions:
         self.mark(dim, DimensionMark.TANGLED)
         inner = self.size_of(self.factors(dim)) // outer
         return self.new(outer, DimensionMark.TANGLED), self.new(inner, DimensionMark.TANGLED)
+
+    def _is_mixed(self, factor: int, outer: int) -> bool:
+        """Whether groups of a factor cross the unequal pieces that it is made of, such as rows with
+        and without labels."""
+        size = self._size[factor]
+        pieces = self.packed(factor)
+        if size % outer or outer in (1, size) or len({length for (_, length), _ in pieces}) < 2:
+            return False
+        inner = size // outer
+        crosses = any(begin % inner or length % inner for (begin, length), _ in pieces)
+        return crosses or any(self.find(one) == factor for one, _, _ in self._regrouped)
+
+    def _regroup(self, factor: int, outer: int) -> tuple[Dim, Dim]:
+        """Divides a factor into groups that say nothing about its pieces."""
+        marks = DimensionMark.TANGLED
+        groups = self._new(outer, marks), self._new(self._size[factor] // outer, marks)
+        self._regrouped.append((factor, *groups))
+        return groups[:1], groups[1:]
+
+    def gathered(self, dim: Dim) -> Dim:
+        """Returns the factor that was regrouped into these two, in this or the other order: all of
+        its elements, which have then moved; else the dimension itself."""
+        own = self.factors(dim) if self._regrouped else ()
+        for factor, *groups in self._regrouped:
+            whole = self.find(factor)
+            known = self.factors((groups[0],)) + self.factors((groups[1],))
+            if self._parts[whole] is not None or sorted(own) != sorted(known):
+                continue
+            if own != known:
+                self.mark((whole,), DimensionMark.SHIFTED)
+            return (whole,)
+        return dim
 
     # Pieces.
 

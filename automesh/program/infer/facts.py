@@ -26,6 +26,7 @@ from automesh.program.infer.operation import (
     Events,
     Factorized,
     Lookup,
+    Source,
 )
 
 _WEIGHTS = frozenset({Role.PARAMETER, Role.MOMENT, Role.COPY, Role.FROZEN})
@@ -130,6 +131,7 @@ def facts_of(
         or _batches(every, events, inputs, roles, found, of_data=False)
     )
     found.batches += _of_bags(every, found)
+    found.batches += _of_arrays_without(every, inputs, roles, found)
     after = _frozen(every, events, inputs, roles, floats, integers, found)
     for dims, role in zip(inputs, after, strict=True):
         if role in _WEIGHTS:
@@ -187,6 +189,7 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts, inputs: Sequen
     given for it: the middle of each class of a batch is none."""
     into: set[int] = set()
     by: set[int] = set()
+    sources: set[Source] = set()
     for one in events.segments:
         target = roots(every, one.into)
         # Gradients of a table and inputs of experts are summed into places, too, but are no graphs.
@@ -194,27 +197,38 @@ def _find_graphs(every: Dimensions, events: Events, found: Facts, inputs: Sequen
             continue
         into |= target
         by |= roots(every, one.by)
+        sources.add(one.source)
     found.edges = by - into - found.weights
-    into, by = _join_nodes(every, events, found, into, by)
+    ends = _lookups_of_edges(every, events, found)
+    is_of_rows = any(one.is_held_whole for one in ends)
+    if len(sources) == 1 and {one.source for one in ends} <= sources - {()} and not is_of_rows:
+        ends = []  # Elements that take the sum of their own bag, as in a softmax over each bag.
+    into, by = _join_nodes(every, found, ends, into, by)
     found.edges = by - into - found.weights
     found.nodes = into & by
     found.graphs = into - by
     if not found.nodes:
         found.nodes, found.graphs = found.graphs, set()
-        _find_bags(every, events, found)
+        _find_bags(every, events, found, ends)
     # Users and products have tables of their own, which lie end to end as nodes.
     nodes = found.nodes | _pieces_of(every, found.nodes)
     if not nodes & {root for dims in inputs for root in roots(every, dims)}:
         found.edges, found.nodes, found.graphs = set(), set(), set()
 
 
-def _find_bags(every: Dimensions, events: Events, found: Facts) -> None:
+def _lookups_of_edges(every: Dimensions, events: Events, found: Facts) -> list[Lookup]:
+    return [one for one in events.lookups if one.is_forward and roots(every, one.by) & found.edges]
+
+
+def _find_bags(every: Dimensions, events: Events, found: Facts, ends: Sequence[Lookup]) -> None:
     """Finds that what looks like edges and nodes is the elements of bags, and rows which have a bag
-    each: data of their own, and products with parameters. No element looks up anything in a row."""
-    read: set[int] = set()
-    for one in events.lookups:
-        if one.is_forward and roots(every, one.by) & found.edges:
-            read |= roots(every, one.looked_up)
+    each: data of their own, and products with parameters. No element looks up anything in a row,
+    but for what is summed up over its bag.
+
+    Args:
+      ends: lookups of edges.
+    """
+    read = {root for one in ends for root in roots(every, one.looked_up)}
     met = {root for one in events.meetings if one.is_forward for root in roots(every, one.dims)}
     given = {every.find(root) for own in found.given for root in own}
     if found.nodes and found.nodes <= (met & given) - read:
@@ -222,15 +236,15 @@ def _find_bags(every: Dimensions, events: Events, found: Facts) -> None:
 
 
 def _join_nodes(
-    every: Dimensions, events: Events, found: Facts, into: set[int], by: set[int]
+    every: Dimensions, found: Facts, ends: Sequence[Lookup], into: set[int], by: set[int]
 ) -> tuple[set[int], set[int]]:
     """Joins the nodes that edges are looked up in with those that they are summed into."""
-    ends = {every.size(root): root for root in into}
-    for one in events.lookups:
-        if one.is_forward and len(one.looked_up) == 1 and roots(every, one.by) & found.edges:
+    sizes = {every.size(root): root for root in into}
+    for one in ends:
+        if len(one.looked_up) == 1:
             root = outer(every, one.looked_up[0])
-            if root is not None and root not in found.weights and every.size(root) in ends:
-                every.join((ends[every.size(root)],), (root,))
+            if root is not None and root not in found.weights and every.size(root) in sizes:
+                every.join((sizes[every.size(root)],), (root,))
                 # Edges lead from nodes to nodes.
                 by.add(root)
     again = [{every.find(root) for root in those} for those in (into, by)]
@@ -349,9 +363,11 @@ def _find_inside(every: Dimensions, events: Events, found: Facts) -> None:
             in_loops |= own if one.loop.number else set()
     found.inside = dict.fromkeys(last, _NOTHING)
     for one in events.moves:
+        # A window that parameters are multiplied with is no move behind them.
+        is_window = one.marks & DimensionMark.WINDOWED
         for root in roots(every, (one.dim,)) & last.keys():
             is_before = one.number < last[root] or (one.loop.number and root in in_loops)
-            if is_before and not one.is_of_data:
+            if (is_before or is_window) and not one.is_of_data:
                 found.inside[root] |= one.marks
 
 
@@ -484,17 +500,28 @@ def _computed_whole(
 ) -> list[int]:
     """Factors of data in which batches lie end to end, as parameters are multiplied with all of
     them at once: the views of images, of which a network makes one batch. What the step cuts before
-    that is none.
+    that is none. So are factors that the step makes of batches in another order: without a
+    constraint, nothing splits them.
     """
     met = {root for one in events.meetings for root in roots(every, one.dims)}
+    moved = {
+        root
+        for root in met & found.inside.keys()
+        if every.marks(root) & DimensionMark.SHIFTED and _is_apart_inside(every, found, root, set())
+    }
     return [
         root
-        for root in sorted({root for dims in data for root in roots(every, dims)})
-        if root in met - found.weights
-        and root not in batches
-        and every.packed(root)
-        and all(outer(every, dim) in batches for _, dim in every.packed(root))
+        for root in sorted(moved | {root for dims in data for root in roots(every, dims)})
+        if root in met - found.weights and root not in batches and _is_made_of(every, root, batches)
     ]
+
+
+def _is_made_of(every: Dimensions, root: int, batches: Sequence[int]) -> bool:
+    """Whether a factor is batches end to end, in one level or several."""
+    pieces = [outer(every, dim) for _, dim in every.packed(root)]
+    return bool(pieces) and all(
+        one is not None and (one in batches or _is_made_of(every, one, batches)) for one in pieces
+    )
 
 
 def _of_carried_sets(
@@ -540,6 +567,38 @@ def _of_bags(every: Dimensions, found: Facts) -> list[int]:
         and (root in found.backward or not found.backward)
         and is_apart(every, found, root, DimensionMark.LOOKED_UP)
     ]
+
+
+def _of_arrays_without(
+    every: Dimensions, inputs: Sequence[Dims], roles: Sequence[Role], found: Facts
+) -> list[int]:
+    """Returns the rows of data without any batch that go through a network one by one, and whose
+    results are mixed behind it: the support of an episode, which is summed up for each class beside
+    the queries that are compared with these sums."""
+    if not found.batches or not found.backward:
+        return []
+    known = _weights_in_parts(every, found) | found.data_sets | found.nodes | found.graphs
+    known |= found.edges | found.acted | found.attending
+    data = [dims for dims, role in zip(inputs, roles, strict=True) if role == Role.DATA]
+    having = [
+        bool((own | _pieces_of(every, own)) & {*found.batches})
+        for own in (roots(every, dims) for dims in data)
+    ]
+    for dims, has in zip(data, having, strict=True):
+        known |= roots(every, dims) if has else set[int]()
+    rows: dict[int, None] = {}
+    for dims, has in zip(data, having, strict=True):
+        if has or len(dims) < 2:
+            continue
+        root = outer(every, dims[0])
+        if (
+            root is not None
+            and root in found.inside.keys() & found.backward - known
+            and every.marks(root) & DimensionMark.SUMMED
+            and _is_apart_inside(every, found, root, set())
+        ):
+            rows[root] = None
+    return list(rows)
 
 
 def _taken(every: Dimensions, events: Events, found: Facts) -> list[Lookup]:
@@ -660,6 +719,24 @@ def is_apart(
     if every.marks(root) & MEETING & ~allowed or every.is_cut(root):
         return False
     return together or root not in found.pooled | found.mixed
+
+
+def rows_of_groups(every: Dimensions, found: Facts, root: int, given: Iterable[Dims]) -> int:
+    """Returns how many rows of data lie in each part of a batch that the step takes in groups, as
+    for a statistic of each, if each row goes through the network alone; else 1. Then a split goes
+    on inside of these parts.
+
+    Args:
+      given: dimensions of each array of data.
+    """
+    own = {
+        factors for dims in given for dim in dims if (factors := every.factors(dim))[:1] == (root,)
+    }
+    if root not in found.batches or len(own) != 1:
+        return 1
+    inside = next(iter(own))[1:]
+    alone = all(is_apart(every, found, one) and one not in found.weights for one in inside)
+    return every.size_of(inside) if alone else 1
 
 
 def _is_apart_inside(

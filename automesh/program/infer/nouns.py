@@ -25,7 +25,8 @@ class Role(StrEnum):
     KEY = "key"
     """Key of a random number generator; never split."""
     COUNTER = "counter"
-    """A whole number that is carried or has no dimensions."""
+    """A number without dimensions that is carried and made of itself alone, such as the number of a
+    step or a rate that decays; or a whole number without dimensions."""
     DATA = "data"
     """New in every step, or the same array in all of them: rows, labels, a data set."""
     FROZEN = "frozen"
@@ -57,7 +58,7 @@ class CautionKind(StrEnum):
     INNER_BATCH = "inner-batch"
     """The batch is the inner part of the rows that the step computes with, such as after a tile."""
     GROUPED_BATCH = "grouped-batch"
-    """The batch is the number of groups in which the step takes its rows."""
+    """The step takes its rows in groups, and those of one group lie apart."""
     OPTIMIZER_MATRICES = "optimizer-matrices"
     """An optimizer multiplies or factorizes matrices of the parameters' sizes."""
     UNTRAINED = "untrained"

@@ -101,6 +101,7 @@ class Lookup:
       is_by_held: whether the indices are an unchanged argument or a constant of the step.
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
       is_of_windows: whether the indices are the positions behind given places.
+      source: of the indices.
       place: None inside of a `shard_map`, where no constraint can be put.
     """
 
@@ -117,6 +118,7 @@ class Lookup:
     is_held_whole: bool
     is_of_windows: bool
     is_float: bool
+    source: Source = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +143,14 @@ class Segments:
     Attributes:
       into: dimensions in which indices choose.
       by: dimensions of the indices.
+      source: of the indices.
     """
 
     into: Dims
     by: Dims
     made: ArrayOrigin
     is_forward: bool
+    source: Source = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ itself, but the parameter is not computed from it. A statistic is carried withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from automesh.program.capture.flow.program import Flow, follow, is_literal, opened_jaxpr
+from automesh.program.infer.copies import bits, places_of, without_copies
 from automesh.program.infer.nouns import Role
 from automesh.program.infer.operation import ArrayOrigin, Shape
 
@@ -102,7 +103,8 @@ def roles_of(jaxpr: Any, carried: Mapping[int, int]) -> Roles:
         for place, flow in flows.items()
         if arrays[place].is_float and flow.through >> place & 1 and place not in unchanged
     ]
-    parameters = _without_copies(parameters, arrays, flows)
+    shapes = [one.shape for one in arrays]
+    parameters = without_copies(parameters, shapes, flows, opened)
     samples = _samples(parameters, arrays, flows, keys)
     parameters = [place for place in parameters if place not in samples]
     into_parameters = 0
@@ -152,7 +154,7 @@ def _closed(into: int, flows: Mapping[int, Flow], parameters: set[int]) -> int:
     rest = into
     while rest:
         more = 0
-        for place in _places(rest):
+        for place in places_of(rest):
             if place in flows and place not in parameters:
                 more |= flows[place].direct & ~(1 << place)
         rest = more & ~into
@@ -170,14 +172,14 @@ def _untrained(
     """Returns the roles of carried arrays that are made of each other alone, and of no gradient:
     frozen weights, whose steps an optimizer sets to zero; or, if nothing else is made of them,
     parameters that the loss is not computed from, with their moments."""
-    counters = _bits(place for place, role in enumerate(roles) if role == Role.COUNTER)
+    counters = bits(place for place, role in enumerate(roles) if role == Role.COUNTER)
     own = {
         place
         for place in flows
         if roles[place] == Role.STATISTIC and arrays[place].is_float and not flows[place].through
     }
     while True:
-        known = _bits(own) | counters
+        known = bits(own) | counters
         kept = {place for place in own if not flows[place].made_of & ~known}
         if kept == own:
             break
@@ -185,11 +187,11 @@ def _untrained(
     used = _observed(outputs, set(carried.values()))
     for place, flow in flows.items():
         used |= 0 if place in own else flow.made_of
-    rest = used & _bits(own)
+    rest = used & bits(own)
     while rest:  # What a used one is made of is used, too.
         more = 0
-        for place in _places(rest):
-            more |= flows[place].made_of & _bits(own)
+        for place in places_of(rest):
+            more |= flows[place].made_of & bits(own)
         rest = more & ~used
         used |= more
     return {place: Role.FROZEN if used >> place & 1 else Role.DEAD for place in own}
@@ -273,46 +275,15 @@ def _role(
         if not used >> place & 1:
             return Role.DEAD
         return Role.DATA if array.shape or array.is_float else Role.COUNTER
-    if not array.shape:
-        return Role.PARAMETER if place in parameters else Role.COUNTER
     if place in parameters:
         return Role.PARAMETER
-    if array.is_float and into_parameters >> place & 1:
+    if not array.shape and not (array.is_float and flows[place].made_of & ~(1 << place)):
+        return Role.COUNTER
+    # A number without dimensions may be a rate or the scale of a loss, which no gradient makes.
+    is_of_gradient = bool(array.shape) or bool(flows[place].through)
+    if array.is_float and is_of_gradient and into_parameters >> place & 1:
         return Role.MOMENT  # Also a statistic that gradients are multiplied with.
     return Role.COPY if array.is_float and flows[place].through else Role.STATISTIC
-
-
-def _without_copies(
-    parameters: Sequence[int], arrays: Sequence[_Array], flows: Mapping[int, Flow]
-) -> list[int]:
-    """Returns the parameters without target networks and kept gradients.
-
-    A target is used in the gradient of other parameters, so it is computed from that, too; but it
-    is computed from another parameter, which its gradient has moved, and which is not computed from
-    it. A gradient that an optimizer keeps for its next step is computed from the gradient of a
-    parameter, which has moved by the kept one; but no gradient of a kept one moves that.
-    """
-    every = _bits(parameters)
-
-    def alike(place: int, others: int) -> list[int]:
-        own = arrays[place].shape
-        return [one for one in _places(others & every & ~(1 << place)) if arrays[one].shape == own]
-
-    def is_copy(place: int) -> bool:
-        flow = flows[place]
-        return any(
-            not flows[other].direct >> place & 1
-            for other in alike(place, flow.direct & flow.through)
-        )
-
-    def is_kept(place: int) -> bool:
-        flow = flows[place]
-        return any(
-            (flows[other].direct & ~flows[other].through) >> place & 1
-            for other in alike(place, flow.through & ~flow.direct)
-        )
-
-    return [place for place in parameters if not is_copy(place) and not is_kept(place)]
 
 
 def _is_early_copy(
@@ -321,7 +292,7 @@ def _is_early_copy(
     """Whether a statistic is a copy of one parameter that is moved before that is replaced, as a
     momentum encoder is: it is computed from that and itself alone."""
     made_of = [
-        other for other in _places(flows[place].direct & ~(1 << place)) if arrays[other].shape
+        other for other in places_of(flows[place].direct & ~(1 << place)) if arrays[other].shape
     ]
     return (
         arrays[place].is_float
@@ -337,8 +308,8 @@ def _samples(
     """Returns what looks like a parameter and is samples that follow a gradient, as the walkers and
     chains of Langevin dynamics do: they move by noise as well, no data moves them, and parameters
     that do not move by noise learn from them."""
-    noise = _bits(keys)
-    given = _bits(
+    noise = bits(keys)
+    given = bits(
         place
         for place, one in enumerate(arrays)
         if place not in flows and one.shape and place not in keys
@@ -362,17 +333,17 @@ def _owners(
 ) -> dict[int, int]:
     """Returns the parameter of each moment and of each copy; the first one with the same shape."""
     found: dict[int, int] = {}
-    moments = _bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
+    moments = bits(place for place, role in enumerate(roles) if role == Role.MOMENT)
     for parameter in parameters:
-        for place in _places(flows[parameter].direct & moments):
+        for place in places_of(flows[parameter].direct & moments):
             if arrays[place].shape == arrays[parameter].shape:
                 found.setdefault(place, parameter)
                 moments &= ~(1 << place)
-    every = _bits(parameters)
+    every = bits(parameters)
     for place, role in enumerate(roles):
         if role != Role.COPY:
             continue
-        for parameter in _places(flows[place].direct & every):
+        for parameter in places_of(flows[place].direct & every):
             if arrays[place].shape == arrays[parameter].shape:
                 found[place] = parameter
                 break
@@ -385,21 +356,6 @@ def _observed(outputs: Sequence[Flow], replacing: set[int]) -> int:
     for number, flow in enumerate(outputs):
         found |= 0 if number in replacing else flow.made_of
     return found
-
-
-def _bits(places: Iterable[int]) -> int:
-    found = 0
-    for place in places:
-        found |= 1 << place
-    return found
-
-
-def _places(bits: int) -> Iterator[int]:
-    """Yields the positions of the set bits, the lowest first."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
 
 
 def _results(

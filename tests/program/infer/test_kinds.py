@@ -219,7 +219,7 @@ def test_the_scale_of_a_loss_is_no_parameter_and_a_constant_is_no_loss() -> None
         names=("w", "scale", "x"),
         num_state=2,
     ).classes()
-    assert [one.role for one in found.arguments] == [Role.PARAMETER, Role.COUNTER, Role.DATA]
+    assert [one.role for one in found.arguments] == [Role.PARAMETER, Role.STATISTIC, Role.DATA]
     assert [one.role for one in found.results][2:] == [Role.OUTPUT, Role.LOSS]
     assert found.loss == 3
 

@@ -147,6 +147,8 @@ def reshaped(all_dims: Dimensions, dims: Dims, given: Shape, shape: Shape) -> Di
             if a == b and (sizes or i >= len(given) or j >= len(shape)):
                 break
         rest: Dim = tuple(flat)
+        if len(rest) > 1 and sizes[:1] == [a]:
+            rest = all_dims.gathered(rest)
         for place, size in enumerate(sizes):
             if math.prod(sizes[place + 1 :]) == 1 and size > 1:
                 found.append(rest)

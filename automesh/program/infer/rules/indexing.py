@@ -132,6 +132,7 @@ def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, resu
             is_held_whole=op.held[0],
             is_of_windows=any(one in op.events.windows for one in (*op.sources, ())[1]),
             is_float=op.is_float,
+            source=(*op.sources, ())[1],
         )
     )
 
@@ -295,7 +296,13 @@ def _scatter(op: TracedOperation) -> list[Dims]:
         for dim in own if not op.is_backward else ():
             op.all.mark(dim, DimensionMark.SUMMED)
         op.events.segments.append(
-            Segments(into=looked, by=own, made=op.together(), is_forward=not op.is_backward)
+            Segments(
+                into=looked,
+                by=own,
+                made=op.together(),
+                is_forward=not op.is_backward,
+                source=op.sources[1],
+            )
         )
     return [operand]
 

@@ -420,11 +420,11 @@ class ChosenClasses:
                 continue
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
-            # A second batch, as of graphs besides edges, need not divide evenly.
+            # A second batch, as of graphs besides edges, need not divide evenly. One that does is
+            # never left whole: every device would compute all of it, and the sum of its gradients
+            # goes with those of the first batch anyway.
             if split and one.parts % self.num_devices:
                 choices.insert(0, ())
-            elif split:
-                choices.append(())
             split.append(one)
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
         return found

@@ -1,0 +1,123 @@
+"""Separates parameters from arrays that follow them: target networks, kept gradients, and the
+momentum of a gradient that is taken ahead of them (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from automesh.program.capture.flow.program import Flow, is_backward, is_literal
+from automesh.program.infer.operation import Shape
+
+
+def without_copies(
+    parameters: Sequence[int], shapes: Sequence[Shape], flows: Mapping[int, Flow], jaxpr: Any
+) -> list[int]:
+    """Returns the parameters among arrays that a gradient reaches.
+
+    A target is used in the gradient of other parameters, so it is computed from that, too; but it
+    is computed from another parameter, which its gradient has moved, and which is not computed from
+    it. A gradient that an optimizer keeps for its next step is computed from the gradient of a
+    parameter, which has moved by the kept one; but no gradient of a kept one moves that.
+
+    Parameters whose gradient is taken ahead of them, where their momentum leads (Nesterov), look
+    like a copy of that momentum, which has moved by its gradient. But no data meet the momentum
+    alone.
+
+    Args:
+      parameters: inputs that are carried, and made of a gradient that they are in.
+      shapes: shape of each input.
+      flows: for inputs that are replaced, what replaces each.
+    """
+    every = bits(parameters)
+    ahead = _ahead(parameters, shapes, flows, jaxpr)
+
+    def alike(place: int, others: int) -> list[int]:
+        own = shapes[place]
+        return [one for one in places_of(others & every & ~(1 << place)) if shapes[one] == own]
+
+    def is_copy(place: int) -> bool:
+        flow = flows[place]
+        return any(
+            not flows[other].direct >> place & 1 and (place, other) not in ahead
+            for other in alike(place, flow.direct & flow.through)
+        )
+
+    def is_kept(place: int) -> bool:
+        flow = flows[place]
+        return any(
+            (flows[other].direct & ~flows[other].through) >> place & 1
+            for other in alike(place, flow.through & ~flow.direct)
+        )
+
+    momenta = {momentum for _, momentum in ahead}
+    return [
+        place
+        for place in parameters
+        if place not in momenta and not is_copy(place) and not is_kept(place)
+    ]
+
+
+def _ahead(
+    parameters: Sequence[int], shapes: Sequence[Shape], flows: Mapping[int, Flow], jaxpr: Any
+) -> set[tuple[int, int]]:
+    """Returns the pairs of parameters and their momenta: the parameter is replaced by what is made
+    of both, and before its gradient the momentum meets nothing but the parameter."""
+    every = bits(parameters)
+    pairs = {
+        (place, other)
+        for place in parameters
+        for other in places_of(flows[place].direct & flows[place].through & every)
+        if other != place
+        and shapes[other] == shapes[place]
+        and not flows[other].direct >> place & 1
+    }
+    if not pairs:
+        return set()
+    alone = _meeting_data(jaxpr, {other for _, other in pairs}, pairs)
+    return {pair for pair in pairs if pair not in alone}
+
+
+def _meeting_data(
+    jaxpr: Any, those: set[int], pairs: Iterable[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Returns the pairs whose second one meets anything else without the first one."""
+    firsts: dict[int, int] = {}
+    for place, other in pairs:
+        firsts[other] = firsts.get(other, 0) | 1 << place
+    watched = bits(those)
+    found: set[tuple[int, int]] = set()
+    made: dict[Any, int] = {variable: 1 << place for place, variable in enumerate(jaxpr.invars)}
+    # Behind a gradient, what it moves meets all that it is made of.
+    behind: set[Any] = set()
+    for equation in jaxpr.eqns:
+        given = [one for one in equation.invars if not is_literal(one)]
+        if is_backward(equation) or not behind.isdisjoint(given):
+            behind.update(equation.outvars)
+            continue
+        own = [made.get(one, 0) for one in given]
+        together = 0
+        for one in own:
+            together |= one
+        for one in own:
+            for other in places_of(one & watched):
+                if together & ~(one | firsts[other]):
+                    found |= {(first, other) for first in places_of(firsts[other] & ~one)}
+        made.update(dict.fromkeys(equation.outvars, together))
+    return found
+
+
+def bits(places: Iterable[int]) -> int:
+    """Returns a number with these bits set."""
+    found = 0
+    for place in places:
+        found |= 1 << place
+    return found
+
+
+def places_of(number: int) -> Iterator[int]:
+    """Yields the positions of the set bits, the lowest first."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest

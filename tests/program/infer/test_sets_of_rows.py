@@ -1,0 +1,154 @@
+"""Rows that are summed up in sets: bags, the support of an episode, groups, and views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from automesh.program.infer.nouns import CautionKind, StepClasses
+from tests.support.infer_models import XENT, Model, argument, descended, f32, i32
+
+LAYERS = {"w1": f32(24, 128), "w2": f32(128, 96), "w3": f32(96, 10)}
+IMAGES = {"c1": f32(3, 3, 3, 16), "c2": f32(3, 3, 16, 32), "w": f32(32, 10)}
+
+
+def network(p: Any, x: Any) -> Any:
+    return jax.nn.relu(jax.nn.relu(x @ p["w1"]) @ p["w2"]) @ p["w3"]
+
+
+def image_network(p: Any, x: Any) -> Any:
+    def layer(x: Any, w: Any, stride: int) -> Any:
+        axes = ("NHWC", "HWIO", "NHWC")
+        made = jax.lax.conv_general_dilated(x, w, (stride,) * 2, "SAME", dimension_numbers=axes)
+        return jax.nn.relu(made)
+
+    return layer(layer(x, p["c1"], 1), p["c2"], 2).mean((1, 2)) @ p["w"]
+
+
+def found_of(loss: Any, params: Any, *data: Any, names: str) -> StepClasses:
+    def step(p: Any, *data: Any) -> Any:
+        return descended(loss, p, *data)
+
+    return Model(
+        step=step, args=(params, *data), names=("p", *names.split()), num_state=1
+    ).classes()
+
+
+def batches(found: StepClasses) -> dict[str, int]:
+    return {one.name: one.size for one in found.batches}
+
+
+def kinds(found: StepClasses) -> set[CautionKind]:
+    return {one.kind for one in found.cautions}
+
+
+@pytest.mark.parametrize("how", ["softmax", "mean"])
+def test_bags_whose_elements_are_weighed_against_each_other_are_no_graphs(how: str) -> None:
+    """Before, elements that take the sum of their own bag were edges between nodes."""
+
+    def loss(p: Any, x: Any, bag: Any, y: Any) -> Any:
+        def total(x: Any) -> Any:
+            return jax.ops.segment_sum(x, bag, 32)
+
+        hidden = jax.nn.relu(jax.nn.relu(x @ p["w1"]) @ p["w2"])
+        if how == "softmax":
+            scores = hidden.mean(-1)
+            scores = jnp.exp(scores - jax.ops.segment_max(scores, bag, 32)[bag])
+            hidden = hidden * (scores / total(scores)[bag])[:, None]
+        else:
+            hidden = hidden - (total(hidden) / total(jnp.ones(512))[:, None])[bag]
+        return jnp.mean(XENT(total(hidden) @ p["w3"], y))
+
+    found = found_of(loss, LAYERS, f32(512, 24), i32(512), i32(32), names="x bag y")
+    assert batches(found) == {"batch": 512, "batch2": 32}
+    assert argument(found, "x").dims[0] == argument(found, "bag").dims[0] == "batch"
+    assert argument(found, "y").dims == ("batch2",)
+    assert CautionKind.NO_BATCH not in kinds(found)
+
+
+def test_edges_that_weigh_the_nodes_they_end_at_stay_edges() -> None:
+    """Attention over the edges of a node: these look up in nodes at which they begin, too."""
+
+    def loss(p: Any, x: Any, sender: Any, receiver: Any, y: Any) -> Any:
+        hidden = jax.nn.relu(x @ p["w1"])
+        scores = jnp.exp((hidden[sender] * hidden[receiver]).mean(-1))
+        scores = scores / jax.ops.segment_sum(scores, receiver, 64)[receiver]
+        hidden = jax.ops.segment_sum(hidden[sender] * scores[:, None], receiver, 64)
+        return jnp.mean(XENT(jax.nn.relu(hidden @ p["w2"]) @ p["w3"], y))
+
+    found = found_of(
+        loss, LAYERS, f32(64, 24), i32(512), i32(512), i32(64), names="x sender receiver y"
+    )
+    assert argument(found, "sender").dims == argument(found, "receiver").dims == ("edges",)
+    assert argument(found, "x").dims[0] == argument(found, "y").dims[0] == "nodes"
+
+
+def test_the_support_of_an_episode_is_a_batch_beside_its_queries() -> None:
+    """Before, every device computed the network of the whole support."""
+
+    def loss(p: Any, support: Any, shown: Any, query: Any, labels: Any) -> Any:
+        of_class = jax.nn.one_hot(shown, 5)
+        centres = of_class.T @ network(p, support) / of_class.sum(0)[:, None]
+        distances = ((network(p, query)[:, None] - centres) ** 2).sum(-1)
+        return jnp.mean(XENT(-distances, labels))
+
+    found = found_of(
+        loss, LAYERS, f32(40, 24), i32(40), f32(80, 24), i32(80), names="support shown query labels"
+    )
+    assert batches(found) == {"batch": 80, "batch2": 40}
+    assert argument(found, "support").dims[0] == argument(found, "shown").dims[0] == "batch2"
+
+
+def test_stacked_views_of_images_leave_the_images_a_batch() -> None:
+    """Before, height and width were batches: no window was between the products that parameters
+    are in, but in one."""
+
+    def loss(p: Any, x: Any, key: Any) -> Any:
+        keys = jax.random.split(key)
+        views = jnp.stack([x + jax.random.normal(one, x.shape) for one in keys])
+        made = image_network(p, views.reshape(-1, 32, 32, 3))
+        made = made / jnp.linalg.norm(made, axis=-1, keepdims=True)
+        scores = jnp.where(jnp.eye(128, dtype=bool), -1e9, made @ made.T / 0.1)
+        return jnp.mean(XENT(scores, jnp.roll(jnp.arange(128), 64)))
+
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    found = found_of(loss, IMAGES, f32(64, 32, 32, 3), key, names="x key")
+    assert batches(found) == {"batch": 64}
+    assert argument(found, "x").dims[0] == "batch"
+    assert CautionKind.INNER_BATCH in kinds(found)
+
+
+@pytest.mark.parametrize("of", ["rows", "images"])
+def test_rows_with_and_without_labels_that_are_interleaved_are_batches(of: str) -> None:
+    """So that statistics of each part of a batch are of all kinds of rows (FixMatch). Before,
+    nothing was a batch, as the groups cross the labelled rows and the others."""
+    apply, params = (network, LAYERS) if of == "rows" else (image_network, IMAGES)
+    shape = (24,) if of == "rows" else (32, 32, 3)
+
+    def mixed(x: Any, *, back: bool = False) -> Any:
+        groups = (15, -1) if back else (-1, 15)
+        return x.reshape(*groups, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def loss(p: Any, x: Any, y: Any, weak: Any, strong: Any) -> Any:
+        made = mixed(apply(p, mixed(jnp.concatenate([x, weak, strong]))), back=True)
+        shown, (known, guessed) = made[:64], jnp.split(made[64:], 2)
+        known = jax.lax.stop_gradient(jax.nn.softmax(known))
+        sure = known.max(-1) > 0.95
+        return jnp.mean(XENT(shown, y)) + jnp.mean(XENT(guessed, known.argmax(-1)) * sure)
+
+    data = (f32(64, *shape), i32(64), f32(448, *shape), f32(448, *shape))
+    found = found_of(loss, params, *data, names="x y weak strong")
+    assert batches(found) == {"packed": 960, "batch": 448, "batch2": 64}
+    assert sorted((one.size, one.parts) for one in found.batches) == [
+        (64, 64),
+        (448, 448),
+        (960, 64),
+    ]
+    rows = [argument(found, name).dims[0] for name in ("x", "y", "weak", "strong")]
+    assert rows == ["batch2", "batch2", "batch", "batch"]
+    # Nothing else would split what the network computes of them.
+    assert {one.dims[0] for one in found.activations if not one.is_gathered} == {"packed"}
+    assert CautionKind.NO_BATCH not in kinds(found)
