@@ -29,7 +29,7 @@ from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.chips import chip_for
 from automesh.platforms import platform_named
-from automesh.program.absent import mesh_devices
+from automesh.program.absent import mesh_devices, unsaid_axes
 from automesh.program.absent.mesh_devices import PROCESS_ATTRIBUTES, answering_meshes, as_said
 from automesh.program.absent.pallas import answering_kernels
 from automesh.program.notes import note
@@ -65,6 +65,7 @@ _MAKERS = (
     (mesh_utils, "create_hybrid_device_mesh"),
 )
 _HYBRID = "create_hybrid_device_mesh"
+_TYPES = "axis_types"
 # Queries whose answers depend on the process that asks.
 _OF_PROCESSES = frozenset({
     "local_devices", "local_device_count", "process_count", "process_index", "process_indices",
@@ -344,12 +345,16 @@ def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         answers = _STATE.answers
         as_one = answers is not None and answers.as_one
-        if not (as_one or _STATE.shown or (answers is not None and answers.in_meshes)):
-            return original(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
             return original(*args, **kwargs)
+        if _TYPES in signature.parameters and given.arguments.get(_TYPES) is None:
+            types = unsaid_axes.types_for(given.arguments["axis_names"], _asking())
+            if types is not None:
+                given.arguments[_TYPES] = types
+        if not (as_one or _STATE.shown or (answers is not None and answers.in_meshes)):
+            return original(*given.args, **given.kwargs)
         if given.arguments.get("devices") is None:
             in_meshes = answers is not None and answers.in_meshes
             here = answers.devices() if answers is not None and in_meshes else attached()

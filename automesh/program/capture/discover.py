@@ -313,8 +313,8 @@ def discover_for_absent(
     try:
         return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
     except UsageError as error:
-        # A run with its arrays would want other devices, too.
-        if seen().most_bytes > _LARGEST_MADE or told.wanted_devices():
+        # A run with its arrays would want other devices, or other axes, too.
+        if seen().most_bytes > _LARGEST_MADE or told.wanted_devices() or told.refuses_axes():
             raise
         reason, needed = error.message, isinstance(error, ValueNeeded)
     again("with its arrays")
@@ -360,7 +360,8 @@ def discover_here(
         try:
             return discover(entry, step=step, bare=True, keep=keep, tell=tell, infer=infer)
         except UsageError as error:
-            if told.wanted_devices():  # A run with its arrays would want other devices, too.
+            # A run with its arrays would want other devices, or other axes, too.
+            if told.wanted_devices() or told.refuses_axes():
                 raise
             reason = error.message
         again("with its arrays")

@@ -255,6 +255,8 @@ class Capture:
       start_s: seconds from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number, or because
         its mesh of all of them does not divide its arrays; 0 for all.
+      makes_auto: whether the script gets Auto axes where it leaves their types to `jax.make_mesh`,
+        because it fails with those that jax makes.
       undivided: of how many devices the mesh is that it would make, and what that does not divide;
         empty if it is shown all, or names the number.
       unplaced: leaves of the step's arguments that lie on no mesh at its first call, as what
@@ -268,6 +270,7 @@ class Capture:
     splits: tuple[AxisSplit, ...] = ()
     without_arrays: bool = False
     num_devices: int = 0
+    makes_auto: bool = False
     layout: Layout | None = None
     # These are not part of what is searched.
     undivided: str = field(default="", compare=False)

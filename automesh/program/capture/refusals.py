@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.limits import SCRIPT_BYTES
-from automesh.package import is_users_file
+from automesh.package import installed_version, is_users_file
+from automesh.program.absent.device_queries import seen_by_scripts
 from automesh.program.capture.abstract.record import ValueNeeded
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.in_text import MESH, jitted_trainers
@@ -31,6 +34,13 @@ _NEEDS_VALUES = frozenset(
         "TracerBoolConversionError",
         "TracerIntegerConversionError",
     }
+)
+# jax's words where a script asks for devices of a platform that is not here.
+_NO_PLATFORM = re.compile(r"Unknown backend:? '?(\w+)'? requested")
+# Python's words, and jax's where it has removed a name.
+_LACKS = re.compile(
+    r"^module '(?P<of>[\w.]+)' has no attribute '(?P<name>\w+)'"
+    r"|^cannot import name '(?P<missing>\w+)' from '(?P<module>[\w.]+)'"
 )
 _CALLS_NONE = (
     "let it call its training step, jitted, at least three times (a step of NumPy alone has "
@@ -189,6 +199,14 @@ def _failed(name: str, error: Exception) -> UsageError:
             f"{name} fails at {place}: {text}",
             hint=f"install `{error.name}` in the environment that automesh runs in",
         )
+    if package := _without_the_name(error):
+        version = installed_version(package)
+        said = f"{package} {version}" if version else package
+        return UsageError(
+            f"{name} fails at {place}: {text}",
+            hint=f"the {said} that is installed here has no such name: the script was written for "
+            "another version of it",
+        )
     if type(error).__name__ in _NEEDS_VALUES:
         return UsageError(
             f"{name} fails at {place} before its step, where a shape or a branch depends on the "
@@ -196,8 +214,42 @@ def _failed(name: str, error: Exception) -> UsageError:
             hint="give it a fixed size (`jnp.nonzero(..., size=...)`, `jnp.where` for a mask, "
             "`jax.lax.cond` for a branch), or do that before the step",
         )
+    if found := _NO_PLATFORM.search(str(error)):
+        return _other_platform(name, place, found[1])
     devices = len(jax.devices())
     return UsageError(
         f"{name} fails at {place} before its step: {text}",
         hint=f"it was run on {'one device' if devices == 1 else f'{devices} devices'} here",
+    )
+
+
+def _without_the_name(error: Exception) -> str:
+    """Returns the installed package of a module that lacks a name which the script takes from it,
+    such as `jax` for `jax.tree_map`; empty if the error is another one."""
+    lacking = _LACKS.search(str(error))
+    if lacking is None or not isinstance(error, AttributeError | ImportError):
+        return ""
+    module, missing = lacking["of"] or lacking["module"], lacking["name"] or lacking["missing"]
+    loaded = sys.modules.get(module)
+    file: Any = getattr(loaded, "__file__", None)
+    is_installed = isinstance(file, str) and not is_users_file(file)
+    return module.partition(".")[0] if is_installed and not hasattr(loaded, missing) else ""
+
+
+def _other_platform(name: str, place: SourceLine, wanted: str) -> UsageError:
+    """Returns the error for a script that asks for the devices of a platform by its name.
+
+    Args:
+      wanted: that name, as jax has it.
+    """
+    here = seen_by_scripts()[0]
+    kinds = {"gpu": "gpu-h100-8", "cuda": "gpu-h100-8", "tpu": "tpu-v5p-16"}
+    target = kinds.get(wanted)
+    hint = "let it ask for `jax.devices()`, which has the devices of every target"
+    if target is not None:
+        hint = f"name a target that has them, as in `--target {target} --dry-run`; or {hint}"
+    return UsageError(
+        f"{name} asks for devices of the platform `{wanted}` at {place}, and the target has those "
+        f"of `{here}` alone",
+        hint=hint,
     )

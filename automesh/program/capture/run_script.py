@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from automesh.errors import UsageError
 from automesh.package import is_users_file
+from automesh.program.absent import unsaid_axes
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Watcher, watching
@@ -121,7 +122,12 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
     ends = (ScriptStopped, UsageError)
     observing = sys.gettrace(), sys.getprofile()
     _STATE.is_running, _STATE.times = True, 0
-    with world(is_late=has_started(), shown=_shown(entry), ends=ends), watching(watcher):
+    unsaid_axes.forget_place()
+    with (
+        world(is_late=has_started(), shown=_shown(entry), ends=ends),
+        unsaid_axes.unsaid_axes(are_auto=entry.capture is not None and entry.capture.makes_auto),
+        watching(watcher),
+    ):
         try:
             try:
                 start(entry, ends=_is_for_other_devices)
@@ -134,6 +140,8 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
         # Any error of the user's code is reported with its line.
         except Exception as error:  # noqa: BLE001
             note_wanted_devices(error)
+            if unsaid_axes.refuses_explicit(error):
+                told.refuse_axes()
             place = failing_line(error.__traceback__)
             if place.file:
                 told.fail_at(place.file, place.line)

@@ -59,6 +59,7 @@ from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
+from automesh.worker.handlers.auto_axes import with_its_axes
 from automesh.worker.handlers.by_itself import blamed
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.compile_attached import compile_attached
@@ -253,7 +254,10 @@ def _discover(job: DiscoverJob, stages: StageReporter, emit: Emit) -> Discovery 
     try:
         name = Path(job.step.entry.location).name
         with showing_devices(job.step.absent, name, as_one=True), line_noted(job.folder):
-            found = _discovered(job, emit)
+            found = with_its_axes(
+                lambda: _discovered(job, emit),
+                lambda why: note_start(job.folder, f"first run again {why}"),
+            )
     except UsageError as error:
         if (
             _NO_BACKEND in error.message

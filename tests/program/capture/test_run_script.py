@@ -94,6 +94,7 @@ HOPELESS = {
     "asks-for-input": "name = input('which data set? ')",
     "missing-module": "import no_such_module",
     "missing-part-of-a-module": "import jax.no_such_module",
+    "asks-for-gpus": "import jax\ndevices = jax.devices('gpu')",
     "missing-file": "text = open('tokens.txt').read()",
     "step-called-once": "import jax\nprint(jax.jit(lambda x: x + 1)(1.0))",
     "pmap": """
@@ -181,6 +182,27 @@ def write_refusals() -> None:
 def test_what_cannot_be_captured_says_why_in_one_sentence(name: str, tmp_path: Path) -> None:
     said = refusal(HOPELESS[name], tmp_path)
     assert read_refusals()[name].strip() == said.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", ["import jax\ntwice = jax.tree_map", "from jax.experimental import no_such_name"]
+)
+def test_a_name_that_the_installed_package_lacks_is_told_without_a_second_run(
+    text: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    hint = captured(script)["hint"]
+    assert re.fullmatch(r"the jax [\d.]+ that is installed here has no such name: .*", hint)
+
+
+@pytest.mark.slow
+def test_a_name_that_a_module_of_the_users_own_lacks_is_not_told_so(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("")
+    script = tmp_path / "train.py"
+    script.write_text("import helpers\nhelpers.train()")
+    assert "fails by itself, too" in captured(script)["hint"]
 
 
 TWO_STEPS = """

@@ -17,12 +17,14 @@ class _MessagesState:
       undivided: what the script's mesh does not divide, if it wanted others therefore.
       failed_at: file and line of the script's code that raised an error; None if the script did not
         fail.
+      refuses_axes: whether it failed because of the types of axes that jax gave its mesh.
     """
 
     sentences: dict[str, None] = field(default_factory=dict[str, None])
     devices: int = 0
     undivided: str = ""
     failed_at: tuple[str, int] | None = None
+    refuses_axes: bool = False
 
 
 _STATE = _MessagesState()
@@ -32,6 +34,7 @@ def forget() -> None:
     """Forgets the last run, as a new one begins."""
     _STATE.sentences.clear()
     _STATE.devices, _STATE.undivided, _STATE.failed_at = 0, "", None
+    _STATE.refuses_axes = False
 
 
 def tell(sentence: str) -> None:
@@ -69,3 +72,13 @@ def fail_at(file: str, line: int) -> None:
 def failed_at() -> tuple[str, int] | None:
     """Returns the file and line at which the last run failed; None if it did not fail."""
     return _STATE.failed_at
+
+
+def refuse_axes() -> None:
+    """Notes down that the script failed because of the types of axes that jax gave its mesh."""
+    _STATE.refuses_axes = True
+
+
+def refuses_axes() -> bool:
+    """Returns whether the last run failed because of the types of axes that jax gave its mesh."""
+    return _STATE.refuses_axes

@@ -525,10 +525,7 @@ class ChosenClasses:
                 "without it the state alone is split"
             )
         if not self.batches:
-            yield (
-                "no class of its dimensions is a batch that these devices divide: nothing is split "
-                f"over {DP}"
-            )
+            yield f"{self._no_batch()}: nothing is split over {DP}"
         if more := self.rows()[MOST_BATCHES:]:
             listed = ", ".join(f"{self.described(one.name)} ({one.size})" for one in more[:3])
             others = f", and {len(more) - 3} more" if more[3:] else ""
@@ -539,6 +536,23 @@ class ChosenClasses:
         ]
         for one in whole[:3]:
             yield f"`{one.name}` ({one.size}) stays whole: {one.whole}; {one.cure}"
+
+    def _no_batch(self) -> str:
+        """Says why no batch is split: there is none, or the devices have no common divisor with
+        its size."""
+        left = [
+            one
+            for one in self.classes.batches
+            if not one.whole and math.gcd(one.parts, self.num_devices) == 1
+        ]
+        if not left:
+            return "no class of its dimensions is a batch that these devices divide"
+        listed = ", ".join(f"`{self.described(one.name)}` ({one.size})" for one in left[:3])
+        parts = left[0].parts
+        of = f" of {parts} parts" if parts != left[0].size else ""
+        near = parts - parts % self.num_devices
+        sizes = " or ".join(str(one) for one in (near, near + self.num_devices) if one)
+        return f"{self.num_devices} devices do not divide the batch {listed}{of}, {sizes} would do"
 
     def described(self, name: str) -> str:
         """Describes a logical axis; for a class without a real name it names an array that has

@@ -215,6 +215,12 @@ def test_without_a_batch_only_classes_of_parameters_are_split() -> None:
     assert any("nothing is split over dp" in one for one in layout.notices)
 
 
+def test_a_batch_that_the_devices_do_not_divide_is_named_with_sizes_that_would_do() -> None:
+    odd = replace(STEP, classes=(dimension("batch", 1347), *CLASSES[1:]))
+    said = "8 devices do not divide the batch `batch` (1347), 1344 or 1352 would do: nothing is"
+    assert any(said in one for one in laid_out(odd).notices)
+
+
 def test_what_is_no_batch_may_not_span_slices() -> None:
     none = replace(STEP, classes=CLASSES[1:])
     with pytest.raises(UsageError, match="may be split over 2 slices or nodes, and it has none"):
