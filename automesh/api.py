@@ -23,7 +23,7 @@ from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.launch.cluster import ClusterOptions
 from automesh.mesh.config import Rules
-from automesh.mesh.rules.file import read_rules
+from automesh.mesh.rules.file import check_mergeable, read_rules
 from automesh.mesh.rules.shipped import is_preset, rules_path
 from automesh.options.option import described
 from automesh.options.table import SEARCH
@@ -364,7 +364,8 @@ def check(
       progress: where to report to; by default nowhere.
 
     Raises:
-      UsageError: no such file, rule or version of the script.
+      UsageError: no such file, rule or version of the script; with `update` also a rules file that
+        cannot be written. If that shows only at the end, the error has the result: `error.checked`.
 
     Example:
       >>> import tempfile
@@ -409,6 +410,8 @@ def check(
             hint="leave out --update, or name a rules file of your own",
         )
     path = user_path(rules_path(given))
+    if update:
+        check_mergeable(path)
     known = read_rules(path)
     order = CheckOrder(
         request=request,

@@ -49,6 +49,14 @@ LARGEST_INTEGER = 2**63 - 1
 a signed 64-bit integer holds, as in TOML, JSON readers, databases and compiler options. Python
 would read a number of a million digits, and then refuse to print it. A larger one is refused."""
 
+YAML_VALUES = 200_000
+"""Values in the YAML file of a framework, each as often as its aliases name it: the largest of
+their configurations has some thousands. A file with more is refused."""
+
+YAML_NUMBER_CHARS = 100
+"""Characters of a number in a YAML file; one of 64 bits has 66, in binary. A longer one is refused
+before it is read."""
+
 SCRIPT_BYTES = 16 * 2**20
 """Bytes of a script. The largest that people write have some hundred KiB; a larger one is data, and
 is refused before a worker reads it."""

@@ -183,7 +183,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise OutOfBounds(_TOO_DEEP) from None
     except ValueError as error:
         raise _malformed(error) from None
-    _check_values(tree)
+    check_values(tree)
     return tree
 
 
@@ -199,7 +199,7 @@ def parse_json(text: str) -> Any:
         raise OutOfBounds(_TOO_DEEP) from None
     except ValueError as error:
         raise _malformed(error) from None
-    _check_values(tree)
+    check_values(tree)
     return tree
 
 
@@ -210,8 +210,13 @@ def _malformed(error: ValueError) -> Malformed:
     return OutOfBounds(_TOO_LARGE)  # more digits than Python reads
 
 
-def _check_values(tree: Any) -> None:
-    """Refuses values that parsers accept but that later code cannot handle."""
+def check_values(tree: Any) -> None:
+    """Refuses values that parsers accept but that later code cannot handle.
+
+    Raises:
+      Malformed: half of a surrogate pair.
+      OutOfBounds: nested too deep, or a whole number of more than 64 bits.
+    """
     level: list[Any] = [tree]
     for _ in range(limits.NESTING + 1):
         below: list[Any] = []
@@ -219,7 +224,7 @@ def _check_values(tree: Any) -> None:
             if isinstance(value, dict):
                 below += value.values()
                 below += value
-            elif isinstance(value, list):
+            elif isinstance(value, list | tuple | set):
                 below += value
             elif isinstance(value, str):
                 _check_text(value)

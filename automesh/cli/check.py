@@ -96,10 +96,10 @@ class CheckGiven:
 @reads(CheckGiven)
 def check(given: CheckGiven) -> None:
     from automesh import api
-    from automesh.files import write_whole
     from automesh.report.check.facts import Bounds
     from automesh.report.check.texts import as_junit, as_markdown
-    from automesh.texts.user_text import user_path
+    from automesh.report.files.beside import place_of, write_beside
+    from automesh.tuner.check.rules import FiguresNotWritten
 
     bounds = Bounds(
         memory=read_option("--memory", parse_share, given.memory),
@@ -107,28 +107,37 @@ def check(given: CheckGiven) -> None:
         collectives=read_option("--collectives", parse_share, given.collectives),
         time=read_option("--time", parse_share, given.time),
     )
-    # Before minutes of work that could not be written.
     written = [
-        (user_path(path), text)
-        for path, text in ((given.junit, as_junit), (given.markdown, as_markdown))
+        (read_option(option, place_of, str(path)), text)
+        for option, path, text in (
+            ("--junit", given.junit, as_junit),
+            ("--markdown", given.markdown, as_markdown),
+        )
         if path is not None
     ]
-    checked = api.check(
-        given.script,
-        rules=given.rules,
-        select=given.select or [],
-        against=given.against,
-        args=given.script_args or [],
-        hardware=given.hardware,
-        step=given.step,
-        timeout=given.timeout,
-        bounds=bounds,
-        update=given.update,
-        progress=api.progress_on_stderr(),
-    )
-    for path, text in written:
-        write_whole(path, text(checked))
+    unwritten: list[FiguresNotWritten] = []
+    try:
+        checked = api.check(
+            given.script,
+            rules=given.rules,
+            select=given.select or [],
+            against=given.against,
+            args=given.script_args or [],
+            hardware=given.hardware,
+            step=given.step,
+            timeout=given.timeout,
+            bounds=bounds,
+            update=given.update,
+            progress=api.progress_on_stderr(),
+        )
+    except FiguresNotWritten as error:
+        checked = error.checked
+        unwritten.append(error)
+    # Printed first: a disk that has become full since then takes only the files.
     print_report(checked.to_report(), as_json=given.json)
+    write_beside((path, text(checked)) for path, text in written)
+    if unwritten:
+        raise unwritten[0]
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
 

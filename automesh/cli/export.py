@@ -13,7 +13,7 @@ from automesh.files import write_new
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import format_rules
 from automesh.report.export.translate import mesh_text
-from automesh.texts.terminal import clean
+from automesh.texts.terminal import clean, without_controls
 from automesh.texts.user_text import check_text, user_path
 
 EXPORT_HELP = """Write a rule of RULES in the words of the framework that trains with it.
@@ -201,7 +201,8 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
 
 def _put(text: str, out: Path | None) -> None:
     if out is None:
-        sys.stdout.write(text)
+        # Files and other programs get the very text; a terminal obeys what others wrote into it.
+        sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
         return
     path = user_path(out)
     if not write_new(path, text):

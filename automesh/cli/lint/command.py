@@ -29,8 +29,6 @@ from automesh.cli.options import (
 from automesh.errors import UsageError
 from automesh.jsonio import dumps
 
-_PLACE = "name a file in a folder that you may write to"
-
 HELP = """Say what the compiler does to the step of SCRIPT that nobody asked for: an array that is
 gathered whole, a moment that fsdp was meant to split, a microbatch reshape that sends the batch
 around, a donation that is lost. Nothing is compiled or run, and none of the devices is needed.
@@ -91,11 +89,11 @@ class LintGiven:
 @reads(LintGiven)
 def lint(given: LintGiven) -> None:
     from automesh import api
-    from automesh.report.files.csv import write_text
+    from automesh.report.files.beside import place_of, write_beside
     from automesh.units import parse_duration
 
     read_option("--timeout", parse_duration, given.timeout)
-    sarif = None if given.sarif is None else read_option("--sarif", _writable, str(given.sarif))
+    sarif = None if given.sarif is None else read_option("--sarif", place_of, str(given.sarif))
     script, mesh, args = _named(given)
     found = api.lint(
         script,
@@ -111,13 +109,10 @@ def lint(given: LintGiven) -> None:
         timeout=given.timeout,
         progress=api.progress_on_stderr(),
     )
-    if sarif is not None:
-        write_text(
-            dumps(found.to_sarif(), indent=1) + "\n",
-            sarif,
-            hint=_PLACE,
-        )
+    # Printed first: a disk that has become full since then takes only the file.
     print_report(found.to_report(), as_json=given.json)
+    if sarif is not None:
+        write_beside([(sarif, dumps(found.to_sarif(), indent=1) + "\n")])
     if not found.is_clean:
         raise typer.Exit(1)
 
@@ -138,26 +133,6 @@ def _named(given: LintGiven) -> tuple[str, str, list[str]]:
     if script is None:
         raise UsageError("no script is given", hint="`automesh lint train.py`")
     return script, mesh or "", args or []
-
-
-def _writable(text: str) -> Path:
-    """Checks before the step is looked at that a file can be written; makes its folder.
-
-    Raises:
-      UsageError: it is no path, or cannot be written.
-    """
-    from automesh.files import check_place
-    from automesh.texts.user_text import user_path
-
-    path = user_path(text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_place(path)
-    except OSError as error:
-        raise UsageError(
-            f"`{text}` cannot be written: {(error.strerror or str(error)).lower()}", hint=_PLACE
-        ) from None
-    return path
 
 
 def _is_behind_dashes(mesh: str, rest: list[str]) -> bool:

@@ -115,6 +115,8 @@ def import_rules(
         read = [rule_of(setting, framework, words) for setting in settings]
     except UsageError as error:
         raise UsageError(f"`{source}`: {error.message}", hint=error.hint) from None
+    except RecursionError:
+        raise UsageError(f"`{source}`: its expressions are nested too deep") from None
     fallback = match or (escape(granules.selector) if granules else "")
     found = [
         replace(rule, match=fallback) if fallback and not setting.match else rule

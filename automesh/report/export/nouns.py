@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from automesh.errors import UsageError
+from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.axes import Scalar
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence
 
@@ -65,6 +66,17 @@ class Setting:
     explicit: bool = False
     evidence: Evidence = NO_EVIDENCE
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A rules file holds whole numbers of 64 bits.
+        rows = max(self.global_batch, self.accumulation)
+        if rows > LARGEST_INTEGER or self.per_device_batch > LARGEST_INTEGER / max(
+            self.num_devices, 1
+        ):
+            raise UsageError(
+                f"its batch has more than {LARGEST_INTEGER} rows",
+                hint="write the rows that a device, or all of them, really take",
+            )
 
     @property
     def num_devices(self) -> int:

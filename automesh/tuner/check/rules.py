@@ -48,6 +48,18 @@ class CheckOrder:
     bounds: Bounds = BOUNDS
 
 
+class FiguresNotWritten(UsageError):
+    """A rules file that does not take the figures of today.
+
+    Attributes:
+      checked: the comparison, which is done.
+    """
+
+    def __init__(self, error: UsageError, checked: RulesChecked) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.checked = checked
+
+
 def check_rules(rules: Rules, order: CheckOrder, progress: Progress) -> RulesChecked:
     """Compiles and compares every rule.
 
@@ -69,8 +81,15 @@ def write_facts(path: Path, rules: Rules, checked: RulesChecked) -> None:
     """Writes today's figures into the rules that were compiled, and changes nothing else of them.
 
     Raises:
-      UsageError: the file cannot be written.
+      FiguresNotWritten: the file cannot be read any more, or not be written.
     """
+    try:
+        _write_facts(path, rules, checked)
+    except UsageError as error:
+        raise FiguresNotWritten(error, checked) from None
+
+
+def _write_facts(path: Path, rules: Rules, checked: RulesChecked) -> None:
     known = {rule.match: rule for rule in rules.rules}
     for found in checked.rules:
         rule = known.get(found.match)

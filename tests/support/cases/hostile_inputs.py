@@ -136,6 +136,10 @@ OUTPUTS = (
     *("folder.json", "empty.json", "note/x.json", "note", ".", "/dev/null", ".json", ESCAPES),
     *("~nosuchuser/x.json", "/proc/nothing/x.json"),
 )
+BESIDE = (
+    *(f"{NUL}.xml", BYTE, f"{HUGE}.xml", "pipe", "device", "folder", "note/x.xml", "/dev/null"),
+    *("~nosuchuser/x.xml", "/proc/nothing/x.xml"),
+)
 STEPS = ("x", ".", "a.b", NUL, BYTE, "1", "a b", ESCAPES, HUGE)
 ADDRESSES = (
     *(" ", "x:y", ":80", "host:", "::1:80", "[::1", "host:65536", f"host:{DIGITS}", "host:٣"),
@@ -301,7 +305,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--timeout": DURATIONS,
         "--module": ("x.y", "a b", NUL),
         "--entry": ("nobody-has-this", "a b", NUL),
-        "--sarif": (NUL, BYTE),
+        "--sarif": BESIDE,
     },
     "show": {
         "--results": (NUL, BYTE, HUGE, LONG, "pipe", "loop", "device", "note", "missing"),
@@ -372,8 +376,8 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--collectives": PERCENTS,
         "--time": PERCENTS,
         "--timeout": DURATIONS,
-        "--junit": NO_TEXT,
-        "--markdown": NO_TEXT,
+        "--junit": BESIDE,
+        "--markdown": BESIDE,
     },
     "export": {
         "--to": ("", "x", "MAXTEXT", "maxtext ", NUL, BYTE, ESCAPES, HUGE),

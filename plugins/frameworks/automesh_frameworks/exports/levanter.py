@@ -18,7 +18,8 @@ import yaml
 from automesh.errors import UsageError
 from automesh.report.export.nouns import AxisSize, ExportFormat, Setting, refuse
 from automesh_frameworks.exports.comment import head
-from automesh_frameworks.exports.source_text import as_count, as_size, yaml_tree
+from automesh_frameworks.exports.source_text import as_count, as_size
+from automesh_frameworks.exports.yaml_text import yaml_tree
 
 _TITLE, _SEEN_IN = "Levanter", "marin-levanter 0.2.227"
 _DATA, _REPLICA, _MODEL, _DCN = "data", "replica", "model", "_dcn"

@@ -22,7 +22,8 @@ from automesh.report.export.nouns import (
     refuse,
 )
 from automesh_frameworks.exports.comment import head, xla_flags
-from automesh_frameworks.exports.source_text import as_count, as_size, key_values, yaml_tree
+from automesh_frameworks.exports.source_text import as_count, as_size, key_values
+from automesh_frameworks.exports.yaml_text import yaml_tree
 
 # In the order of `mesh_axes`; the keys call the axis `stage` `pipeline`.
 _AXES = (
@@ -200,11 +201,12 @@ def _with_batch(setting: Setting, said: object) -> Setting:
         rows = 0.0
     if not rows > 0 or rows == float("inf"):
         return setting
+    by_device = replace(setting, per_device_batch=rows)
     # As in MaxText: first whole rows for all devices, then the microbatches.
     whole = int(setting.num_devices * rows) * (setting.accumulation or 1)
     if whole:
         return replace(setting, global_batch=whole)
-    return replace(setting, per_device_batch=rows)
+    return by_device
 
 
 def _options(flags: str) -> tuple[tuple[str, str | bool | int], ...]:

@@ -1,39 +1,23 @@
-"""Reads the configuration of a framework: YAML, `key=value` words, and Python, which is never
-executed."""
+"""Reads the configuration of a framework: `key=value` words, and Python, which is never executed.
+
+YAML is read by `yaml_text`.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
-
-import yaml
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
-from automesh.reading import Malformed
+from automesh.reading import Malformed, OutOfBounds, check_values
 
 _WORD = re.compile(
     r"""(?:^|[\s"'])(?:--)?([A-Za-z_][A-Za-z0-9_.]*)=("[^"\n]*"|'[^'\n]*'|[^\s"';\\]+)"""
 )
-
-
-def yaml_tree(text: str) -> Mapping[str, Any]:
-    """Returns the mapping in a YAML text; empty if the text contains something else.
-
-    Raises:
-      Malformed: the text is no YAML; has the line.
-    """
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise Malformed(f"the file is not YAML: {error.problem}{line}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise Malformed(f"the file is not YAML: {error}") from None
-    return cast("Mapping[str, Any]", tree) if isinstance(tree, Mapping) else {}
 
 
 def key_values(text: str) -> dict[str, str]:
@@ -83,13 +67,18 @@ def python_tree(text: str) -> ast.Module:
 
     Raises:
       Malformed: the text is no Python; has the line.
+      OutOfBounds: nested too deep, or a number out of all bounds.
     """
     try:
-        return ast.parse(text)
+        tree = ast.parse(text)
     except SyntaxError as error:
         raise Malformed(f"the file is not Python: {error.msg}, line {error.lineno}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except ValueError as error:
         raise Malformed(f"the file is not Python: {error}") from None
+    except (RecursionError, MemoryError):
+        raise OutOfBounds("the file is nested too deep for Python's parser") from None
+    check_values([node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)])
+    return tree
 
 
 def values_named(tree: ast.AST, name: str) -> Iterator[ast.expr]:

@@ -29,8 +29,8 @@ from automesh_frameworks.exports.source_text import (
     as_strings,
     literal,
     python_tree,
-    yaml_tree,
 )
+from automesh_frameworks.exports.yaml_text import yaml_tree
 
 _TITLE, _SEEN_IN = "Tunix", "google-tunix 0.1.7"
 _SECTION, _TRAINING = "model_config", "training_config"
