@@ -115,7 +115,7 @@ def test_a_search_ends_with_a_measured_rule_and_goes_on(ray_address: str, tmp_pa
         assert rule["match"] == "cpu-2-2"
         return [rule["evidence"]["kind"]]
 
-    kinds = search("4m")
+    kinds = search("2m")
     assert kinds in ([], ["measured"])
     (study,) = (folder / "results").iterdir()
     logs = [path.name for path in study.glob("logs/*.log")]
