@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automesh.collectives import kind_named
 from automesh.cost import collective_demand, kernels
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
@@ -50,6 +51,7 @@ class CollectiveCost:
       in_loop: True if `region` is a loop.
       count: executions per step.
       payload_bytes: of one execution: the full array of one group, see `CollectiveTerm`.
+      group_size: devices of one group.
       latency_s, ici_s, dcn_s: by cause.
       exposed: part of the executions that no compute can hide.
       granules: granules that its groups span; more than 1 means that it crosses DCN.
@@ -64,12 +66,25 @@ class CollectiveCost:
     in_loop: bool
     count: float
     payload_bytes: float
+    group_size: int
     latency_s: float
     ici_s: float
     dcn_s: float
     exposed: float
     granules: int
     is_ring: bool = False
+
+    @property
+    def device_bytes(self) -> float:
+        """Returns the bytes of one execution on one device: what it holds before or after it,
+        whichever is more. For an all-to-all that is its part of the full array."""
+        is_part = kind_named(self.kind).sends == "exchange"
+        return self.payload_bytes / self.group_size if is_part else self.payload_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Returns the bytes that one device sends in one execution; see `CollectiveKind`."""
+        return kind_named(self.kind).wire_bytes(round(self.payload_bytes), self.group_size)
 
     @property
     def seconds(self) -> float:
@@ -203,11 +218,11 @@ class MeshCost:
         """Bytes read and written in device memory in a step on one device."""
         return sum(kernel.moved_bytes * kernel.count for kernel in self.kernels)
 
-    def payload_bytes(self, axes: tuple[str, ...]) -> float:
-        """Returns the bytes moved by all collectives over `axes` in a step, counting full
-        arrays."""
+    def collective_bytes(self, axes: tuple[str, ...]) -> float:
+        """Returns the bytes of all collectives over `axes` in a step on one device; see
+        `CollectiveCost.device_bytes`."""
         return sum(
-            collective.payload_bytes * collective.count
+            collective.device_bytes * collective.count
             for collective in self.collectives
             if collective.axes == axes
         )
@@ -357,6 +372,7 @@ def _collectives(
             in_loop=_is_loop(terms, term.region),
             count=count,
             payload_bytes=float(piece.payload_bytes[pair]),
+            group_size=math.prod(sizes[axis] for axis in work.axes),
             latency_s=latency,
             ici_s=ici,
             dcn_s=dcn,

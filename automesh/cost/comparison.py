@@ -351,7 +351,7 @@ def _most_grown(parts: Sequence[_Piece], others: Iterable[_Piece]) -> _Piece:
 
 def _bytes(part: _Piece) -> float:
     if part.collective is not None:
-        return part.collective.count * part.collective.payload_bytes
+        return part.collective.count * part.collective.device_bytes
     if part.copy is not None:
         return part.copy.count * part.copy.bytes
     return part.kernel.count * part.kernel.moved_bytes if part.kernel is not None else 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.breakdown import MeshCost, break_down
+from automesh.cost.breakdown import CollectiveCost, MeshCost, break_down
 from automesh.cost.comparison import compare_causes, compare_collectives, judge, shares_of
 from automesh.cost.pricing import price_on
 from automesh.mesh.plan_arrays import Batch
@@ -125,3 +125,33 @@ def test_what_hides_is_not_blamed() -> None:
     network = next(s for s in shares_of(one.cost, one.estimated) if s.reason == "ici")
     assert network.collective is not None
     assert network.collective.source == "a.py:4"
+
+
+def test_bytes_of_collectives_are_those_of_one_device_whatever_the_kind() -> None:
+    """The full array of a group has 1024 bytes. Before, an all-to-all was shown with all of them,
+    of which no device of its group holds more than a quarter."""
+
+    def bytes_of(kind: str) -> tuple[float, int]:
+        one = CollectiveCost(
+            kind=kind,
+            axes=("dp",),
+            source="",
+            operand="",
+            region="step",
+            in_loop=False,
+            count=1.0,
+            payload_bytes=1024.0,
+            group_size=4,
+            latency_s=0.0,
+            ici_s=0.0,
+            dcn_s=0.0,
+            exposed=1.0,
+            granules=1,
+        )
+        return one.device_bytes, one.sent_bytes
+
+    assert bytes_of("all-to-all") == (256.0, 192)
+    assert bytes_of("ragged-all-to-all") == (256.0, 192)
+    assert bytes_of("all-gather") == bytes_of("reduce-scatter") == (1024.0, 768)
+    assert bytes_of("all-reduce") == (1024.0, 1536)
+    assert bytes_of("collective-permute") == (1024.0, 1024)

@@ -495,6 +495,36 @@ def test_what_is_packed_into_one_dimension_is_moved_where_it_is_taken_apart() ->
     assert "slice-across-parts" not in found_in(partial(build, loss=apart), tp=4)
 
 
+def test_random_bits_of_one_counter_are_nothing_that_is_packed() -> None:
+    """Without partitionable threefry, jax takes the counter of the bits apart into halves."""
+
+    def dropped(w: Any, x: Any) -> Any:
+        hidden = x @ w
+        keep = jax.random.bernoulli(jax.random.key(0), 0.9, hidden.shape)
+        return jnp.mean(jnp.where(keep, hidden, 0) ** 2)
+
+    def build(mesh: Any, *, is_counted: bool = False) -> Any:
+        def counted(w: Any, x: Any) -> Any:
+            split = NamedSharding(mesh, P("dp"))
+            places = jax.lax.with_sharding_constraint(jnp.arange(2**21), split)
+            first, second = jnp.split(places, 2)
+            return jnp.mean((x @ w) ** 2) + jnp.sum(first * second)
+
+        loss = counted if is_counted else dropped
+        return descend(loss, mesh, array(mesh, (512, 512)), array(mesh, (4096, 512), "dp"))
+
+    with jax.threefry_partitionable(False):
+        found = found_in(build, "cpu", dp=4)
+    assert "slice-across-parts" not in found
+    assert found["moved-random-bits"].axes == ("dp",)
+    assert "ui32[" in found["moved-random-bits"].array
+    with jax.threefry_partitionable(True):
+        found = found_in(build, "cpu", dp=4)
+    assert not {"slice-across-parts", "moved-random-bits"} & found.keys()
+    found = found_in(partial(build, is_counted=True), "cpu", dp=4)
+    assert not {"slice-across-parts", "moved-random-bits"} & found.keys()
+
+
 @pytest.mark.parametrize("name", ["one part", "shifted stages"])
 def test_one_part_of_an_array_is_nothing_that_is_packed(name: str) -> None:
     """The words of the cure speak of queries, keys and values."""

@@ -1,4 +1,5 @@
-"""The rule about arrays that are split over a dimension in which several things are packed."""
+"""The rules about arrays that are split over a dimension which is taken apart: several things are
+packed in it, or it is the counter of random bits."""
 
 from __future__ import annotations
 
@@ -21,16 +22,32 @@ from automesh.ir.passes.halos import ROWS_OF
 from automesh.ir.terms.collectives import nearby_source
 
 SLICE_ACROSS_PARTS = "slice-across-parts"
+MOVED_RANDOM_BITS = "moved-random-bits"
 _CUTS = frozenset(("slice", "pad"))
+# Operations between a counter and the first round of threefry that takes it.
+_MOST_STEPS = 12
 
 
 def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds arrays in which several things are packed and whose parts lie on other devices."""
+    return (found for found in _taken_apart(program) if found.rule == SLICE_ACROSS_PARTS)
+
+
+def moved_random_bits(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds random bits whose counter is taken apart: nothing of the user's is packed there."""
+    return (found for found in _taken_apart(program) if found.rule == MOVED_RANDOM_BITS)
+
+
+def _taken_apart(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds slices along a split dimension whose rows lie on other devices, such as queries, keys
     and values that one product makes side by side; and the pads in the gradients of such slices.
 
     The bytes are what one device sends for all slices at one line, those of the backward pass
     included. Halos, such as the one row that `x[1:]` needs, are left out, and so are arrays of
     which the program takes one part alone.
+
+    Where jax makes random bits without `jax_threefry_partitionable`, it takes a counter apart into
+    two halves, which is a finding of its own.
     """
     moved: dict[tuple[str, str, tuple[str, ...], Sum], tuple[Value, list[Monomial]]] = {}
     packed: set[tuple[str, str, tuple[str, ...], Sum]] = set()
@@ -57,8 +74,11 @@ def slice_across_parts(program: PartitionedProgram) -> Iterator[Finding]:
         source, _, axes, count = key
         if key not in packed:
             continue
+        is_counter = _is_counter(whole)
+        if is_counter and not _feeds_random_bits(whole):
+            continue  # Numbers in a row, of which every device can make its own part.
         yield Finding(
-            rule=SLICE_ACROSS_PARTS,
+            rule=MOVED_RANDOM_BITS if is_counter else SLICE_ACROSS_PARTS,
             array=words(whole),
             bytes=added(*sent),
             axes=axes,
@@ -98,6 +118,37 @@ def _is_taken_apart(whole: Value) -> bool:
     return [*firsts, rows[d]] == [0, *stops]
 
 
+def _is_counter(whole: Value) -> bool:
+    """Whether an array holds numbers in a row, whatever its shape and type."""
+    value = whole
+    while value.producer is not None and value.producer.name in ("reshape", "convert"):
+        value = value.producer.operands[0]
+    return value.producer is not None and value.producer.name == "iota"
+
+
+def _feeds_random_bits(counter: Value) -> bool:
+    """Whether the halves of a counter are mixed as threefry does it, by rotation and exclusive or,
+    maybe in a loop over its rounds."""
+    seen: set[str] = set()
+    values = [counter]
+    for _ in range(_MOST_STEPS):
+        users = {id(user): user for value in values for user in value.users}.values()
+        for user in users:
+            seen.add(user.name)
+            seen.update(inner.name for body in user.bodies for inner in body.operations)
+        values = list({id(one): one for user in users for one in user.results}.values())
+    return {"xor", "shift_left"} <= seen
+
+
+def _moved_random_bits_words(finding: Finding, sizes: Sizes) -> str:
+    cut = "split" if len(finding.axes) > 1 else "splits"
+    return (
+        f"{axes_of(finding)} {cut} the random bits that this line draws, and each device sends "
+        f"{bytes_of(finding, sizes)} of their counter {array_of(finding)} to "
+        f"others{times_of(finding, sizes)}"
+    )
+
+
 def _slice_across_parts_words(finding: Finding, sizes: Sizes) -> str:
     cut = "split" if len(finding.axes) > 1 else "splits"
     return (
@@ -119,6 +170,18 @@ RULES: tuple[Rule, ...] = (
             "give what is packed a dimension of its own, which no axis splits, in the weight and "
             "in what comes out of it: `reshape(..., 3, heads, size)` and index it, or several "
             "weights"
+        ),
+    ),
+    Rule(
+        name=MOVED_RANDOM_BITS,
+        check=WholeProgramCheck(moved_random_bits),
+        title="moved random bits",
+        what=_moved_random_bits_words,
+        why="with `jax_threefry_partitionable` off, jax takes one counter of all bits apart into "
+        "halves, so that the bits of a device come from counters of others",
+        cure=advice(
+            "`jax.config.update('jax_threefry_partitionable', True)`, jax's own setting since "
+            "0.5: every device then counts for itself; the random numbers become other ones"
         ),
     ),
 )

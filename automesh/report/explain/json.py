@@ -9,15 +9,20 @@ is null. Keys are only ever added within a schema number.
                 measured_interval}, replay {step_s, bracket_s, causes, communication_s, busy_s, mfu,
                 uncounted} or null, causes [{cause, seconds, share}], reasons [{reason, axes,
                 seconds, source}], collectives [{kind, axes, source, array, region, in_loop, runs,
-                payload_bytes, latency_s, ici_s, dcn_s, seconds, granules}], flops,
-                memory_traffic_bytes, memory {estimated_bytes, argument_bytes, output_bytes,
-                alias_bytes, temporary_bytes, peak_source, compiled_bytes, measured_bytes},
+                payload_bytes, device_bytes, sent_bytes, latency_s, ici_s, dcn_s, seconds,
+                granules}], flops, memory_traffic_bytes, memory {estimated_bytes, argument_bytes,
+                output_bytes, alias_bytes, temporary_bytes, peak_source, compiled_bytes,
+                measured_bytes},
                 uncounted [{what, why, source}], findings [{rule, array, axes, source, bytes, count,
                 what, why, cure}]: what costs memory or time and was not asked for}
     against     the same for the other mesh, or null
     changes     null without it, else {causes [{cause, one_s, against_s}], collectives [{kind, axes,
                 source, region, change, one_s, against_s}]}; `change` is appears, vanishes, grows,
                 shrinks or same, seen from `one`
+
+Bytes of collectives are those of one run. `payload_bytes` is the full array of one group of
+devices, `device_bytes` what one device holds of it before or after the run, whichever is more, and
+`sent_bytes` what one device sends. The table and the sentences show `device_bytes`.
 
 Seconds of causes and reasons are what remains of them in the estimated step; those of collectives
 are as if nothing else ran at the same time. All are estimated, except those called compiled or
@@ -136,6 +141,8 @@ def _collective(one: CollectiveCost) -> dict[str, Any]:
         "in_loop": one.in_loop,
         "runs": one.count,
         "payload_bytes": one.payload_bytes,
+        "device_bytes": one.device_bytes,
+        "sent_bytes": one.sent_bytes,
         "latency_s": one.latency_s,
         "ici_s": one.ici_s,
         "dcn_s": one.dcn_s,

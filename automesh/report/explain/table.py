@@ -198,7 +198,7 @@ def _amount(cause: str, cost: MeshCost) -> str:
             return format_bytes(cost.memory_traffic_bytes)
         case "ici" | "dcn":
             # What the stages of a pipeline send each other is no collective.
-            moved = cost.payload_bytes(tuple(axes.split("+")))
+            moved = cost.collective_bytes(tuple(axes.split("+")))
             return format_bytes(moved) if moved else ""
         case "host":
             return format_bytes(cost.host_bytes)
@@ -220,7 +220,7 @@ def _collective_columns(rows: Sequence[CollectiveCost]) -> list[Column]:
         _places(rows),
         figures_column("array", [clean(row.operand, 30) for row in rows], justify="left"),
         figures_column("runs", [format_count(row.count) for row in rows]),
-        figures_column("bytes", [format_bytes(row.payload_bytes) for row in rows]),
+        figures_column("bytes", [format_bytes(row.device_bytes) for row in rows]),
         figures_column("time *", [format_seconds(row.seconds) for row in rows]),
     ]
 

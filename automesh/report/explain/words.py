@@ -287,7 +287,7 @@ def _piece(share: Share, one: Explained) -> str:
 def _collective(one: CollectiveCost) -> str:
     """Describes a collective: `the all-gather over fsdp at train.py:31 (64 runs of 128 MiB in the
     loop at train.py:28)`."""
-    runs = f"{_runs(one.count)} of {format_bytes(one.payload_bytes)}"
+    runs = f"{_runs(one.count)} of {format_bytes(one.device_bytes)}"
     inside = f" in the {clean(one.region)}" if one.in_loop else ""
     source = f" at {clean(one.source)}" if one.source else ""
     ring = "ring of permutes in place of the " if one.is_ring else ""

@@ -301,7 +301,7 @@ function collectivesSection(page) {
     const time = Format.timeUnit(Math.max(...Object.values(lines)));
     const data = one.collectives.filter((each) => top.includes(each.source || "unknown line")).map((each) => ({
       kind: each.kind, axes: each.axes.join("+") || "no axes", source: each.source || "unknown line", order: top.indexOf(each.source || "unknown line"),
-      region: each.region, runs: Number(each.runs.toPrecision(4)), payload: Format.bytes(each.payload_bytes), value: each.seconds / time.scale, text: Format.seconds(each.seconds),
+      region: each.region, runs: Number(each.runs.toPrecision(4)), payload: Format.bytes(each.device_bytes), value: each.seconds / time.scale, text: Format.seconds(each.seconds),
     }));
     const axes = [...new Set(data.map((each) => each.axes))].sort();
     const other = Object.keys(lines).length - top.length;
@@ -310,7 +310,7 @@ function collectivesSection(page) {
     holder.replaceChildren(
       takeaway(`${costliest} costs most: ${Format.seconds(costs)} of ${Format.seconds(total)} of collectives, each as if nothing ran beside it.${other > 0 ? ` ${other} cheaper lines are not drawn.` : ""}${left}`),
       figure("collectives", `Collectives of ${one.plan}`, () => ({ data: { collectives: data }, values: { time: time.unit, domain: axes, range: axes.map((_, at) => palette().many[at % palette().many.length]) } })),
-      dataTable("collectives", [["kind", "collective"], ["axes", "over"], ["source", "at"], ["region", "in"], ["runs", "runs"], ["payload", "bytes of one run"], ["text", "time alone"]], data));
+      dataTable("collectives", [["kind", "collective"], ["axes", "over"], ["source", "at"], ["region", "in"], ["runs", "runs"], ["payload", "bytes of one run on a device"], ["text", "time alone"]], data));
   }
   const element = section("collectives", "Collectives by axis and source line",
     el("div", { class: "bar" }, choice("plan", planChoices(list), 0, show)), holder);
