@@ -301,8 +301,8 @@ RULES: tuple[Rule, ...] = (
         check=WholeProgramCheck(wide_gathers),
         title="wide gather",
         what=_wide_gathers_words,
-        why="the result of the conversion is wanted whole, and XLA brings an operand of elementwise "
-        "operations to the split of their result",
+        why="the result of the conversion is wanted whole, and XLA brings an operand of "
+        "elementwise operations to the split of their result",
         cure=advice(
             "convert the parts: constrain what the conversion gives to the split of the weight "
             "first, and only then to the other one, with `with_sharding_constraint` twice"
