@@ -151,6 +151,59 @@ def test_devices_that_parts_of_an_axis_divide_do_different_work() -> None:
     assert "repeated-work" not in found_in(build, "cpu", tp=8)
 
 
+@pytest.mark.parametrize(
+    ("scaled", "platform", "narrow", "is_first", "expected"),
+    [
+        (False, "cpu", jnp.float8_e4m3fn, False, True),
+        (False, "tpu", jnp.float8_e4m3fn, False, True),
+        (True, "tpu", jnp.float8_e4m3fn, False, True),
+        (True, "cpu", jnp.float8_e4m3fn, True, False),
+        (False, "cpu", jnp.bfloat16, False, True),
+        (False, "tpu", jnp.bfloat16, False, False),  # libtpu converts first.
+        (False, "cpu", jnp.bfloat16, True, False),
+    ],
+)
+def test_weights_that_are_gathered_wide_and_narrowed_behind_that(
+    scaled: bool, platform: str, narrow: Any, is_first: bool, expected: bool
+) -> None:
+    def build(mesh: Any) -> Any:
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("fsdp"))
+
+        def quantized(w: Any) -> tuple[Any, Any]:
+            scale = 448.0 / jnp.max(jnp.abs(w)) if scaled else 1.0
+            return (jnp.clip(w * scale, -448.0, 448.0) if scaled else w).astype(narrow), scale
+
+        def step(w: Any, x: Any) -> Any:
+            if is_first:
+                kept, scale = quantized(w)
+                kept = jax.lax.with_sharding_constraint(kept, split)
+                kept = jax.lax.with_sharding_constraint(kept, whole)
+            else:
+                kept, scale = quantized(jax.lax.with_sharding_constraint(w, whole))
+            y = jnp.dot(x.astype(narrow), kept, preferred_element_type=jnp.float32)
+            return jnp.mean((y / scale) ** 2)
+
+        x = array(mesh, (256, 1024), "fsdp", dtype=jnp.bfloat16)
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), x)
+
+    found = found_in(build, platform, fsdp=8)
+    assert ("wide-gather" in found) is expected
+    if expected:
+        one = found["wide-gather"]
+        assert (one.array, one.axes, mib(one, fsdp=8)) == ("f32[1024,1024]", ("fsdp",), 4.0)
+
+
+def test_a_wide_array_that_is_also_read_as_it_is_has_to_be_gathered_wide() -> None:
+    def build(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            w = jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P()))
+            return jnp.mean((x @ w) ** 2 + (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)) ** 2)
+
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), array(mesh, (256, 1024), "fsdp"))
+
+    assert "wide-gather" not in found_in(build, "cpu", fsdp=8)
+
+
 def compressed(mesh: Any, *, rank: int, is_stacked: bool = False, old: str = "factor") -> Any:
     """Gradients that are sent as two thin factors, one of which is kept, and what they miss."""
 

@@ -22,7 +22,7 @@ from automesh.ir.findings.rule import (
     bytes_of,
     times_of,
 )
-from automesh.ir.graph import Operation, Value, total_bytes
+from automesh.ir.graph import Operation, Value, element_bytes, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.passes.narrowed import IS_OF_COMPILER, IS_STATED_WIDE
 from automesh.ir.terms.collectives import nearby_source
@@ -30,6 +30,7 @@ from automesh.texts.terminal import clean
 
 WIDE_PRODUCT = "wide-product"
 WIDE_REDUCTION = "wide-reduction"
+WIDE_GATHER = "wide-gather"
 _WIDE = frozenset(("f32", "f64"))
 _NARROW = ("bf16", "f16", "f8", "f6", "f4")
 _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
@@ -39,6 +40,11 @@ _REDUCTIONS = frozenset(("all_reduce", "reduce_scatter"))
 # layer. In other steps with narrow products, those are reported whose operands were both widened.
 _NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
+# What is done to each element before it becomes narrow.
+_SCALING = frozenset(("abs", "clamp", "divide", "maximum", "minimum", "multiply", "negate"))
+_SAME = VIEWS | {"transpose", "all_slice"}
+# A search of scales leaves at most this part of an array.
+_LEAST_REDUCED = 1 / 16
 
 
 def wide_products(program: PartitionedProgram) -> Iterator[Finding]:
@@ -119,6 +125,40 @@ def _wide_reductions_words(finding: Finding, sizes: Sizes) -> str:
     )
 
 
+def wide_gathers(program: PartitionedProgram) -> Iterator[Finding]:
+    """Finds arrays that are gathered in a wide type and narrowed behind that; each line once."""
+    found: dict[tuple[str, str], list[OperationSite]] = {}
+    for seen in program.operations():
+        operation = seen.operation
+        if operation.name != "all_gather" or not operation.attributes.get("axes"):
+            continue
+        whole = operation.results[0]
+        if whole.global_bytes < LEAST_BYTES or not whole.dtype.startswith(("f64", "f32", "bf16")):
+            continue
+        kept = _quantized_to(whole)
+        if kept and element_bytes(kept) < element_bytes(whole.dtype):
+            found.setdefault((nearby_source(operation), kept), []).append(seen)
+    for (source, kept), sites in found.items():
+        seen = max(sites, key=lambda one: one.operation.results[0].global_bytes)
+        yield Finding(
+            rule=WIDE_GATHER,
+            array=words(seen.operation.results[0]),
+            bytes=total_bytes(one.operation.results[0] for one in sites),
+            axes=seen.operation.attributes["axes"],
+            count=seen.count,
+            source=source,
+            detail=kept,
+        )
+
+
+def _wide_gathers_words(finding: Finding, sizes: Sizes) -> str:
+    return (
+        f"{array_of(finding)} is gathered over {axes_of(finding)} in {_dtype(finding)}, "
+        f"{bytes_of(finding, sizes)}{times_of(finding, sizes)}, and turned into "
+        f"{clean(finding.detail)} behind it, which has fewer bytes"
+    )
+
+
 def _reduced_bytes(program: PartitionedProgram, seen: OperationSite) -> float:
     """Counts the bytes of the whole array that are reduced in a step."""
     times = value_of(seen.count, program.sizes)
@@ -187,6 +227,47 @@ def _narrowed_to(value: Value) -> str:
     return kept if kept.startswith(_NARROW) else ""
 
 
+def _quantized_to(value: Value) -> str:
+    """Returns the narrow type to which a value is converted, perhaps scaled and clipped first;
+    empty if something else than the search of its scale reads it as it is."""
+    found: set[str] = set()
+    waiting, seen = [value], set[Value]()
+    while waiting and len(seen) < _FARTHEST:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if not one.users:
+            return ""
+        for user in set(one.users):
+            if user.name == "convert" and user.attributes.get(IS_OF_COMPILER):
+                return ""
+            made = user.results[0] if user.results else one
+            if user.name == "convert":
+                found.add(made.dtype)
+            elif user.name in _SAME or (
+                user.name in _SCALING
+                and all(each is one or _is_repeated(each) for each in user.operands)
+            ):
+                waiting.append(made)
+            elif user.name != "reduce" or made.global_bytes > one.global_bytes * _LEAST_REDUCED:
+                return ""
+    if waiting or len(found) != 1:
+        return ""
+    (kept,) = found
+    return kept if kept.startswith(_NARROW) else ""
+
+
+def _is_repeated(value: Value) -> bool:
+    """Whether a value is a constant, or has few elements that are repeated."""
+    made = value.producer
+    return (
+        value.is_constant
+        or not value.shape
+        or (made is not None and made.name == "broadcast_in_dim")
+    )
+
+
 def _dtype(finding: Finding) -> str:
     return clean(finding.array.partition("[")[0])
 
@@ -213,6 +294,18 @@ RULES: tuple[Rule, ...] = (
         cure=advice(
             "convert to the narrow type first, if its precision is enough for the sum: the product "
             "in front with a narrow `preferred_element_type`, or `astype` in the loss"
+        ),
+    ),
+    Rule(
+        name=WIDE_GATHER,
+        check=WholeProgramCheck(wide_gathers),
+        title="wide gather",
+        what=_wide_gathers_words,
+        why="the result of the conversion is wanted whole, and XLA brings an operand of "
+        "elementwise operations to the split of their result",
+        cure=advice(
+            "convert the parts: constrain what the conversion gives to the split of the weight "
+            "first, and only then to the other one, with `with_sharding_constraint` twice"
         ),
     ),
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from automesh.cost.terms import Monomial
 from automesh.ir.graph import Block, Operation, Value
 from automesh.ir.memory.combined import with_combined_reductions
 from automesh.ir.memory.order import COPY, BufferModel, Order, Step, as_step, read_by_products
@@ -50,6 +51,12 @@ class CpuBufferModel(BufferModel):
     orders: tuple[Order, ...] = ("early",)
     reduces_in_place = False
     overwrites_moved = False
+
+    def kept_bytes(self, value: Value) -> Monomial:
+        """Returns the bytes of a buffer: eight-bit numbers that the step computes become f16."""
+        kept = super().kept_bytes(value)
+        is_widened = value.dtype.startswith("f8") and value.producer is not None
+        return replace(kept, coefficient=2 * kept.coefficient) if is_widened else kept
 
     def _added(self, block: Block) -> list[Step]:
         steps: list[Step] = []

@@ -226,10 +226,13 @@ def _over(
     )
 
 
-def gather_what_is_narrow(graph: Graph) -> None:
+def gather_what_is_narrow(graph: Graph, *, least_bytes: float = 0.0) -> None:
     """Rewrites convert(all_gather(x)) to all_gather(convert(x)), where fewer bytes are then sent.
 
     The same for all_reduce, all_to_all and collective_permute.
+
+    Args:
+      least_bytes: of an element of the types for which that is done.
     """
     returned = returned_values(graph)
     for block in blocks(graph):
@@ -239,6 +242,8 @@ def gather_what_is_narrow(graph: Graph) -> None:
                 continue
             conversion = only_user(operation.results[0], returned)
             if conversion is None or not _narrows(conversion) or conversion not in changes:
+                continue
+            if element_bytes(conversion.results[0].dtype) < least_bytes:
                 continue
             before = like(operation.operands[0], dtype=conversion.results[0].dtype)
             first = Operation(

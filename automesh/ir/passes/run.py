@@ -149,9 +149,14 @@ RULES: tuple[Rewrite, ...] = (
     ),
     Rewrite(
         apply=gather_what_is_narrow,
-        platforms=frozenset(("gpu", "tpu")),
-        source="GPU: CollectiveQuantizer (xla/service/gpu/transforms); TPU: all gathers of weights "
-        "that are converted afterwards move bf16 in programs of libtpu 0.0.42",
+        platforms=frozenset(("gpu",)),
+        source="CollectiveQuantizer (xla/service/gpu/transforms)",
+    ),
+    Rewrite(
+        apply=partial(gather_what_is_narrow, least_bytes=2.0),
+        platforms=frozenset(("tpu",)),
+        source="all gathers of weights that are converted to bf16 afterwards move bf16 in programs "
+        "of libtpu 0.0.42; those that are converted to eight bits move f32 (0.0.52)",
     ),
     Rewrite(
         apply=hoist_conversions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automesh.ir.graph import Block, Graph, Operation, Value, used_in
-from automesh.ir.op_kinds import PURE
+from automesh.ir.op_kinds import COLLECTIVES, PURE
 from automesh.ir.passes.edits import (
     blocks,
     drop,
@@ -21,15 +21,22 @@ EFFECTS = frozenset(("custom_call", "infeed", "outfeed", "send", "recv"))
 
 
 def share_equal(graph: Graph) -> None:
-    """Merges equal operations with the same operands in one block."""
+    """Merges equal operations with the same operands in one block.
+
+    Collectives of equal arrays that were computed apart stay apart: the partitioner keeps what it
+    made of one array, but makes a channel for each of two, and only later does it share their
+    equal parts.
+    """
     replaced: dict[Value, Value] = {}
     for block in blocks(graph):
         first: dict[object, Operation] = {}
         gone: set[Operation] = set()
+        moved = {one: tuple(one.operands) for one in block.operations if one.name in COLLECTIVES}
         for operation in block.operations:
             if operation.name not in PURE or len(operation.results) != 1:
                 continue
-            known = first.setdefault(_key(operation), operation)
+            operands = moved.get(operation, tuple(operation.operands))
+            known = first.setdefault(_key(operation, operands), operation)
             if known is not operation:
                 replace_operands(operation.results[0], known.results[0])
                 replaced[operation.results[0]] = known.results[0]
@@ -39,14 +46,14 @@ def share_equal(graph: Graph) -> None:
     replace_returned(graph, replaced)
 
 
-def _key(operation: Operation) -> object:
+def _key(operation: Operation, operands: tuple[Value, ...]) -> object:
     result = operation.results[0]
     # `splat` is None for every array whose elements differ.
     attributes = operation.attributes
     is_unique = attributes.get("splat", 0) is None or OWN_CHANNEL in attributes
     return (
         operation.name,
-        tuple(operation.operands),
+        operands,
         result.shape,
         result.dtype,
         result.axes,

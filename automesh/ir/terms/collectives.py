@@ -262,9 +262,16 @@ def _group(operation: Operation) -> Monomial:
     return Monomial(coefficient=float(operation.attributes["group"]))
 
 
+_WIDE_BYTES = 4.0
+
+
 def _widening(value: Value, widens: bool) -> Monomial:
-    is_narrow = "f" in value.dtype and element_bytes(value.dtype) < 4
-    return Monomial(coefficient=4.0 / element_bytes(value.dtype) if widens and is_narrow else 1.0)
+    bytes_of_one = element_bytes(value.dtype)
+    if not widens or "f" not in value.dtype or bytes_of_one >= _WIDE_BYTES:
+        return Monomial(coefficient=1.0)
+    # Eight bits become f16, and 16 bits f32 (jaxlib 0.12).
+    wide = _WIDE_BYTES if bytes_of_one > 1 else _WIDE_BYTES / 2
+    return Monomial(coefficient=wide / bytes_of_one)
 
 
 def _words(value: Value) -> str:

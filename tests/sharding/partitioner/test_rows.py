@@ -151,6 +151,20 @@ def test_places_of_an_ascending_sort_are_no_top_k() -> None:
     assert "all-gather" not in sent and sent["all-to-all"] > 0
 
 
+def test_equal_arrays_that_are_computed_apart_move_apart() -> None:
+    """As in the program of jaxlib 0.12: the partitioner shares only what moves of one array."""
+
+    def work(x: Any) -> Any:
+        return jnp.sin(jnp.abs(x)[::-1]) + jnp.cos(jnp.abs(x)[::-1])
+
+    assert _sent_kib(_propagated(work, 1024, 8), 8)["collective-permute"] == pytest.approx(512)
+
+    def summed(x: Any) -> Any:
+        return jnp.sum(jnp.abs(x), 0) * 2 + jnp.tanh(jnp.sum(jnp.abs(x), 0))
+
+    assert _sent_kib(_propagated(summed, 1024, 8), 8)["all-reduce"] == pytest.approx(4)
+
+
 def test_what_moves_in_another_pattern_at_other_sizes_is_propagated_apart() -> None:
     found = _propagated(_packed, 1536, 4)
     assert any("split over `tp` moves rows between devices" in note for note in found.notes)
