@@ -807,8 +807,10 @@ def _frozen(
     for place, own in left.items():
         # A loop over stacked layers multiplies with one matrix of them in each turn.
         inside = frozenset(root for root in own if not every.marks(root) & DimensionMark.WALKED)
-        # Two vectors are multiplied, too.
-        if len(inside) > 1 and (own in matrices or inside in matrices):
+        # Two vectors are multiplied, too; a square matrix in a residual stream has one class twice.
+        dims = [dim for dim in inputs[place] if dim and not roots(every, (dim,)) - inside]
+        is_matrix = len(inside) > 1 or (len(dims) > 1 and inside <= found.weights)
+        if is_matrix and (own in matrices or inside in matrices):
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():

@@ -201,3 +201,19 @@ def test_a_padded_sequence_whose_elements_meet_is_no_batch(how: str) -> None:
     params = {"in": f32(24, 32), "kernel": f32(64, 32), "out": f32(32, 24)}
     found = found_of(loss, params, f32(16, 64, 24), f32(16, 64, 24), names="x y")
     assert batches(found) == {"batch": 16}
+
+
+def test_a_square_quantized_matrix_in_a_residual_stream_is_frozen() -> None:
+    """Before, a matrix of integers both of whose dimensions are the stream's was data."""
+
+    def loss(p: Any, base: Any, x: Any) -> Any:
+        hidden = x @ p["in"]
+        weight = base["q"].astype(jnp.float32) * base["scale"]
+        hidden = hidden + jax.nn.relu(hidden @ weight + hidden @ p["a"] @ p["b"])
+        return jnp.mean((hidden @ p["out"]) ** 2)
+
+    params = {"a": f32(64, 4), "b": f32(4, 64), "in": f32(24, 64), "out": f32(64, 8)}
+    base = {"q": jax.ShapeDtypeStruct((64, 64), jnp.int8), "scale": f32(64)}
+    found = found_of(loss, params, base, f32(16, 24), names="base x")
+    assert argument(found, "base['q']").role == Role.FROZEN
+    assert argument(found, "x").role == Role.DATA
