@@ -158,6 +158,15 @@ class Dimensions:
             self._marks[factor] |= marks
         self._note_moved(dim, marks)
 
+    def mark_parts(self, dim: Dim, marks: int) -> None:
+        """Adds marks to a dimension and to all pieces of it: what meets along a padded dimension
+        met along the dimension that was padded."""
+        self.mark(dim, marks)
+        for factor in self.factors(dim):
+            for piece in self.pieces(factor).values():
+                if any(marks & ~self.marks(one) for one in self.factors(piece)):
+                    self.mark_parts(piece, marks)
+
     def _note_moved(self, dim: Dim, marks: int) -> None:
         if marks & MOVING and dim:
             self._moved.append((dim, DimensionMark(marks) & MOVING))

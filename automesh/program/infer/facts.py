@@ -100,6 +100,7 @@ def facts_of(
     Returns:
       The facts; the roles, with frozen weights separated from data.
     """
+    roles = _without_drawn_rows(every, events, inputs, roles)
     has_weights = any(role in _WEIGHTS for role in roles)
     found = Facts(is_trained=has_weights)
     for dims, role in zip(inputs, roles, strict=True):
@@ -137,6 +138,24 @@ def facts_of(
         if role in _WEIGHTS:
             found.weights |= roots(every, dims)
     return found, after
+
+
+def _without_drawn_rows(
+    every: Dimensions, events: Events, inputs: Sequence[Dims], roles: Sequence[Role]
+) -> list[Role]:
+    """Returns the roles with arrays as data that come back unchanged and look like frozen weights,
+    but of which the step draws rows, such as parts of a replay buffer."""
+    drawn: set[int] = set()
+    chosen: set[int] = set()  # By tokens, as in a frozen table.
+    for one in events.lookups:
+        if one.is_forward and one.is_held_whole:
+            is_drawn = one.chosen_by & ArrayOrigin.RANDOM
+            (drawn if is_drawn else chosen).update(roots(every, one.looked_up))
+    drawn -= chosen
+    return [
+        Role.DATA if role == Role.FROZEN and drawn & roots(every, dims) else role
+        for dims, role in zip(inputs, roles, strict=True)
+    ]
 
 
 def _find_solved(every: Dimensions, events: Events, found: Facts) -> None:
@@ -788,8 +807,10 @@ def _frozen(
     for place, own in left.items():
         # A loop over stacked layers multiplies with one matrix of them in each turn.
         inside = frozenset(root for root in own if not every.marks(root) & DimensionMark.WALKED)
-        # Two vectors are multiplied, too.
-        if len(inside) > 1 and (own in matrices or inside in matrices):
+        # Two vectors are multiplied, too; a square matrix in a residual stream has one class twice.
+        dims = [dim for dim in inputs[place] if dim and not roots(every, (dim,)) - inside]
+        is_matrix = len(inside) > 1 or (len(dims) > 1 and inside <= found.weights)
+        if is_matrix and (own in matrices or inside in matrices):
             after[place] = Role.FROZEN
             known |= own
     for place, own in left.items():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from automesh.program.infer.nouns import CautionKind, StepClasses
+from automesh.program.infer.nouns import CautionKind, Role, StepClasses
 from tests.support.infer_models import XENT, Model, argument, descended, f32, i32
 
 LAYERS = {"w1": f32(24, 128), "w2": f32(128, 96), "w3": f32(96, 10)}
@@ -152,3 +152,68 @@ def test_rows_with_and_without_labels_that_are_interleaved_are_batches(of: str) 
     # Nothing else would split what the network computes of them.
     assert {one.dims[0] for one in found.activations if not one.is_gathered} == {"packed"}
     assert CautionKind.NO_BATCH not in kinds(found)
+
+
+def test_parts_of_a_replay_buffer_that_come_back_unchanged_are_data() -> None:
+    """Before, they were frozen tables, and their rows a vocabulary that was searched over tp."""
+
+    def step(p: Any, buffer: Any, key: Any) -> Any:
+        key, own = jax.random.split(key)
+        rows = jax.random.randint(own, (128,), 0, 4096)
+
+        def loss(p: Any) -> Any:
+            return jnp.mean((network(p, buffer["seen"][rows]) - buffer["won"][rows][:, None]) ** 2)
+
+        p, value = descended(loss, p)
+        return p, buffer, key, value
+
+    buffer = {"seen": f32(4096, 24), "won": f32(4096)}
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    model = Model(step=step, args=(LAYERS, buffer, key), names=("p", "buffer", "key"), num_state=3)
+    found = model.classes()
+    assert batches(found) == {"batch": 128}
+    for name in ("buffer['seen']", "buffer['won']"):
+        assert argument(found, name).role == Role.DATA
+        assert "takes rows" in found.named(argument(found, name).dims[0]).whole
+
+
+@pytest.mark.parametrize("how", ["transform", "window"])
+def test_a_padded_sequence_whose_elements_meet_is_no_batch(how: str) -> None:
+    """A long convolution. Before, only what was padded met, and the sequence was a batch."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        hidden = x @ p["in"]
+        if how == "transform":
+            kernel = jnp.fft.rfft(p["kernel"], 128, axis=0)
+            hidden = jnp.fft.irfft(jnp.fft.rfft(hidden, 128, axis=1) * kernel, 128, axis=1)[:, :64]
+        else:
+            padded = jnp.pad(hidden, ((0, 0), (63, 0), (0, 0)))
+            hidden = jax.lax.conv_general_dilated(
+                padded,
+                p["kernel"][:, None],
+                (1,),
+                "VALID",
+                dimension_numbers=("NWC", "WIO", "NWC"),
+                feature_group_count=32,
+            )
+        return jnp.mean((hidden @ p["out"] - y) ** 2)
+
+    params = {"in": f32(24, 32), "kernel": f32(64, 32), "out": f32(32, 24)}
+    found = found_of(loss, params, f32(16, 64, 24), f32(16, 64, 24), names="x y")
+    assert batches(found) == {"batch": 16}
+
+
+def test_a_square_quantized_matrix_in_a_residual_stream_is_frozen() -> None:
+    """Before, a matrix of integers both of whose dimensions are the stream's was data."""
+
+    def loss(p: Any, base: Any, x: Any) -> Any:
+        hidden = x @ p["in"]
+        weight = base["q"].astype(jnp.float32) * base["scale"]
+        hidden = hidden + jax.nn.relu(hidden @ weight + hidden @ p["a"] @ p["b"])
+        return jnp.mean((hidden @ p["out"]) ** 2)
+
+    params = {"a": f32(64, 4), "b": f32(4, 64), "in": f32(24, 64), "out": f32(64, 8)}
+    base = {"q": jax.ShapeDtypeStruct((64, 64), jnp.int8), "scale": f32(64)}
+    found = found_of(loss, params, base, f32(16, 24), names="base x")
+    assert argument(found, "base['q']").role == Role.FROZEN
+    assert argument(found, "x").role == Role.DATA

@@ -67,9 +67,9 @@ def _slid(op: TracedOperation, number: int, dim: Dim, kernel: int, size: int) ->
         return op.all.new(size)
     if stride == 1 and dilation == 1 and low >= 0 and high >= 0 and low + high == reach:
         if kernel > 1:
-            op.all.mark(dim, DimensionMark.WINDOWED)
+            op.all.mark_parts(dim, DimensionMark.WINDOWED)
         return dim
-    op.all.mark(dim, DimensionMark.WINDOWED)
+    op.all.mark_parts(dim, DimensionMark.WINDOWED)
     if stride == kernel and dilation == 1 and (low, high) == (0, 0) and spread == 1:
         outer, _ = op.all.split(dim, size) if size * stride == _size(op, dim) else (None, None)
         if outer is not None:  # Patches side by side: as a reshape would cut them.
@@ -95,7 +95,7 @@ def _reduce_window(op: TracedOperation) -> list[Dims]:
         if window == 1 and stride == 1 and (low, high) == (0, 0) and given == made:
             found.append(dim)
             continue
-        op.all.mark(dim, DimensionMark.WINDOWED)
+        op.all.mark_parts(dim, DimensionMark.WINDOWED)
         if stride == 1 and low + high == window - 1 and given == made:
             found.append(dim)
         elif window == stride and (low, high) == (0, 0) and made * stride == given:
@@ -138,7 +138,7 @@ def _fft(op: TracedOperation) -> list[Dims]:
     start = len(op.ins[0]) - count
     found = list(op.ins[0])
     for place in range(start, len(found)):
-        op.all.mark(found[place], DimensionMark.ORDERED)
+        op.all.mark_parts(found[place], DimensionMark.ORDERED)
         if op.given[0][place] != op.shapes[0][place]:
             found[place] = op.all.new(op.shapes[0][place], DimensionMark.ORDERED)
     op.events.transformed += [op.ins[0][start:], tuple(found[start:])]
