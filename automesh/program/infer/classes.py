@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from automesh.program.capture.flow.program import opened_jaxpr, training_steps
+from automesh.program.capture.flow.program import constants_in, opened_jaxpr, training_steps
 from automesh.program.capture.nouns import Carried
 from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
@@ -86,12 +86,13 @@ def classes_of(
         eqns=given.eqns,
         outvars=given.outvars,
     )
+    constants = constants_in(jaxpr)
     roles = roles_of(opened, {place + num_held: result for place, result in carried.items()})
-    walked = walk(opened, roles.made(), num_held=num_held)
+    walked = walk(opened, roles.made(), num_held=num_held, constants=constants)
     if known := _graded(walked, roles) or _evolved(walked, roles):
         inputs = tuple(known.get(place, role) for place, role in enumerate(roles.inputs))
         roles = replace(roles, inputs=inputs)
-        walked = walk(opened, roles.made(), num_held=num_held)
+        walked = walk(opened, roles.made(), num_held=num_held, constants=constants)
     every, events = walked.all, walked.events
     for place, result in roles.state_of.items():
         every.join_all(walked.inputs[place], walked.outputs[result])

@@ -7,7 +7,7 @@ The time is proportional to the number of equations; those of called programs co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,15 +96,23 @@ class _Frame:
     makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
+def walk(
+    jaxpr: Any,
+    inputs: Sequence[ArrayOrigin],
+    *,
+    num_held: int,
+    constants: Mapping[Any, int] | None = None,
+) -> Walked:
     """Walks a program.
 
     Args:
       inputs: origin of each input.
       num_held: number of leading inputs that are arrays of the step itself.
+      constants: for variables of constants, also of programs inside, the array that each is: equal
+        numbers are one array.
     """
     opened = opened_jaxpr(jaxpr)
-    walker = _Walker()
+    walker = _Walker(constants or {})
     values = [
         WalkedArray(
             walker.all.news(shape_of(var)),
@@ -114,6 +122,7 @@ def walk(jaxpr: Any, inputs: Sequence[ArrayOrigin], *, num_held: int) -> Walked:
         )
         for var, made in zip(opened.invars, inputs, strict=True)
     ]
+    walker.know(opened.invars, values)
     frame = _Frame()
     outputs = walker.program(opened, values, frame)
     _join_chosen(walker.all, walker.events)
@@ -143,7 +152,9 @@ class Walked:
 
 
 class _Walker:
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[Any, int]) -> None:
+        self._arrays_of = constants
+        self._known_arrays: dict[int, WalkedArray] = {}
         self.all = Dimensions()
         self.events = Events()
         self._loops = 0
@@ -155,15 +166,30 @@ class _Walker:
         """Walks a program with these inputs."""
         frame.known = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
-            shape = shape_of(var)
-            frame.known[var] = WalkedArray(
-                self.all.news(shape), ArrayOrigin.DATA, True, self.sources.new(var, shape)
-            )
+            frame.known[var] = self._constant(var)
         for number, equation in enumerate(jaxpr.eqns):
             self.events.equations += 1
             made = self._equation(number, equation, frame)
             frame.known.update(zip(equation.outvars, made, strict=True))
         return [self._value(var, frame) for var in jaxpr.outvars]
+
+    def know(self, variables: Sequence[Any], values: Sequence[WalkedArray]) -> None:
+        """Notes which of these values are constants, for the programs inside that hold them, too:
+        a jitted function and its gradient are two programs."""
+        for var, value in zip(variables, values, strict=True):
+            if var in self._arrays_of:
+                self._known_arrays.setdefault(self._arrays_of[var], value)
+
+    def _constant(self, var: Any) -> WalkedArray:
+        array = self._arrays_of.get(var)
+        if array is not None and array in self._known_arrays:
+            return self._known_arrays[array]
+        shape = shape_of(var)
+        made = WalkedArray(
+            self.all.news(shape), ArrayOrigin.DATA, True, self.sources.new(var, shape)
+        )
+        self.know([var], [made])
+        return made
 
     def _value(self, variable: Any, frame: _Frame) -> WalkedArray:
         if is_literal(variable):

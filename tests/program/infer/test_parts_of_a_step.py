@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from automesh.program.infer.nouns import CautionKind
+from automesh.program.infer.classes import classes_of
+from automesh.program.infer.nouns import CautionKind, Role
 from tests.support.infer_models import XENT, Model, argument, descended, f32, i32, searched
 
 B, T, WIDTH = 64, 16, 32
@@ -114,3 +116,22 @@ def test_slots_of_experts_are_no_gradients_of_examples() -> None:
     assert CautionKind.PER_EXAMPLE_GRADIENTS not in {one.kind for one in found.cautions}
     # What rows have, and parameters sum over, is no sequence of an attention.
     assert argument(found, "x").dims == ("batch", "sequence", "features")
+
+
+def test_data_that_a_jitted_loss_and_its_gradient_hold_are_one_array() -> None:
+    """The loss and its gradient are two programs inside of the step, and each has the data as its
+    own constant: a matrix of the loss was taken for a frozen one, as nothing told that its gradient
+    has its dimensions."""
+    x, y = (np.ones((B, size), np.float32) for size in (WIDTH, 8))
+
+    @jax.jit
+    def loss(p: Any) -> Any:
+        return jnp.mean((jnp.asarray(y) - (x @ p["kernel"] + p["bias"])) ** 2)
+
+    p = {"bias": jnp.zeros(8), "kernel": jnp.zeros((WIDTH, 8))}
+    traced = jax.jit(jax.value_and_grad(loss)).trace(p)
+    found = classes_of(traced.jaxpr, carried={}, names=("p['bias']", "p['kernel']"))
+    roles = {one.name: one.role for one in found.arguments}
+    assert roles == {"p['bias']": Role.PARAMETER, "p['kernel']": Role.PARAMETER}
+    (batch,) = found.batches
+    assert batch.size == B

@@ -25,6 +25,7 @@ from automesh.program.execute.value_domains import scan_operands
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # Operations whose result is their operand.
 _SAME = frozenset({"sharding_constraint", "optimization_barrier", "copy", "copy_p", "reshard"})
+_PROGRAMS = (core.ClosedJaxpr, core.Jaxpr)
 _WORD = re.compile(r"\w+")
 _WRITES = frozenset({"swap", "addupdate"})
 _LOOPS = frozenset({"scan", "while"})
@@ -126,6 +127,27 @@ def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[Flow, ...], frozense
 def opened_jaxpr(jaxpr: Any) -> Any:
     """Returns a jaxpr without its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def constants_in(closed: Any) -> dict[Any, int]:
+    """Returns for the variables of a program's constants, also in programs inside, which array each
+    is: variables with equal numbers are one array."""
+    found: dict[Any, int] = {}
+    to_do, seen = [closed], set[int]()
+    while to_do:
+        one = to_do.pop()
+        opened = opened_jaxpr(one)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        for var, constant in zip(opened.constvars, getattr(one, "consts", ()), strict=False):
+            if getattr(constant, "ndim", 0):
+                found[var] = id(constant)
+        for equation in opened.eqns:
+            for value in equation.params.values():
+                several = value if isinstance(value, tuple | list) else (value,)
+                to_do += [each for each in several if isinstance(each, _PROGRAMS)]
+    return found
 
 
 def is_literal(variable: Any) -> bool:
