@@ -197,16 +197,16 @@ class DamagedTerms(UsageError):
 
 @contextmanager
 def stored_terms(folder: Path) -> Generator[None]:
-    """Names the terms of a study as damaged where something cannot be told from them.
+    """Names the terms of a study as damaged if a calculation with them fails.
 
-    Anybody who can write into the folder of a study can write terms that read well and that fit
-    neither its plans nor each other.
+    Whoever can write into the folder of a study can write terms that are read without an error, and
+    that fit neither its plans nor each other.
 
     Args:
       folder: of the study.
 
     Raises:
-      DamagedTerms: in place of what a calculation with such terms raises.
+      DamagedTerms: instead of the exception that such a calculation raises.
     """
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
