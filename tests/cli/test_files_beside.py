@@ -83,7 +83,7 @@ def test_a_place_is_refused_before_the_work(
     assert run(monkeypatch, COMMANDS[option], "train.py", option, "train.py/x") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "`train.py/x` cannot be written" in said.err
+    assert "`train.py/x` cannot be written: `train.py` is no folder" in said.err
 
 
 @pytest.mark.parametrize("option", COMMANDS)

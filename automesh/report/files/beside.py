@@ -23,6 +23,10 @@ def place_of(text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_place(path)
+    except FileExistsError:
+        raise UsageError(
+            f"`{text}` cannot be written: `{path.parent}` is no folder", hint=_HINT
+        ) from None
     except OSError as error:
         raise UsageError(
             f"`{text}` cannot be written: {(error.strerror or str(error)).lower()}", hint=_HINT

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.priced_options import pipeline_under_options, under_options
 from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
 from automesh.mesh.plan_arrays import Batch, batch_of
@@ -24,7 +26,8 @@ from automesh.program.nouns import Propagation
 from automesh.report.explain.nouns import Explained
 from automesh.report.result import Candidate
 from automesh.report.words import count, reason
-from automesh.tuner.estimate.terms_cache import StoredPropagation
+from automesh.skipped import DAMAGE, reason_of
+from automesh.tuner.estimate.terms_cache import TERMS, StoredPropagation
 
 # Explains the time of a pipeline by the pieces of all programs of its busiest rank (pure
 # functions).
@@ -186,6 +189,35 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         failure=reason(candidate) if candidate is not None else "",
         is_borrowed=not _holds(terms, plan.sizes),
     )
+
+
+class DamagedTerms(UsageError):
+    """The terms that a study keeps read well, but nothing can be calculated from them."""
+
+
+@contextmanager
+def stored_terms(folder: Path) -> Generator[None]:
+    """Names the terms of a study as damaged if a calculation with them fails.
+
+    Whoever can write into the folder of a study can write terms that are read without an error, and
+    that fit neither its plans nor each other.
+
+    Args:
+      folder: of the study.
+
+    Raises:
+      DamagedTerms: instead of the exception that such a calculation raises.
+    """
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            yield
+    except AutomeshError:
+        raise
+    except DAMAGE as error:
+        raise DamagedTerms(
+            f"the terms of the study in `{folder}` are damaged: {reason_of(error)}",
+            hint=f"delete `{folder / TERMS}`, and run its search again, which makes them anew",
+        ) from error
 
 
 def estimate_of(plan: Plan, terms: Terms, hardware: HardwareModel) -> Estimated:

@@ -30,7 +30,7 @@ from automesh.skipped import Skipped
 from automesh.space.options import value_of
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.estimate.terms_cache import TERMS, StoredPropagation, TermsCache
-from automesh.tuner.explain.mesh import Ground, explained, find_plan
+from automesh.tuner.explain.mesh import Ground, explained, find_plan, stored_terms
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.capture import space_for
 from automesh.tuner.session import open_session
@@ -100,13 +100,15 @@ def explain_study(
         ),
         command=header.facts.provenance.command,
     )
-    notices += _propagation_notes(chosen, kept) + damage + cache.skipped.notices()
+    with stored_terms(folder):
+        notices += _propagation_notes(chosen, kept) + damage + cache.skipped.notices()
     if (
         header.facts.provenance.speeds
         and header.facts.provenance.speeds != ground.hardware.speeds.origin
     ):
         notices += (f"its search estimated by other speeds: {header.facts.provenance.speeds}",)
-    return _explanation(result, chosen, ground, notices)
+    with stored_terms(folder):
+        return _explanation(result, chosen, ground, notices)
 
 
 def explain_script(

@@ -29,7 +29,13 @@ from automesh.report.result import Candidate, SearchResult
 from automesh.skipped import Skipped
 from automesh.texts.terminal import clean
 from automesh.tuner.estimate.terms_cache import TERMS, StoredPropagation, TermsCache
-from automesh.tuner.explain.mesh import Ground, explained, propagation_for
+from automesh.tuner.explain.mesh import (
+    DamagedTerms,
+    Ground,
+    explained,
+    propagation_for,
+    stored_terms,
+)
 from automesh.tuner.explain.study import estimate_rows, hardware_for, known_plans
 from automesh.tuner.measure.decision import Records
 from automesh.tuner.page.drawings import placed, timelines_of, wiring_of
@@ -217,14 +223,21 @@ def _broken_down(
     candidates = {one.plan: one for one in result.candidates}
     sides: list[Explained] = []
     points: list[tuple[MemoryPoint, ...]] = []
+    why = "none of the best plans was estimated before time was up"
     for plan in plans:
         try:
-            sides.append(explained(plan, ground, candidates.get(plan)))
+            with stored_terms(folder):
+                side = explained(plan, ground, candidates.get(plan))
+                largest = tuple(_points(plan, kept))
+        except DamagedTerms as error:
+            why = str(error)
+            continue
         except UsageError:  # It has no estimate; the table says so.
             continue
-        points.append(tuple(_points(plan, kept)))
+        sides.append(side)
+        points.append(largest)
     if not sides:
-        left_out["explained"] = "none of the best plans was estimated before time was up"
+        left_out["explained"] = why
     return _BrokenDown(plans=plans, hardware=hardware, sides=tuple(sides), points=tuple(points))
 
 
