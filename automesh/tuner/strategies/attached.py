@@ -98,7 +98,7 @@ class AttachedStrategy(Strategy):
         return min(COMPILE_SHARE, max(0.0, 1 - RESERVED * process_s_of(fastest) / left_s))
 
     def _waiting_for_rule(self) -> Sequence[Calibration]:
-        """The first visits that earlier searches on this machine made, if they had no time for a
+        """Returns the first visits of earlier searches on this machine, if these had no time for a
         rule; nothing while fewer than two, or not the baseline, were visited: there is nothing to
         compare."""
         search = self.search
