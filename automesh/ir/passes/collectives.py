@@ -30,15 +30,27 @@ def is_manual(operation: Operation) -> bool:
 
 
 def drop_collectives_of_constants(graph: Graph) -> None:
-    """Makes each device's part of a constant without communication."""
+    """Makes each device's part of a constant without communication.
+
+    The places that a sort puts in order with its values move like these: the partitioner splits
+    both alike first.
+    """
     for block in blocks(graph):
         for operation in block.operations:
             is_made = operation.name in COLLECTIVES and not is_manual(operation)
+            if operation.name == "all_to_all" and _are_sorted_places(operation):
+                continue
             if is_made and operation.operands[0].is_constant:
                 is_computed = not _reads_data(operation.operands[0])
                 set_operands(operation, ())
                 operation.name = "constant"
                 operation.attributes = {"splat": None, IS_COMPUTED: is_computed}
+
+
+def _are_sorted_places(move: Operation) -> bool:
+    made = move.operands[0].producer
+    is_places = made is not None and made.name == "iota"
+    return is_places and any(user.name == "sort" for user in move.results[0].users)
 
 
 def _reads_data(constant: Value) -> bool:

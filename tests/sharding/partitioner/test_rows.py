@@ -148,7 +148,9 @@ def test_places_of_an_ascending_sort_are_no_top_k() -> None:
         return jnp.argsort(-x, axis=0)[:8].astype(jnp.float32).sum()
 
     sent = _sent_kib(_propagated(work, 4096, 8), 8)
-    assert "all-gather" not in sent and sent["all-to-all"] > 0
+    assert "all-gather" not in sent
+    # Values and places before the sort, and the places behind it, as jaxlib 0.12 compiles it.
+    assert sent["all-to-all"] == pytest.approx(3 * 4096 * 512 * 4 / KIB)
 
 
 def test_equal_arrays_that_are_computed_apart_move_apart() -> None:
