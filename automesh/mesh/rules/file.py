@@ -120,6 +120,9 @@ def _update(table: Any, tree: Mapping[str, Any]) -> None:
     for key, value in tree.items():
         if key in _TABLES and isinstance(table.get(key), Table):
             _update(table[key], value)
+            # The first pattern that matches decides, so that the order of patterns is theirs.
+            if list(table[key]) != list(value):
+                table[key] = _item(key, value)
         else:
             table[key] = _item(key, value)
 

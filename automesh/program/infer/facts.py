@@ -274,7 +274,7 @@ def _join_nodes(
 def _find_data_sets(every: Dimensions, events: Events, found: Facts) -> None:
     acted = roots(every, [dim for one in _taken(every, events, found) for dim in one.looked_up])
     for one in data_lookups(every, events, found):
-        if _is_columns(every, found, one):
+        if not one.takes_rows or _is_columns(every, found, one):
             continue
         for root in roots(every, one.looked_up):
             known = found.weights | found.backward | found.nodes | found.edges | found.graphs

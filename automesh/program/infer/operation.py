@@ -102,6 +102,7 @@ class Lookup:
       is_held_whole: whether the looked-up array is an unchanged argument or a constant of the step.
       is_of_windows: whether the indices are the positions behind given places.
       source: of the indices.
+      takes_rows: whether what is chosen is rows, and no single column or number.
       place: None inside of a `shard_map`, where no constraint can be put.
     """
 
@@ -119,6 +120,7 @@ class Lookup:
     is_of_windows: bool
     is_float: bool
     source: Source = ()
+    takes_rows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -325,6 +325,10 @@ step = []
     again = replace(found, shardings={"x": ["batch"]})
     merge_rule(path, again, selector="cpu-8")
     assert read_rules(path).rules[0] == in_file(again)
+    # Those of another script have the same names in another order, in which they are tried.
+    other = replace(found, shardings={"params/**/up": ["embed", ""], "x": ["batch"], "y": []})
+    merge_rule(path, other, selector="cpu-8")
+    assert list(read_rules(path).select("cpu-8").sharding_patterns) == ["params/**/up", "x", "y"]
 
 
 def test_axis_types_are_in_the_rule(tmp_path):

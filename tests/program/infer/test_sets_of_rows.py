@@ -217,3 +217,37 @@ def test_a_square_quantized_matrix_in_a_residual_stream_is_frozen() -> None:
     found = found_of(loss, params, base, f32(16, 24), names="base x")
     assert argument(found, "base['q']").role == Role.FROZEN
     assert argument(found, "x").role == Role.DATA
+
+
+def test_the_feature_at_which_a_tree_splits_is_a_column_and_no_row_of_a_data_set() -> None:
+    """Before, the features of boosted trees were rows that the step takes from a data set."""
+
+    def step(said: Any, x: Any, edges: Any, y: Any) -> Any:
+        rest = y - said
+        is_left = x[:, :, None] < edges
+        sums, counts = jnp.einsum("rfe,r->fe", is_left.astype(x.dtype), rest), is_left.sum(0)
+        best = jnp.argmax(sums**2 / (counts + 1))
+        feature, edge = best // 32, best % 32
+        side = x[:, feature] < edges[feature, edge]
+        said = said + 0.1 * jnp.where(side, sums[feature, edge], rest.mean())
+        return said, jnp.mean(rest**2)
+
+    args = (f32(1024), f32(1024, 16), f32(16, 32), f32(1024))
+    found = Model(step=step, args=args, names=("said", "x", "edges", "y"), num_state=1).classes()
+    assert CautionKind.GATHERS_DATA_SET not in kinds(found)
+    rows, features = argument(found, "x").dims
+    assert argument(found, "said").dims == argument(found, "y").dims == (rows,)
+    assert argument(found, "edges").dims[0] == features
+    assert not {features, argument(found, "edges").dims[1]} & batches(found).keys()
+
+
+def test_one_row_that_a_step_takes_is_of_a_data_set() -> None:
+    def step(p: Any, count: Any, x: Any) -> Any:
+        p, value = descended(lambda p: jnp.mean(network(p, x[count]) ** 2), p)
+        return p, count + 1, value
+
+    model = Model(
+        step=step, args=(LAYERS, i32(), f32(512, 24)), names=("p", "count", "x"), num_state=2
+    )
+    found = model.classes()
+    assert CautionKind.GATHERS_DATA_SET in kinds(found)

@@ -102,7 +102,15 @@ def _dynamic_slice(op: TracedOperation) -> list[Dims]:
         if kept == 1 and len(source) == 1:
             op.events.chosen.setdefault(source[0], []).append(dim)
     if looked:
-        _note_lookup(op, tuple(looked), (), tuple(found), tuple(found))
+        sliced = [
+            place
+            for place, (size, kept) in enumerate(zip(op.given[0], op.shapes[0], strict=True))
+            if size != kept
+        ]
+        is_row = sliced[0] == 0 and any(size > 1 for size in op.shapes[0])
+        takes_rows = is_row or any(op.shapes[0][place] > 1 for place in sliced)
+        made = tuple(found)
+        _note_lookup(op, tuple(looked), (), made, made, takes_rows=takes_rows)
     return [tuple(found)]
 
 
@@ -116,7 +124,15 @@ def _dynamic_update_slice(op: TracedOperation) -> list[Dims]:
     return [whole]
 
 
-def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, result: Dims) -> None:
+def _note_lookup(
+    op: TracedOperation,
+    looked: Dims,
+    by: Dims,
+    window: Dims,
+    result: Dims,
+    *,
+    takes_rows: bool = True,
+) -> None:
     op.events.lookups.append(
         Lookup(
             looked_up=looked,
@@ -133,6 +149,7 @@ def _note_lookup(op: TracedOperation, looked: Dims, by: Dims, window: Dims, resu
             is_of_windows=any(one in op.events.windows for one in (*op.sources, ())[1]),
             is_float=op.is_float,
             source=(*op.sources, ())[1],
+            takes_rows=takes_rows,
         )
     )
 
@@ -252,7 +269,10 @@ def _gather(op: TracedOperation) -> list[Dims]:
     own = _inside_rows(op, own, tuple(operand[place] for place in places), inside)
     _note_chosen(op, inside)
     if looked:
-        _note_lookup(op, looked, own, tuple(kept), tuple(found))
+        first = next(place for place in range(len(operand)) if place not in batching)
+        is_of_rows = sizes[first] != op.given[0][first] and any(kept)
+        takes_rows = bool(own) or is_of_rows
+        _note_lookup(op, looked, own, tuple(kept), tuple(found), takes_rows=takes_rows)
     return [tuple(found)]
 
 
