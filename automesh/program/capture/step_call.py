@@ -176,11 +176,19 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         axis_types=capture.searched.axis_types if capture.makes_mesh else None,
         # A mesh of fewer devices than there are cannot be compared with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
-        leaf_names=call.names,
+        leaf_names=_names(call, len(jax.tree.leaves(args)), len(held)),
         carried=tuple(pairs),
         unplaced=capture.unplaced if capture.makes_mesh else (),
         source=(begins.file, begins.line),
     )
+
+
+def _names(call: TracedCall, num_leaves: int, num_held: int) -> tuple[str, ...]:
+    """Returns the user's names of the leaves of the arguments, and names of the arrays that the
+    step holds, which come behind them."""
+    if len(call.names) != num_leaves:
+        return call.names
+    return (*call.names, *(f"closed_over[{number}]" for number in range(num_held)))
 
 
 def _has_all_devices(capture: Capture) -> bool:

@@ -205,6 +205,37 @@ def test_a_name_that_a_module_of_the_users_own_lacks_is_not_told_so(tmp_path: Pa
     assert "fails by itself, too" in captured(script)["hint"]
 
 
+CLOSES_OVER = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+rows = jax.device_put(np.ones((64, 16), np.float32), NamedSharding(mesh, P("data")))
+@jax.jit
+def train_step(w):
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((rows @ w - 1) ** 2))(w)
+    return w - 0.1 * g, loss
+w = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(mesh, P()))
+for _ in range(4):
+    w, loss = train_step(w)
+"""
+
+
+@pytest.mark.slow
+def test_an_array_that_the_step_closes_over_has_a_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLOSES_OVER)
+    done = subprocess.run(
+        [sys.executable, "-m", "automesh", "check-script", "train.py", "--target", "cpu:4"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^closed_over\[0\] +f32\[64,16\] +P\(data\)", done.stdout, re.M)
+    assert "~held" not in done.stdout
+
+
 TWO_STEPS = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
