@@ -7,7 +7,8 @@ is null. Keys are only ever added within a schema number.
     why         the sentence: for one mesh where its time goes, for two why one wins
     one         {plan, mesh, why, failure, links, step_s {estimated, bracket, bound, compiled,
                 measured, measured_interval}, replay {step_s, bracket_s, causes, communication_s,
-                busy_s, mfu, uncounted} or null, causes [{cause, seconds, share}], reasons [{reason, axes,
+                busy_s, mfu, uncounted} or null, causes [{cause, seconds, share}],
+                reasons [{reason, axes,
                 seconds, source}], collectives [{kind, axes, source, array, region, in_loop, runs,
                 payload_bytes, device_bytes, sent_bytes, latency_s, ici_s, dcn_s, seconds,
                 granules}], flops, memory_traffic_bytes, memory {estimated_bytes, argument_bytes,
