@@ -102,9 +102,21 @@ def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | Non
             platforms="cpu",
             cpu_devices=min(absent.num_devices, MAX_CPU_DEVICES),
             absent=absent,
+            notices=_about_nvlink(absent),
             figures=own[1].figures if own else "",
         )
     raise _unknown(name, clusters)
+
+
+def _about_nvlink(absent: Absent) -> tuple[str, ...]:
+    """Says that what crosses nodes does not leave NVLink, if one domain joins all of them: jax
+    itself groups devices by node, so that such parts of an axis are written with `dcn.`, too."""
+    if absent.joined_hosts < 2 or absent.joined_hosts < absent.num_hosts:
+        return ()
+    return (
+        f"NVLink joins all {absent.num_hosts} nodes of {absent.selector}: `dcn.` parts of a mesh "
+        "cross nodes, not a network, and are priced at NVLink's speed",
+    )
 
 
 def _virtual(name: str, count: int, processes: int) -> Target:

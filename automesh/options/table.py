@@ -105,7 +105,9 @@ _OF_ALL = (
         metavar="NAME",
         help="Devices: local (the attached ones, by default), cpu:N (N virtual ones), or some "
         "that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64; cpu:N*P are P processes of N "
-        "virtual ones, with DCN between them. Give it again for several: one rule each.",
+        "virtual ones, with DCN between them. A part of the devices is a target of its own: "
+        "cpu:4, gpu-h100-4; of attached GPUs, CUDA_VISIBLE_DEVICES names them. Give it again for "
+        "several: one rule each.",
         has_server=True,
         has_order=True,
     ),

@@ -342,3 +342,19 @@ def test_all_devices_of_a_job_are_named_together(platform, kind, slices, each, e
         for number in range(slices * each)
     ]
     assert selector_of(devices) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "is_joined"),
+    [
+        ("gpu-gb200-72", True),
+        ("gpu-gb200-16", True),
+        ("gpu-gb200-4", False),
+        ("gpu-gb200-144", False),
+        ("gpu-h100-64", False),
+    ],
+)
+def test_nodes_of_one_nvlink_domain_are_said_to_be_so(name: str, is_joined: bool) -> None:
+    """Their meshes have `dcn.` parts, which are those of a network elsewhere."""
+    said = parse_target(name, {}).notices
+    assert any("NVLink joins all" in one and "not a network" in one for one in said) is is_joined

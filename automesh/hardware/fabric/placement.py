@@ -1,4 +1,5 @@
-"""Finds where the devices of a mesh are: granule and chip by number in a program (no jax)."""
+"""Finds where the devices of a mesh are: granule and chip by number in a program, and the physical
+dimensions of a torus that its axes lie along, in words (no jax)."""
 
 from __future__ import annotations
 
@@ -63,6 +64,44 @@ class Placement:
 
     def __len__(self) -> int:
         return len(self.granule)
+
+
+def axes_in_words(axes: Sequence[MeshAxis], fabric: Fabric, layouts: Layouts) -> tuple[str, ...]:
+    """Says for each axis of a mesh along which physical dimensions of the torus it lies, and
+    whether its devices form a ring there: `fsdp x ring of 4, y 2 of 4`.
+
+    A part of a dimension is a line without wraparound; with a stride its neighbours are that many
+    chips apart. Empty if there is no torus, or if jax cannot lay the mesh out.
+
+    Raises:
+      AutomeshError: `layouts` says nothing about the shape of the mesh.
+    """
+    shape = tuple(axis.ici for axis in axes)
+    known = shapes_in(layouts)
+    if fabric.kind != "torus" or shape in known.refused:
+        return ()
+    if shape in known.wound or any(one.shape == shape for one in layouts.crooked):
+        names = ", ".join(axis.name for axis in axes if axis.ici > 1)
+        return (f"{names} wound through the torus, along no straight dimensions",) if names else ()
+    if shape not in known.straight:
+        raise unasked(shape)
+    spans = layouts.spans[known.straight[shape]]
+    return tuple(
+        f"{axis.name} {', '.join(_span_in_words(span, fabric) for span in along)}"
+        for axis, along in zip(axes, spans, strict=True)
+        if along
+    )
+
+
+def _span_in_words(span: AxisSpan, fabric: Fabric) -> str:
+    if span.dimension < 0:
+        return f"{span.extent} devices of a chip"
+    name, full = "xyz"[span.dimension], fabric.torus[span.dimension]
+    apart = f", {span.stride} chips apart" if span.stride > 1 else ""
+    if span.extent * span.stride < full:
+        return f"{name} {span.extent} of {full}{apart}"
+    form = "ring" if fabric.wraps[span.dimension] else "line"
+    return f"{name} {form} of {span.extent}{apart}"
 
 
 def _inside(fabric: Fabric, layouts: Layouts, shape: tuple[int, ...]) -> Ints:

@@ -5,9 +5,10 @@ is null. Keys are only ever added within a schema number.
 
     schema, workload, target, device, device_count, speeds, study, notices
     why         the sentence: for one mesh where its time goes, for two why one wins
-    one         {plan, mesh, why, failure, step_s {estimated, bracket, bound, compiled, measured,
-                measured_interval}, replay {step_s, bracket_s, causes, communication_s, busy_s, mfu,
-                uncounted} or null, causes [{cause, seconds, share}], reasons [{reason, axes,
+    one         {plan, mesh, why, failure, links, step_s {estimated, bracket, bound, compiled,
+                measured, measured_interval}, replay {step_s, bracket_s, causes, communication_s,
+                busy_s, mfu, uncounted} or null, causes [{cause, seconds, share}],
+                reasons [{reason, axes,
                 seconds, source}], collectives [{kind, axes, source, array, region, in_loop, runs,
                 payload_bytes, device_bytes, sent_bytes, latency_s, ici_s, dcn_s, seconds,
                 granules}], flops, memory_traffic_bytes, memory {estimated_bytes, argument_bytes,
@@ -19,6 +20,8 @@ is null. Keys are only ever added within a schema number.
     changes     null without it, else {causes [{cause, one_s, against_s}], collectives [{kind, axes,
                 source, region, change, one_s, against_s}]}; `change` is appears, vanishes, grows,
                 shrinks or same, seen from `one`
+
+`links` says for each axis along which physical dimensions of a torus it lies; empty elsewhere.
 
 Bytes of collectives are those of one run. `payload_bytes` is the full array of one group of
 devices, `device_bytes` what one device holds of it before or after the run, whichever is more, and
@@ -73,6 +76,7 @@ def facts_of_one(one: Explained) -> dict[str, Any]:
         "mesh": one.plan.mesh,
         "why": why_sentence(one),
         "failure": one.failure or None,
+        "links": list(one.placement),
         "step_s": _step(one),
         "causes": [
             {"cause": cause, "seconds": seconds, "share": seconds / total}

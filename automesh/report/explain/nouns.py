@@ -19,6 +19,7 @@ class Explained:
       compiled, measured: what the study holds beyond the estimate.
       failure: why it could not be compiled or run, in words; empty if nothing is known against it.
       is_borrowed: True if the terms are those of other sizes, which do not hold here for certain.
+      placement: per axis, the physical dimensions of the torus that it lies along, in words.
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class Explained:
     measured: Measured | None = None
     failure: str = ""
     is_borrowed: bool = False
+    placement: tuple[str, ...] = ()
 
     @property
     def replay(self) -> ReplayOutcome | None:

@@ -115,6 +115,8 @@ def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
         lines.append(("", clean(one.failure, 240)))
     if one.is_borrowed:
         lines.append(("", "estimated from the program of other sizes: this mesh has its own"))
+    if one.placement:
+        lines.append(("links", clean("; ".join(one.placement))))
     lines.append(("memory", _memory(one)))
     return lines
 

@@ -18,6 +18,7 @@ from automesh.cost.priced_options import pipeline_under_options, under_options
 from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
 from automesh.errors import AutomeshError, UsageError
+from automesh.hardware.fabric.placement import axes_in_words
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
 from automesh.mesh.plan_arrays import Batch, batch_of
@@ -188,6 +189,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         measured=_measured(candidate),
         failure=reason(candidate) if candidate is not None else "",
         is_borrowed=not _holds(terms, plan.sizes),
+        placement=axes_in_words(plan.axes, hardware.fabric, hardware.layouts),
     )
 
 

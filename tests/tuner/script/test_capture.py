@@ -23,10 +23,10 @@ from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.script.around import check_around, searched_around
-from automesh.tuner.script.capture import (  # pyright: ignore[reportPrivateUsage]
-    _baseline,
-    _notices,
-    _space,
+from automesh.tuner.script.capture import (
+    _baseline,  # pyright: ignore[reportPrivateUsage]
+    _notices,  # pyright: ignore[reportPrivateUsage]
+    _space,  # pyright: ignore[reportPrivateUsage]
 )
 
 LINE = SourceLine(file="/home/me/train.py", line=7)
