@@ -32,10 +32,15 @@ def share_equal(graph: Graph) -> None:
         first: dict[object, Operation] = {}
         gone: set[Operation] = set()
         moved = {one: tuple(one.operands) for one in block.operations if one.name in COLLECTIVES}
+        on_the_way = {result for one in moved for result in one.results}
         for operation in block.operations:
             if operation.name not in PURE or len(operation.results) != 1:
                 continue
-            operands = moved.get(operation, tuple(operation.operands))
+            # What moves in several steps is one array on its way.
+            operands = tuple(
+                replaced.get(one, one) if one in on_the_way else one
+                for one in moved.get(operation, operation.operands)
+            )
             known = first.setdefault(_key(operation, operands), operation)
             if known is not operation:
                 replace_operands(operation.results[0], known.results[0])
