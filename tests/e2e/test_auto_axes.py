@@ -8,10 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jax
 import pytest
 
+from automesh.errors import UsageError
 from automesh.program.absent import unsaid_axes
+from automesh.program.capture.world import told
+from automesh.worker.handlers.auto_axes import with_its_axes
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -68,7 +73,9 @@ def test_where_auto_axes_do_not_help_both_errors_are_said(tmp_path: Path) -> Non
     found = captured(BOTH, tmp_path, "")
     assert "before its step: ShardingTypeError: " in found["error"]
     assert "; with Auto axes, train.py fails at train.py:10 before its step: " in found["error"]
-    assert "fails by itself, too, on 4 virtual CPU devices, with the same error" in found["hint"]
+    # On a busy machine the 20 s in which the script runs by itself may end before that line.
+    same, late = "fails by itself, too", "had not reached that line"
+    assert same in found["hint"] or late in found["hint"]
 
 
 @pytest.mark.slow
@@ -97,13 +104,30 @@ def test_a_search_says_where_the_types_would_be_named(tmp_path: Path) -> None:
         ("Use `.at[...].get(out_sharding=)` to provide output PartitionSpec", True),
         ("No such file: data/train.bin", False),
         ("add got incompatible shapes for broadcasting: (8,), (4,): float32[8], mail@x.org", False),
+        ("layer[@x is no parameter; seed[3@], cfg[seed@3]", False),
     ],
 )
 def test_which_errors_are_about_explicit_axes(text: str, refuses: bool) -> None:
+    def step(x: Any) -> Any:
+        raise ValueError(text)
+
+    with pytest.raises(ValueError) as raised:
+        jax.make_jaxpr(step)(1.0)
+    error = raised.value
     unsaid_axes.forget_place()
-    assert not unsaid_axes.refuses_explicit(ValueError(text))
+    assert not unsaid_axes.refuses_explicit(error)
     unsaid_axes.types_for(("data",), "train.py:1")
-    assert unsaid_axes.refuses_explicit(ValueError(text)) == refuses
+    assert unsaid_axes.refuses_explicit(error) == refuses
+    assert not unsaid_axes.refuses_explicit(ValueError(text)), "jax has not raised it"
     with unsaid_axes.unsaid_axes(are_auto=True):
-        assert not unsaid_axes.refuses_explicit(ValueError(text))
+        assert not unsaid_axes.refuses_explicit(error)
     unsaid_axes.forget_place()
+
+
+def test_an_error_that_stays_the_same_is_said_once() -> None:
+    def fails() -> Any:
+        raise UsageError("train.py fails at train.py:3")
+
+    with mock.patch.object(told, "refuses_axes", lambda: True), pytest.raises(UsageError) as raised:
+        with_its_axes(fails, lambda _: None)
+    assert raised.value.message == "train.py fails at train.py:3"

@@ -8,9 +8,11 @@ that were written before fail.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +23,12 @@ from jax.sharding import AxisType
 # `shard_map`.
 _SAID = re.compile(
     r"\bExplicit\b|\bexplicit (?:mesh|axes|axis|sharding)|\bout_sharding\b|\bjax\.reshard\b"
-    r"|specs of the input|\b[a-z]+\d*\[[^\]\n]*@"
+    r"|specs of the input|\b[a-z]+\d+\[\d[^\]\n]*@"
 )
 _ERROR = "ShardingTypeError"
+_FOLDER = str(Path(jax.__file__).parent)
+# The note that jax adds to an error when it removes its own frames from the traceback.
+_FRAMES_REMOVED = "JAX has removed its internal frames"
 
 
 @dataclass(slots=True)
@@ -80,7 +85,17 @@ def refuses_explicit(error: Exception) -> bool:
     """Whether a script fails because the axes of its mesh, which it left to jax, are Explicit."""
     if not _STATE.place or _STATE.are_auto:
         return False
-    return type(error).__name__ == _ERROR or bool(_SAID.search(str(error)))
+    if type(error).__name__ == _ERROR:
+        return True
+    return _comes_from_jax(error) and bool(_SAID.search(str(error)))
+
+
+def _comes_from_jax(error: Exception) -> bool:
+    """Whether jax has raised an error, or was about to trace what raised it."""
+    if any(_FRAMES_REMOVED in note for note in getattr(error, "__notes__", ())):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_FOLDER)
 
 
 def in_words(reason: str) -> str:

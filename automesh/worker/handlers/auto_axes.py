@@ -35,7 +35,7 @@ def with_its_axes(discovered: Callable[[], Discovery], again: Callable[[str], No
         with unsaid_axes.unsaid_axes(are_auto=True):
             found = discovered()
     except UsageError as error:
-        if told.wanted_devices():
+        if told.wanted_devices() or error.message == first.message:
             raise
         if failed_at is not None:
             told.fail_at(*failed_at)
