@@ -184,6 +184,15 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizedArray:
+    """An array among the arguments of a step, with its whole shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildAnswer:
     """The result of building and tracing the step of a plan on its mesh. An exception of user code
     is no answer, but a failure of the job.
@@ -192,10 +201,12 @@ class BuildAnswer:
       arguments: the arguments that are split, with the mesh axes.
       uneven: the arguments among them that jax refuses, because the axes do not divide a dimension;
         only with these dimensions. Empty if the step can be built.
+      data: the arguments that are not carried to the next step.
     """
 
     arguments: tuple[SplitArray, ...]
     uneven: tuple[SplitArray, ...] = ()
+    data: tuple[SizedArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class Estimates:
       fabric: how the devices are wired; None if that is unknown.
       layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
       is_interrupted: True if somebody has stopped them: they are those that were made until then.
+      data_by_mesh: says that the step takes other amounts of data on other meshes; empty if it does
+        not, or if that is unknown.
       settled_at: how many plans had an estimate when it was certain that no other one comes among
         the first ten; 0: it was not before the end.
     """
@@ -51,6 +53,7 @@ class Estimates:
     fabric: Fabric | None = None
     layouts: Layouts | None = None
     is_interrupted: bool = False
+    data_by_mesh: str = ""
     settled_at: int = 0
 
     @property

@@ -29,6 +29,7 @@ class Searched:
       made_up: arguments of the step that nobody gives values for, by name.
       split: the axes of a script's mesh that are several in the search, in the words of `--split`.
       not_searched: what a script does besides its jitted step, in a sentence.
+      data_by_mesh: says that its step takes other amounts of data on other meshes, in a clause.
       template: of the command that is run for each plan; empty where a script's step is.
     """
 
@@ -41,6 +42,7 @@ class Searched:
     made_up: tuple[str, ...] = ()
     split: str = ""
     not_searched: str = ""
+    data_by_mesh: str = ""
     template: str = ""
 
 

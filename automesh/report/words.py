@@ -334,6 +334,12 @@ def best_label(result: SearchResult) -> str:
 
 def best_sentence(result: SearchResult) -> str:
     """Says the answer: the plan, its time with the evidence, the gain over the script's mesh."""
+    said = _answer(result)
+    differs = clean(result.facts.searched.data_by_mesh)
+    return f"{said}; {differs}" if differs and best_of(result) is not None else said
+
+
+def _answer(result: SearchResult) -> str:
     best = best_of(result)
     if best is None and not result.candidates:
         return ""  # Nothing was tried: a dry run, or a search that was stopped at once.

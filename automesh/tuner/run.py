@@ -191,7 +191,12 @@ def run_search(
                 may_stop=True,
             )
             refusals = estimates.notices[len(estimated.notices) :]
-            rest = replace(rest, refused=estimates.refused, notices=(*rest.notices, *refusals))
+            rest = replace(
+                rest,
+                refused=estimates.refused,
+                data_by_mesh=estimates.data_by_mesh,
+                notices=(*rest.notices, *refusals),
+            )
             if rest.is_interrupted:
                 return _stopped(keep, rest)
             workers.close()

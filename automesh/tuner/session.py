@@ -42,6 +42,7 @@ from automesh.tuner.estimate.buildable import (
     is_indivisible,
     refusal_notices,
 )
+from automesh.tuner.estimate.data_by_mesh import data_by_mesh
 from automesh.tuner.estimate.propagations import Active, Need
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
@@ -190,6 +191,9 @@ class Session:
         check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         refused = check.refused(legal.plans)
         notices = (*refusal_notices(refused), *_not_run_there(self.request.entry, refused))
+        differs = data_by_mesh(check.data, estimates.found)
+        if differs is not None:
+            notices += (differs.notice,)
         listed = [plan for plan in ranked if plan not in refused][: self.request.top]
         if not all(check.is_done(plan) for plan in listed):
             notices += ("the time did not suffice to build the step on all meshes that are listed",)
@@ -202,6 +206,7 @@ class Session:
                     plan: why for plan, why in estimates.missing.items() if plan not in refused
                 },
                 refused=refused,
+                data_by_mesh="" if differs is None else differs.clause,
                 notices=(*estimates.notices, *notices),
             ),
         )

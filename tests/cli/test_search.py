@@ -240,7 +240,7 @@ class TestAWholeSearch:
             ),
             *("results_dir", "rules_path", "command", "speeds", "certificate", "belief"),
             *("device_memory_bytes", "reserve_bytes", "template", "best_command", "split"),
-            *("not_searched", "findings"),
+            *("not_searched", "findings", "data_by_mesh"),
         }
 
     @pytest.mark.long

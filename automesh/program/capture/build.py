@@ -30,7 +30,7 @@ from automesh.program.capture.run_script import Ended, run_script, stop_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import TracedCall, workload_of
 from automesh.program.capture.world.meshes import same_on
-from automesh.program.carry.batches import is_key, state_places
+from automesh.program.carry.batches import state_places
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.by_mesh import keep_call, kept_call
 from automesh.program.carry.starts import note_start
@@ -38,6 +38,7 @@ from automesh.program.carry.stored_step import read_step
 from automesh.program.carry.values import StoredStepLost
 from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import Entry
+from automesh.program.script.data_arguments import is_key
 from automesh.program.script.workload import Workload
 from automesh.texts.exceptions import in_one_line
 

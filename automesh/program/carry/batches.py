@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from automesh.program.capture.nouns import Capture, Carried
@@ -29,16 +27,6 @@ def state_places(carried: Sequence[Carried]) -> frozenset[int]:
     return frozenset(
         place for one in carried for place in range(one.argument, one.argument + one.count)
     )
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of random keys: how many there are is no amount of work."""
-    dtype: Any = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return False
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return True
-    return dtype == "uint32" and leaf_shape(leaf)[-1:] == (2,)
 
 
 def batch_there(capture: Capture, call: TracedCall, mesh: str) -> str:

@@ -15,6 +15,7 @@ from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import BuildAnswer
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
+from automesh.program.script.data_arguments import data_arguments
 from automesh.program.script.workload import leaf_names_of
 from automesh.program.spec_entries import entries_of
 from automesh.space.mapping import SplitArray, SplitDimension
@@ -47,7 +48,7 @@ def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> Bu
                 lower_here(traced.traced, platforms)
             except ValueError:  # jax's IndivisibleError is a ValueError.
                 return BuildAnswer(arguments=arguments, uneven=uneven)
-    return BuildAnswer(arguments=arguments)
+    return BuildAnswer(arguments=arguments, data=data_arguments(traced))
 
 
 def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:

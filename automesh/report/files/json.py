@@ -28,6 +28,8 @@ known is null. Keys are only ever added within a schema number.
     split       of a script without `build`, axes of its mesh that are several, or null
     not_searched
                 of such a script, what it does besides its jitted step, or null
+    data_by_mesh
+                says that its step takes other amounts of data on other meshes, or null
     template, best_command
                 of a search by a command: the template, and the command of the best plan, or null
 """
@@ -87,6 +89,7 @@ def facts_of(result: SearchResult) -> dict[str, Any]:
         "reserve_bytes": result.facts.devices.reserve_bytes or None,
         "split": result.facts.searched.split or None,
         "not_searched": result.facts.searched.not_searched or None,
+        "data_by_mesh": result.facts.searched.data_by_mesh or None,
         "template": result.facts.searched.template or None,
         "best_command": result.best_command or None,
     }

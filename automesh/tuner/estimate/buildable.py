@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from automesh.errors import UsageError
 from automesh.mesh.axes import Call, MeshAxis, Plan
 from automesh.outcomes import Failed, RuledOut
-from automesh.program.nouns import BuildAnswer, Entry
+from automesh.program.nouns import BuildAnswer, Entry, SizedArray
 from automesh.report.progress import Progress
 from automesh.space.conditions import SpaceRule
 from automesh.space.mapping import SplitArray
@@ -88,12 +88,12 @@ class BuildCheck:
 
     def can_be_built(self, plan: Plan) -> bool:
         """Whether the plan was built without a refusal."""
-        verdict = self._verdicts.get(_built_as(plan))
+        verdict = self._verdicts.get(built_as(plan))
         return isinstance(verdict, BuildAnswer) and not verdict.uneven
 
     def is_done(self, plan: Plan) -> bool:
         """Whether a build of the plan was tried."""
-        return _built_as(plan) in self._verdicts
+        return built_as(plan) in self._verdicts
 
     def build(self, plans: Iterable[Plan], *, wanted: int, in_any_case: bool = False) -> None:
         """Builds plans in their order until `wanted` of them have succeeded.
@@ -101,7 +101,7 @@ class BuildCheck:
         Args:
           in_any_case: whether to build even after the deadline.
         """
-        waiting = deque(dict.fromkeys(_built_as(plan) for plan in plans))
+        waiting = deque(dict.fromkeys(built_as(plan) for plan in plans))
         running: dict[int, tuple[Plan, bool]] = {}
         good = 0
 
@@ -138,7 +138,7 @@ class BuildCheck:
           UsageError: it cannot be built.
         """
         self.build([plan], wanted=1, in_any_case=True)
-        verdict = self._verdicts.get(_built_as(plan))
+        verdict = self._verdicts.get(built_as(plan))
         ruled_out = self._ruled_out(plan)
         if ruled_out is None:
             return
@@ -148,6 +148,15 @@ class BuildCheck:
             hint = f"{hint}; {frames}" if frames else hint
             raise UsageError(f"the baseline `{plan}` cannot be built: {verdict.reason}", hint=hint)
         raise UsageError(f"the baseline `{plan}` cannot be built: {ruled_out.detail}", hint=hint)
+
+    @property
+    def data(self) -> dict[Plan, tuple[SizedArray, ...]]:
+        """The arguments that are data, of each plan that was built, without granules."""
+        return {
+            plan: verdict.data
+            for plan, verdict in self._verdicts.items()
+            if isinstance(verdict, BuildAnswer) and not verdict.uneven
+        }
 
     def refused(self, plans: Sequence[Plan]) -> dict[Plan, RuledOut]:
         """Returns the plans that cannot be built, by their own builds or by those of similar
@@ -165,7 +174,7 @@ class BuildCheck:
         return found
 
     def _ruled_out(self, plan: Plan) -> RuledOut | None:
-        match self._verdicts.get(_built_as(plan)):
+        match self._verdicts.get(built_as(plan)):
             case Failed() as failed:
                 return _rule_of(failed)
             case BuildAnswer(uneven=(first, *_)):
@@ -227,7 +236,7 @@ def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[st
     return tuple(said)
 
 
-def _built_as(plan: Plan) -> Plan:
+def built_as(plan: Plan) -> Plan:
     """Returns the plan without granules, which neither `build` nor jax's tracing can see."""
     axes = tuple(MeshAxis(name=axis.name, ici=axis.size) for axis in plan.axes)
     return replace(plan, axes=axes, compiler_options=())

@@ -214,7 +214,7 @@ def facts_of(
     """
     aim, memory = prepared.aim, prepared.device_memory
     return StudyFacts(
-        searched=prepared.searched,
+        searched=replace(prepared.searched, data_by_mesh=estimates.data_by_mesh),
         devices=Devices(
             target=prepared.selector,
             platform=aim.platform,

@@ -151,7 +151,9 @@ def alone() -> Generator[None]:
         if processes := hidden_processes():
             tell(
                 f"the script was shown one process with all {len(attached())} devices, where the "
-                f"target has {processes} processes"
+                f"target has {processes} processes; if it makes its mesh from the number of "
+                "processes or of local devices, its own mesh is another one there than that with "
+                "which others are compared: name it with `--baseline`"
             )
 
 
