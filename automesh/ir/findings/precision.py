@@ -42,7 +42,7 @@ _NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
 # What is done to each element before it becomes narrow.
 _SCALING = frozenset(("abs", "clamp", "divide", "maximum", "minimum", "multiply", "negate"))
-_SAME = VIEWS | {"transpose", "all_slice"}
+_SAME = VIEWS | {"transpose", "all_slice", "slice"}
 # A search of scales leaves at most this part of an array.
 _LEAST_REDUCED = 1 / 16
 
