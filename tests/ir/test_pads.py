@@ -144,3 +144,53 @@ def test_rows_and_buffers_are_those_of_the_compiler(name: str) -> None:
     assert moved == pytest.approx(expected, rel=0.01)
     most = max(value_of(point.bytes, SIZES) for point in terms.points) / MIB
     assert most == pytest.approx(temporaries, rel=0.3, abs=0.05)
+
+
+def _collectives(step: Callable[[Any, Any], Any], rows: int, platform: str) -> list[Any]:
+    def build(mesh: Any) -> Any:
+        x = jax.ShapeDtypeStruct((rows, 1024), jnp.float32, sharding=NamedSharding(mesh, P()))
+        return jax.jit(lambda x: step(x, mesh)), (x,)
+
+    programs = Programs(
+        build=lambda mesh: build_on(build, mesh), axis_names=("dp", "tp"), platform=platform
+    )
+    terms = propagate(programs, sizes=tuple(SIZES.items()), probes=(), enter=lambda _: None).terms
+    return [one for one in terms.collectives if one.kind == "all-gather"]
+
+
+def _whole(x: Any, mesh: Any) -> Any:
+    """Gathers what is split over dp first."""
+    split = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("dp")))
+    return jax.lax.with_sharding_constraint(split, NamedSharding(mesh, P()))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_padded_arrays_that_are_gathered_and_put_together(platform: str) -> None:
+    """Before, the slice behind a padded gather did not say what it cuts, and this failed."""
+
+    def step(x: Any, mesh: Any) -> Any:
+        both = _whole(jnp.tanh(x), mesh), _whole(jnp.cos(x), mesh)
+        return jnp.concatenate(both, axis=0)
+
+    found = _collectives(step, 1022, platform)
+    moved = sum(value_of(one.count, SIZES) * value_of(one.payload_bytes, SIZES) for one in found)
+    assert moved == 2 * 1024 * ROW
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("rows", [4094, 4096])
+@pytest.mark.parametrize("is_converted", [True, False])
+def test_padded_arrays_are_converted_before_they_are_gathered(
+    platform: str, rows: int, is_converted: bool
+) -> None:
+    """Before, parts that are not even were gathered in 32 bits."""
+
+    def step(x: Any, mesh: Any) -> Any:
+        whole = _whole(jnp.tanh(x), mesh)
+        if is_converted:
+            whole = whole.astype(jnp.bfloat16)
+        return whole @ whole.T
+
+    is_narrow = is_converted or platform == "tpu"
+    (one,) = _collectives(step, rows, platform)
+    assert value_of(one.payload_bytes, SIZES) == 4096 * ROW / (2 if is_narrow else 1)

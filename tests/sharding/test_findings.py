@@ -158,7 +158,7 @@ def test_devices_that_parts_of_an_axis_divide_do_different_work() -> None:
         (False, "tpu", jnp.float8_e4m3fn, False, True),
         (True, "tpu", jnp.float8_e4m3fn, False, True),
         (True, "cpu", jnp.float8_e4m3fn, True, False),
-        (False, "cpu", jnp.bfloat16, False, True),
+        (False, "cpu", jnp.bfloat16, False, False),  # CPUs send both in 32 bits.
         (False, "tpu", jnp.bfloat16, False, False),  # libtpu converts first.
         (False, "cpu", jnp.bfloat16, True, False),
     ],
@@ -191,6 +191,36 @@ def test_weights_that_are_gathered_wide_and_narrowed_behind_that(
     if expected:
         one = found["wide-gather"]
         assert (one.array, one.axes, mib(one, fsdp=8)) == ("f32[1024,1024]", ("fsdp",), 4.0)
+
+
+@pytest.mark.parametrize("rows", [1022, 1024])
+def test_wide_gathers_of_one_line_are_told_apart_by_how_often_they_run(rows: int) -> None:
+    """Before, the bytes of all stood beside the number of times of the largest, and of parts that
+    are not even nothing was said."""
+
+    def build(mesh: Any) -> Any:
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("fsdp"))
+
+        def times_weight(x: Any, w: Any) -> Any:
+            w = jax.lax.with_sharding_constraint(jnp.tanh(w)[:rows], split)
+            w = jax.lax.with_sharding_constraint(w, whole).astype(jnp.float8_e4m3fn)
+            return x[:, :rows].astype(w.dtype) @ w
+
+        def step(w: Any, stack: Any, x: Any) -> Any:
+            x = times_weight(x, w)
+            body = lambda x, w: (times_weight(x, w).astype(x.dtype), None)
+            return jnp.mean(jax.lax.scan(body, x, stack)[0].astype(jnp.float32))
+
+        stack = array(mesh, (3, 1024, 1024), None, "fsdp")
+        x = array(mesh, (256, 1024), "fsdp", dtype=jnp.bfloat16)
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), stack, x)
+
+    programs = Programs(build=lambda mesh: build_on(build, mesh), axis_names=AXES, platform="tpu")
+    sizes = {"fsdp": 8}
+    terms = propagate(programs, sizes=tuple(sizes.items()), probes=(), enter=lambda _: None).terms
+    found = [one for one in terms.findings if one.rule == "wide-gather"]
+    assert sorted(value_of(one.count, sizes) for one in found) == [1, 3]
+    assert {mib(one, **sizes) for one in found} == {4.0}
 
 
 def test_a_wide_array_that_is_also_read_as_it_is_has_to_be_gathered_wide() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from automesh.cost.terms import Finding, value_of
+from automesh.cost.terms import Finding, Sum, value_of
 from automesh.ir.findings.nouns import (
     LEAST_BYTES,
     OperationSite,
@@ -22,10 +22,11 @@ from automesh.ir.findings.rule import (
     bytes_of,
     times_of,
 )
-from automesh.ir.graph import Operation, Value, element_bytes, total_bytes
+from automesh.ir.graph import Operation, Value, total_bytes
 from automesh.ir.op_kinds import PRODUCTS, VIEWS
 from automesh.ir.passes.narrowed import IS_OF_COMPILER, IS_STATED_WIDE
-from automesh.ir.terms.collectives import nearby_source
+from automesh.ir.terms.collectives import nearby_source, sent_bytes_of_one
+from automesh.platforms import scheduling_of
 from automesh.texts.terminal import clean
 
 WIDE_PRODUCT = "wide-product"
@@ -42,7 +43,7 @@ _NARROW_SHARE, _WIDE_SHARE = 0.25, 0.25
 _FARTHEST = 32
 # What is done to each element before it becomes narrow.
 _SCALING = frozenset(("abs", "clamp", "divide", "maximum", "minimum", "multiply", "negate"))
-_SAME = VIEWS | {"transpose", "all_slice"}
+_SAME = VIEWS | {"transpose", "all_slice", "slice"}
 # A search of scales leaves at most this part of an array.
 _LEAST_REDUCED = 1 / 16
 
@@ -126,8 +127,10 @@ def _wide_reductions_words(finding: Finding, sizes: Sizes) -> str:
 
 
 def wide_gathers(program: PartitionedProgram) -> Iterator[Finding]:
-    """Finds arrays that are gathered in a wide type and narrowed behind that; each line once."""
-    found: dict[tuple[str, str], list[OperationSite]] = {}
+    """Finds arrays that are gathered in a wide type and narrowed behind that, if the platform sends
+    fewer bytes for the narrow type; each line once for each number of times."""
+    widens = scheduling_of(program.platform).widens
+    found: dict[tuple[str, str, Sum], list[OperationSite]] = {}
     for seen in program.operations():
         operation = seen.operation
         if operation.name != "all_gather" or not operation.attributes.get("axes"):
@@ -136,16 +139,17 @@ def wide_gathers(program: PartitionedProgram) -> Iterator[Finding]:
         if whole.global_bytes < LEAST_BYTES or not whole.dtype.startswith(("f64", "f32", "bf16")):
             continue
         kept = _quantized_to(whole)
-        if kept and element_bytes(kept) < element_bytes(whole.dtype):
-            found.setdefault((nearby_source(operation), kept), []).append(seen)
-    for (source, kept), sites in found.items():
+        wide_bytes = sent_bytes_of_one(whole.dtype, widens=widens)
+        if kept and sent_bytes_of_one(kept, widens=widens) < wide_bytes:
+            found.setdefault((nearby_source(operation), kept, seen.count), []).append(seen)
+    for (source, kept, count), sites in found.items():
         seen = max(sites, key=lambda one: one.operation.results[0].global_bytes)
         yield Finding(
             rule=WIDE_GATHER,
             array=words(seen.operation.results[0]),
             bytes=total_bytes(one.operation.results[0] for one in sites),
             axes=seen.operation.attributes["axes"],
-            count=seen.count,
+            count=count,
             source=source,
             detail=kept,
         )

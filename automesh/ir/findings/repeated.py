@@ -96,6 +96,8 @@ def _dividing(program: PartitionedProgram, operation: Operation) -> set[str]:
         axes.update(value.manual, value.in_part, *value.axes)
     for operand in operation.operands:
         maker = program.maker(operand)
+        if maker is not None and maker.name == "slice":  # The padding of uneven parts is cut off.
+            maker = maker.operands[0].producer
         if maker is not None and maker.name == "all_gather" and not maker.attributes.get("manual"):
             axes.update(maker.attributes["axes"])
     return axes

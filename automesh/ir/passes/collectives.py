@@ -258,6 +258,7 @@ def gather_what_is_narrow(graph: Graph, *, least_bytes: float = 0.0) -> None:
             if element_bytes(conversion.results[0].dtype) < least_bytes:
                 continue
             before = like(operation.operands[0], dtype=conversion.results[0].dtype)
+            before.stated = operation.operands[0].stated
             first = Operation(
                 name="convert",
                 operands=list(operation.operands),

@@ -35,6 +35,7 @@ def move_narrow_for_products(graph: Graph) -> None:
             if not _is_for_products(operation.results[0], returned, found):
                 continue
             narrow = like(operation.operands[0], dtype="bf16")
+            narrow.stated = operation.operands[0].stated
             before = Operation(
                 name="convert",
                 operands=list(operation.operands),

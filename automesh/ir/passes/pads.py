@@ -85,7 +85,17 @@ def gather_padding(graph: Graph) -> None:
                 whole = like(result)
                 whole.shape = sizes
                 take_result(gather, whole)
-                cut = Operation(name="slice", operands=[whole], results=[], source=gather.source)
+                cut = Operation(
+                    name="slice",
+                    operands=[whole],
+                    results=[],
+                    attributes={
+                        "start": (0,) * len(sizes),
+                        "limit": result.shape,
+                        "stride": (1,) * len(sizes),
+                    },
+                    source=gather.source,
+                )
                 take_result(cut, result)
                 place = block.operations.index(gather)
                 block.operations.insert(place + 1, cut)

@@ -104,11 +104,6 @@ RULES: tuple[Rewrite, ...] = (
         "sums otherwise",
     ),
     Rewrite(
-        apply=gather_padding,
-        platforms=ALL,
-        source="PadToPartitionedShape and the slices behind collectives in spmd_partitioner.cc",
-    ),
-    Rewrite(
         apply=merge_pads,
         platforms=ALL,
         source="PreprocessHlos in spmd/spmd_partitioner.cc, to have one exchange instead of two",
@@ -215,6 +210,12 @@ RULES: tuple[Rewrite, ...] = (
         platforms=frozenset(("tpu",)),
         source="programs of libtpu 0.0.52 for v5e: every gather of float32 weights or activations "
         "that only products of the usual precision read moves bf16",
+    ),
+    # After all rules that look at what reads a gather.
+    Rewrite(
+        apply=gather_padding,
+        platforms=ALL,
+        source="PadToPartitionedShape and the slices behind collectives in spmd_partitioner.cc",
     ),
     Rewrite(
         apply=drop_unused,

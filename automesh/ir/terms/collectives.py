@@ -266,12 +266,21 @@ _WIDE_BYTES = 4.0
 
 
 def _widening(value: Value, widens: bool) -> Monomial:
-    bytes_of_one = element_bytes(value.dtype)
-    if not widens or "f" not in value.dtype or bytes_of_one >= _WIDE_BYTES:
-        return Monomial(coefficient=1.0)
+    sent = sent_bytes_of_one(value.dtype, widens=widens)
+    return Monomial(coefficient=sent / element_bytes(value.dtype))
+
+
+def sent_bytes_of_one(dtype: str, *, widens: bool) -> float:
+    """Returns the bytes that collectives send for an element.
+
+    Args:
+      widens: whether the platform sends narrow floats in a wider type.
+    """
+    bytes_of_one = element_bytes(dtype)
+    if not widens or "f" not in dtype or bytes_of_one >= _WIDE_BYTES:
+        return bytes_of_one
     # Eight bits become f16, and 16 bits f32 (jaxlib 0.12).
-    wide = _WIDE_BYTES if bytes_of_one > 1 else _WIDE_BYTES / 2
-    return Monomial(coefficient=wide / bytes_of_one)
+    return _WIDE_BYTES if bytes_of_one > 1 else _WIDE_BYTES / 2
 
 
 def _words(value: Value) -> str:
