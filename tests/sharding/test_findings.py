@@ -194,6 +194,22 @@ def test_weights_that_are_gathered_wide_and_narrowed_behind_that(
 
 
 @pytest.mark.parametrize("rows", [1022, 1024])
+def test_products_for_which_parts_are_gathered_that_may_be_uneven_are_no_repeated_work(
+    rows: int,
+) -> None:
+    def build(mesh: Any) -> Any:
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("fsdp"))
+
+        def step(w: Any, x: Any) -> Any:
+            w = jax.lax.with_sharding_constraint(jnp.tanh(w)[:rows], split)
+            return jnp.sin(x @ jax.lax.with_sharding_constraint(w, whole))
+
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), array(mesh, (512, rows)))
+
+    assert "repeated-work" not in found_in(build, "cpu", fsdp=8)
+
+
+@pytest.mark.parametrize("rows", [1022, 1024])
 def test_wide_gathers_of_one_line_are_told_apart_by_how_often_they_run(rows: int) -> None:
     """Before, the bytes of all stood beside the number of times of the largest, and of parts that
     are not even nothing was said."""
