@@ -194,6 +194,22 @@ def test_weights_that_are_gathered_wide_and_narrowed_behind_that(
 
 
 @pytest.mark.parametrize("rows", [1022, 1024])
+def test_products_for_which_parts_are_gathered_that_may_be_uneven_are_no_repeated_work(
+    rows: int,
+) -> None:
+    def build(mesh: Any) -> Any:
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("fsdp"))
+
+        def step(w: Any, x: Any) -> Any:
+            w = jax.lax.with_sharding_constraint(jnp.tanh(w)[:rows], split)
+            return jnp.sin(x @ jax.lax.with_sharding_constraint(w, whole))
+
+        return jax.jit(step), (array(mesh, (1024, 1024), "fsdp"), array(mesh, (512, rows)))
+
+    assert "repeated-work" not in found_in(build, "cpu", fsdp=8)
+
+
+@pytest.mark.parametrize("rows", [1022, 1024])
 def test_wide_gathers_of_one_line_are_told_apart_by_how_often_they_run(rows: int) -> None:
     """Before, the bytes of all stood beside the number of times of the largest, and of parts that
     are not even nothing was said."""
@@ -208,8 +224,10 @@ def test_wide_gathers_of_one_line_are_told_apart_by_how_often_they_run(rows: int
 
         def step(w: Any, stack: Any, x: Any) -> Any:
             x = times_weight(x, w)
-            body = lambda x, w: (times_weight(x, w).astype(x.dtype), None)
-            return jnp.mean(jax.lax.scan(body, x, stack)[0].astype(jnp.float32))
+            for_layers = partial(
+                jax.lax.scan, lambda x, w: (times_weight(x, w).astype(x.dtype), None)
+            )
+            return jnp.mean(for_layers(x, stack)[0].astype(jnp.float32))
 
         stack = array(mesh, (3, 1024, 1024), None, "fsdp")
         x = array(mesh, (256, 1024), "fsdp", dtype=jnp.bfloat16)
@@ -270,6 +288,37 @@ def test_thin_factors_that_products_read_before_and_after_are_whole_on_purpose(
 ) -> None:
     build = partial(compressed, rank=256, is_stacked=is_stacked)
     assert "replicated-state" not in found_in(build, fsdp=8)
+
+
+@pytest.mark.parametrize("again", ["", "loss", "accepted"])
+@pytest.mark.parametrize("columns", [256, 1536])
+def test_a_head_that_no_axis_splits_is_named_if_the_loss_is_computed_again(
+    again: str, columns: int
+) -> None:
+    """Before, all weights of a step that evaluates its new parameters were whole on purpose."""
+
+    def build(mesh: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            for name in sorted(p.keys() - {"head"}):
+                x = jnp.tanh(x @ p[name])
+            return jnp.mean((x @ p["head"]) ** 2)
+
+        def step(p: Any, x: Any) -> Any:
+            before, grads = jax.value_and_grad(loss)(p, x)
+            new = jax.tree.map(lambda a, g: a - 0.1 * g, p, grads)
+            after = loss(new, x) if again else 0.0
+            if again == "accepted":
+                new = jax.tree.map(lambda a, b: jnp.where(after < before, a, b), new, p)
+            return new, after
+
+        p = {f"w{number:02}": array(mesh, (1024, 1024), "fsdp") for number in range(14)}
+        p["head"] = array(mesh, (1024, columns))
+        kept = jax.tree.map(lambda one: one.sharding, p)
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(kept, None))
+        return jitted, (p, array(mesh, (64, 1024), "fsdp"))
+
+    found = found_in(build, fsdp=8)["replicated-state"]
+    assert (found.array, found.axes) == ("args[0]['head']", ("fsdp",))
 
 
 def test_factors_are_named_if_they_are_most_of_the_state_or_only_added_up() -> None:

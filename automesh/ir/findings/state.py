@@ -19,7 +19,7 @@ from automesh.ir.findings.rule import (
 )
 from automesh.ir.graph import Value, total_bytes
 from automesh.ir.op_kinds import VIEWS
-from automesh.ir.read_whole import is_read_whole_twice
+from automesh.ir.read_whole import is_factor_read_twice, results_of_loops
 from automesh.texts.terminal import clean
 from automesh.units import format_bytes
 
@@ -200,6 +200,8 @@ def _undonated_state_words(finding: Finding, sizes: Sizes) -> str:
 def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
     """Finds state that is whole along axes which split an equal array, or most of the state."""
     top, after = program.graph.top, dict(program.state.pairs)
+    kept = {top.returned[result] for result in after.values()}
+    of_loops = results_of_loops(program.graph)
     moved = {argument for argument, _ in program.state.moved}
     alone = set(program.state.on_one_device)
     carried = [(a, v) for a, v in program.carried() if a not in moved | alone]
@@ -226,7 +228,11 @@ def replicated_state(program: PartitionedProgram) -> Iterator[Finding]:
             if argument not in told
             and (parts_of_it := _split_by(axis, value, program.sizes)) is not None
         ]
-        factors = {a for a, value, _ in whole if is_read_whole_twice(value, top.returned[after[a]])}
+        factors = {
+            argument
+            for argument, value, _ in whole
+            if is_factor_read_twice(value, top.returned[after[argument]], kept, of_loops)
+        }
         places = _large_enough(axis, whole, carried, program.sizes, factors)
         if places:
             found.setdefault(((axis,), False), []).extend((a, wanted, "") for a, wanted in places)
@@ -484,8 +490,9 @@ def _large_enough(
     enough together, since some are left whole on purpose.
 
     Args:
-      factors: those that products read, and read again when they are replaced, as the factors of
-        a compressed gradient are. To split a few of them would only add to what is sent.
+      factors: thin ones that products read, and read again when they are replaced to make other
+        state, as the factors of a compressed gradient are. To split a few of them would only add to
+        what is sent.
     """
     total = sum(value.bytes.at(sizes) for _, value in carried)
     split = sum(value.global_bytes for _, value in carried if axis in _every(value.axes))
