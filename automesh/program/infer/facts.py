@@ -144,26 +144,16 @@ def _without_drawn_rows(
     every: Dimensions, events: Events, inputs: Sequence[Dims], roles: Sequence[Role]
 ) -> list[Role]:
     """Returns the roles with arrays as data that come back unchanged and look like frozen weights,
-    but of which the step draws rows, such as parts of a replay buffer. Of weights, such as a table
-    of negatives, codes or positions, the step may draw rows, too: several arrays have the rows of a
-    buffer."""
+    but of which the step draws rows, such as parts of a replay buffer."""
     drawn: set[int] = set()
     chosen: set[int] = set()  # By tokens, as in a frozen table.
     for one in events.lookups:
         if one.is_forward and one.is_held_whole:
             is_drawn = one.chosen_by & ArrayOrigin.RANDOM
-            # A single place is that of a layer or of a network.
-            if not is_drawn or roots(every, one.by):
-                (drawn if is_drawn else chosen).update(roots(every, one.looked_up))
-    having = Counter(
-        root
-        for dims, role in zip(inputs, roles, strict=True)
-        if role in (Role.FROZEN, Role.DATA)
-        for root in roots(every, dims) & (drawn - chosen)
-    )
-    rows = {root for root, arrays in having.items() if arrays > 1}
+            (drawn if is_drawn else chosen).update(roots(every, one.looked_up))
+    drawn -= chosen
     return [
-        Role.DATA if role == Role.FROZEN and rows & roots(every, dims) else role
+        Role.DATA if role == Role.FROZEN and drawn & roots(every, dims) else role
         for dims, role in zip(inputs, roles, strict=True)
     ]
 

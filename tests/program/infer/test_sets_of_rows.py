@@ -177,48 +177,6 @@ def test_parts_of_a_replay_buffer_that_come_back_unchanged_are_data() -> None:
         assert "takes rows" in found.named(argument(found, name).dims[0]).whole
 
 
-@pytest.mark.parametrize("how", ["negatives", "layers", "positions", "codes"])
-def test_frozen_weights_of_which_rows_are_drawn_are_no_data_set(how: str) -> None:
-    """Before, whatever was chosen at random was data."""
-    shape = {
-        "negatives": (4096, 96),
-        "layers": (4, 24, 128),
-        "positions": (2048, 128),
-        "codes": (10, 48),
-    }[how]
-    seen = f32(32, 64, 24) if how == "positions" else f32(64, 24)
-
-    def step(p: Any, frozen: Any, key: Any, x: Any) -> Any:
-        key, own = jax.random.split(key)
-
-        def loss(p: Any) -> Any:
-            if how == "negatives":
-                rows = frozen[jax.random.randint(own, (64,), 0, 4096)] @ p["out"]
-                return jnp.mean(jax.nn.softplus((network(p, x) * rows).sum(-1)))
-            if how == "layers":
-                other = jax.nn.relu(x @ frozen[jax.random.randint(own, (), 0, 4)])
-                return jnp.mean((jax.nn.relu(x @ p["w1"]) - other) ** 2)
-            if how == "positions":
-                places = jnp.sort(jax.random.permutation(own, 2048)[:64])
-                hidden = jax.nn.relu(x @ p["w1"] + frozen[places])
-                return jnp.mean((jax.nn.relu(hidden @ p["w2"]) @ p["w3"]) ** 2)
-            logits = network(p, x)
-            code = jax.random.categorical(own, jax.lax.stop_gradient(logits))
-            return jnp.mean((frozen[code] @ p["out"] - x) ** 2) + logits.mean()
-
-        p, value = descended(loss, p)
-        return p, frozen, key, value
-
-    out = {"negatives": f32(96, 10), "codes": f32(48, 24)}
-    params = {**LAYERS, **({"out": out[how]} if how in out else {})}
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    args = (params, f32(*shape), key, seen)
-    model = Model(step=step, args=args, names=("p", "frozen", "key", "x"), num_state=3)
-    found = model.classes()
-    assert argument(found, "frozen").role == Role.FROZEN
-    assert argument(found, "x").role == Role.DATA
-
-
 @pytest.mark.parametrize("how", ["transform", "window"])
 def test_a_padded_sequence_whose_elements_meet_is_no_batch(how: str) -> None:
     """A long convolution. Before, only what was padded met, and the sequence was a batch."""
