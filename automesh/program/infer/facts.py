@@ -144,14 +144,22 @@ def _without_drawn_rows(
     every: Dimensions, events: Events, inputs: Sequence[Dims], roles: Sequence[Role]
 ) -> list[Role]:
     """Returns the roles with arrays as data that come back unchanged and look like frozen weights,
-    but of which the step draws rows, such as parts of a replay buffer."""
+    but of which the step draws rows together, such as the parts of a replay buffer. One array alone
+    of which rows are drawn may be a frozen table, and a single draw may choose a frozen layer."""
     drawn: set[int] = set()
     chosen: set[int] = set()  # By tokens, as in a frozen table.
     for one in events.lookups:
         if one.is_forward and one.is_held_whole:
-            is_drawn = one.chosen_by & ArrayOrigin.RANDOM
+            is_drawn = one.by and one.chosen_by & ArrayOrigin.RANDOM
             (drawn if is_drawn else chosen).update(roots(every, one.looked_up))
     drawn -= chosen
+    having = Counter(
+        root
+        for dims, role in zip(inputs, roles, strict=True)
+        if role == Role.FROZEN
+        for root in roots(every, dims[:1])
+    )
+    drawn = {root for root in drawn if having[root] > 1}
     return [
         Role.DATA if role == Role.FROZEN and drawn & roots(every, dims) else role
         for dims, role in zip(inputs, roles, strict=True)
