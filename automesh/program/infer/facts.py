@@ -748,24 +748,6 @@ def is_apart(
     return together or root not in found.pooled | found.mixed
 
 
-def rows_of_groups(every: Dimensions, found: Facts, root: int, given: Iterable[Dims]) -> int:
-    """Returns how many rows of data lie in each part of a batch that the step takes in groups, as
-    for a statistic of each, if each row goes through the network alone; else 1. Then a split goes
-    on inside of these parts.
-
-    Args:
-      given: dimensions of each array of data.
-    """
-    own = {
-        factors for dims in given for dim in dims if (factors := every.factors(dim))[:1] == (root,)
-    }
-    if root not in found.batches or len(own) != 1:
-        return 1
-    inside = next(iter(own))[1:]
-    alone = all(is_apart(every, found, one) and one not in found.weights for one in inside)
-    return every.size_of(inside) if alone else 1
-
-
 def _is_apart_inside(
     every: Dimensions,
     found: Facts,
