@@ -622,6 +622,7 @@ def _of_arrays_without(
             root is not None
             and root in found.inside.keys() & found.backward - known
             and every.marks(root) & DimensionMark.SUMMED
+            and not every.marks(root) & MOVING  # A sequence, though only behind the network.
             and _is_apart_inside(every, found, root, set())
         ):
             rows[root] = None
