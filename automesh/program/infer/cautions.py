@@ -198,8 +198,8 @@ def _of_groups(
     names: Mapping[int, str],
     inputs: Sequence[tuple[ArrayClasses, Dims]],
 ) -> Iterator[Caution]:
-    """Warns of rows that the step takes in groups whose rows lie apart, as for a statistic of each,
-    though each row goes through the network alone."""
+    """Warns of rows that the step takes in few groups, as for a statistic of each, though each row
+    goes through the network alone."""
     for array, dims in inputs:
         for dim in dims if array.role is Role.DATA else ():
             first, *inside = every.factors(dim) or (0,)
@@ -212,9 +212,9 @@ def _of_groups(
             yield Caution(
                 kind=CautionKind.GROUPED_BATCH,
                 text=f"the step takes the {size * rows:,} rows of {array.name} as {size:,} times "
-                f"{rows:,}: those of one group lie {rows:,} apart, on several devices, which sum "
-                "up what is computed of each group; if it does not matter which rows are a group, "
-                f"take those side by side, as by a reshape to ({rows:,}, {size:,}, ...)",
+                f"{rows:,}: at most {size:,} devices split them; if it does not matter which rows "
+                f"are a group, take those side by side, as by a reshape to ({rows:,}, {size:,}, "
+                "...)",
                 about=names[first],
             )
 

@@ -17,7 +17,7 @@ from automesh.program.capture.step_call import TracedCall
 from automesh.program.infer.activations import activations_of
 from automesh.program.infer.cautions import cautions_of, divided_of, inner_of
 from automesh.program.infer.dimensions import Dim, DimensionMark, Dimensions, Dims
-from automesh.program.infer.facts import Facts, facts_of, outer, roots, rows_of_groups
+from automesh.program.infer.facts import Facts, facts_of, outer, roots
 from automesh.program.infer.legality import legality_of
 from automesh.program.infer.naming import join_labels, names_of
 from automesh.program.infer.nouns import ArrayClasses, DimensionClass, Role, StepClasses
@@ -315,17 +315,15 @@ def _classes(
             root = outer(every, dim)
             if root is not None:
                 whole_sizes.setdefault(root, []).append(every.size_of(every.factors(dim)))
-    given = [dims for dims, role in zip(inputs, roles, strict=True) if role == Role.DATA]
     found: list[DimensionClass] = []
     for root in wanted:
         sizes = whole_sizes.get(root, [every.size(root)])
         legal = legality_of(every, facts, root, of=max(sizes))
-        members = 1 if legal.whole else rows_of_groups(every, facts, root, given)
         found.append(
             DimensionClass(
                 name=named[root],
-                size=every.size(root) * members,
-                parts=legal.parts * members,
+                size=every.size(root),
+                parts=legal.parts,
                 stored=1 if root in facts.data_sets else math.gcd(*sizes),
                 whole=legal.whole,
                 cure=legal.cure,

@@ -144,14 +144,22 @@ def _without_drawn_rows(
     every: Dimensions, events: Events, inputs: Sequence[Dims], roles: Sequence[Role]
 ) -> list[Role]:
     """Returns the roles with arrays as data that come back unchanged and look like frozen weights,
-    but of which the step draws rows, such as parts of a replay buffer."""
+    but of which the step draws rows together, such as the parts of a replay buffer. One array alone
+    of which rows are drawn may be a frozen table, and a single draw may choose a frozen layer."""
     drawn: set[int] = set()
     chosen: set[int] = set()  # By tokens, as in a frozen table.
     for one in events.lookups:
         if one.is_forward and one.is_held_whole:
-            is_drawn = one.chosen_by & ArrayOrigin.RANDOM
+            is_drawn = one.by and one.chosen_by & ArrayOrigin.RANDOM
             (drawn if is_drawn else chosen).update(roots(every, one.looked_up))
     drawn -= chosen
+    having = Counter(
+        root
+        for dims, role in zip(inputs, roles, strict=True)
+        if role == Role.FROZEN
+        for root in roots(every, dims[:1])
+    )
+    drawn = {root for root in drawn if having[root] > 1}
     return [
         Role.DATA if role == Role.FROZEN and drawn & roots(every, dims) else role
         for dims, role in zip(inputs, roles, strict=True)
@@ -614,6 +622,7 @@ def _of_arrays_without(
             root is not None
             and root in found.inside.keys() & found.backward - known
             and every.marks(root) & DimensionMark.SUMMED
+            and not every.marks(root) & MOVING  # A sequence, though only behind the network.
             and _is_apart_inside(every, found, root, set())
         ):
             rows[root] = None
@@ -738,24 +747,6 @@ def is_apart(
     if every.marks(root) & MEETING & ~allowed or every.is_cut(root):
         return False
     return together or root not in found.pooled | found.mixed
-
-
-def rows_of_groups(every: Dimensions, found: Facts, root: int, given: Iterable[Dims]) -> int:
-    """Returns how many rows of data lie in each part of a batch that the step takes in groups, as
-    for a statistic of each, if each row goes through the network alone; else 1. Then a split goes
-    on inside of these parts.
-
-    Args:
-      given: dimensions of each array of data.
-    """
-    own = {
-        factors for dims in given for dim in dims if (factors := every.factors(dim))[:1] == (root,)
-    }
-    if root not in found.batches or len(own) != 1:
-        return 1
-    inside = next(iter(own))[1:]
-    alone = all(is_apart(every, found, one) and one not in found.weights for one in inside)
-    return every.size_of(inside) if alone else 1
 
 
 def _is_apart_inside(

@@ -58,7 +58,7 @@ class CautionKind(StrEnum):
     INNER_BATCH = "inner-batch"
     """The batch is the inner part of the rows that the step computes with, such as after a tile."""
     GROUPED_BATCH = "grouped-batch"
-    """The step takes its rows in groups, and those of one group lie apart."""
+    """The batch is the number of groups in which the step takes its rows."""
     OPTIMIZER_MATRICES = "optimizer-matrices"
     """An optimizer multiplies or factorizes matrices of the parameters' sizes."""
     UNTRAINED = "untrained"

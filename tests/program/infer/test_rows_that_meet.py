@@ -207,9 +207,8 @@ def test_batches_that_are_put_end_to_end_are_split_as_a_whole(rows: int, *, is_c
 
 
 @pytest.mark.parametrize("order", ["apart", "side by side"])
-def test_rows_of_groups_that_lie_apart_are_split_and_told(order: str) -> None:
-    """As for the standard deviation in groups of a discriminator's images. Before, no more devices
-    split the rows than a group has."""
+def test_rows_in_groups_are_told_with_how_many_devices_split_them(order: str) -> None:
+    """As for the standard deviation in groups of a discriminator's images."""
 
     def loss(p: Any, x: Any, y: Any) -> Any:
         hidden = jax.nn.relu(x @ p["w1"])
@@ -222,9 +221,8 @@ def test_rows_of_groups_that_lie_apart_are_split_and_told(order: str) -> None:
     found = found_of(loss, LAYERS, f32(64, 24), i32(64), names="x y")
     said = [one.text for one in found.cautions if one.kind is CautionKind.GROUPED_BATCH]
     if order == "apart":
-        assert batches(found) == {"batch": 64}
-        assert [one.parts for one in found.batches] == [64]
-        assert "the 64 rows of x as 4 times 16: those of one group lie 16 apart" in said[0]
+        assert batches(found) == {"batch": 4}
+        assert "the 64 rows of x as 4 times 16: at most 4 devices" in said[0]
     else:
         assert batches(found) == {"batch": 16}
         assert not said

@@ -251,3 +251,45 @@ def test_one_row_that_a_step_takes_is_of_a_data_set() -> None:
     )
     found = model.classes()
     assert CautionKind.GATHERS_DATA_SET in kinds(found)
+
+
+@pytest.mark.parametrize("drawn", ["rows", "layer"])
+def test_frozen_weights_that_are_chosen_at_random_stay_frozen(drawn: str) -> None:
+    """Before, a table from which negatives are drawn was a data set."""
+
+    def step(p: Any, frozen: Any, key: Any, x: Any) -> Any:
+        key, own = jax.random.split(key)
+        rows = jax.random.randint(own, (64,) if drawn == "rows" else (), 0, frozen.shape[0])
+
+        def loss(p: Any) -> Any:
+            if drawn == "rows":
+                return jnp.mean((network(p, x) * (frozen[rows] @ p["w3"])).sum(-1) ** 2)
+            return jnp.mean((x @ p["w1"] - x @ frozen[rows]) ** 2) + network(p, x).mean()
+
+        p, value = descended(loss, p)
+        return p, frozen, key, value
+
+    frozen = f32(4096, 96) if drawn == "rows" else f32(4, 24, 128)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    args = (LAYERS, frozen, key, f32(64, 24))
+    model = Model(step=step, args=args, names=("p", "frozen", "key", "x"), num_state=3)
+    assert argument(model.classes(), "frozen").role == Role.FROZEN
+
+
+def test_a_sequence_that_is_summed_up_step_by_step_is_no_batch() -> None:
+    def loss(p: Any, sequence: Any, x: Any, y: Any) -> Any:
+        context = jnp.cumsum(network(p, sequence), 0).sum(0)
+        return jnp.mean(XENT(network(p, x) + context, y))
+
+    data = (f32(16, 24), f32(64, 24), i32(64))
+    assert batches(found_of(loss, LAYERS, *data, names="sequence x y")) == {"batch": 64}
+
+
+def test_a_batch_that_lies_in_the_second_dimension_is_taken_from_a_data_set() -> None:
+    def step(p: Any, count: Any, x: Any) -> Any:
+        p, value = descended(lambda p: jnp.mean(network(p, x[:, count]) ** 2), p)
+        return p, count + 1, value
+
+    args = (LAYERS, i32(), f32(64, 100, 24))
+    found = Model(step=step, args=args, names=("p", "count", "x"), num_state=2).classes()
+    assert CautionKind.GATHERS_DATA_SET in kinds(found)

@@ -108,7 +108,9 @@ def _dynamic_slice(op: TracedOperation) -> list[Dims]:
             if size != kept
         ]
         is_row = sliced[0] == 0 and any(size > 1 for size in op.shapes[0])
-        takes_rows = is_row or any(op.shapes[0][place] > 1 for place in sliced)
+        # What is left of a prepared batch has rows and features; of a column, rows alone.
+        is_batch = sum(size > 1 for size in op.shapes[0]) > 1
+        takes_rows = is_row or is_batch or any(op.shapes[0][place] > 1 for place in sliced)
         made = tuple(found)
         _note_lookup(op, tuple(looked), (), made, made, takes_rows=takes_rows)
     return [tuple(found)]
@@ -271,7 +273,7 @@ def _gather(op: TracedOperation) -> list[Dims]:
     if looked:
         first = next(place for place in range(len(operand)) if place not in batching)
         is_of_rows = sizes[first] != op.given[0][first] and any(kept)
-        takes_rows = bool(own) or is_of_rows
+        takes_rows = bool(own) or is_of_rows or len([dim for dim in kept if dim]) > 1
         _note_lookup(op, looked, own, tuple(kept), tuple(found), takes_rows=takes_rows)
     return [tuple(found)]
 
