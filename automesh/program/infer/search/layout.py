@@ -421,10 +421,12 @@ class ChosenClasses:
             choices = [tuple(axis for axis in over if axis != EP)]
             choices += [over] if EP in over else []
             # A second batch, as of graphs besides edges, need not divide evenly. One that does is
-            # never left whole: every device would compute all of it, and the sum of its gradients
-            # goes with those of the first batch anyway.
+            # left whole as the last choice: every device computes all of it, and the sum of its
+            # gradients goes with those of the first batch anyway.
             if split and one.parts % self.num_devices:
                 choices.insert(0, ())
+            elif split:
+                choices.append(())
             split.append(one)
             found.append(LogicalAxis(name=one.name, choices=tuple(choices)))
         return found
