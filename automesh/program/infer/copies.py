@@ -3,11 +3,13 @@ momentum of a gradient that is taken ahead of them (jax)."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from automesh.program.capture.flow.program import Flow, is_backward, is_literal
-from automesh.program.infer.operation import Shape
+from automesh.program.capture.flow.program import Flow, is_backward, is_literal, takes_gradients
+from automesh.program.infer.operation import Shape, shape_of
 
 
 def without_copies(
@@ -81,13 +83,23 @@ def _ahead(
 def _meeting_data(
     jaxpr: Any, those: set[int], pairs: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Returns the pairs whose second one meets anything else without the first one."""
+    """Returns the pairs whose second one meets anything else without the first one.
+
+    A number without dimensions, such as a factor that depends on a counter, is nothing to meet.
+    """
     firsts: dict[int, int] = {}
     for place, other in pairs:
         firsts[other] = firsts.get(other, 0) | 1 << place
     watched = bits(those)
+    kept = watched | bits(place for place, _ in pairs)
     found: set[tuple[int, int]] = set()
-    made: dict[Any, int] = {variable: 1 << place for place, variable in enumerate(jaxpr.invars)}
+    made: dict[Any, int] = {
+        variable: 1 << place if kept >> place & 1 or shape_of(variable) else 0
+        for place, variable in enumerate(jaxpr.invars)
+    }
+    # Of the watched that a value is made of, those of which a first one is missing. Few values have
+    # any: before a gradient a momentum soon meets its parameter, and a copy soon meets data.
+    lonely = {variable: mask & watched for variable, mask in made.items() if mask & watched}
     # Behind a gradient, what it moves meets all that it is made of.
     behind: set[Any] = set()
     for equation in jaxpr.eqns:
@@ -95,15 +107,24 @@ def _meeting_data(
         if is_backward(equation) or not behind.isdisjoint(given):
             behind.update(equation.outvars)
             continue
-        own = [made.get(one, 0) for one in given]
-        together = 0
-        for one in own:
-            together |= one
-        for one in own:
-            for other in places_of(one & watched):
-                if together & ~(one | firsts[other]):
-                    found |= {(first, other) for first in places_of(firsts[other] & ~one)}
+        together = functools.reduce(operator.or_, (made.get(one, 0) for one in given), 0)
+        left = 0
+        for one in given:
+            own = made.get(one, 0)
+            for other in places_of(lonely.get(one, 0) & watched):
+                missing = firsts[other] & ~own
+                if together & ~(own | firsts[other]):
+                    found |= {(first, other) for first in places_of(missing)}
+                    if missing == firsts[other]:
+                        watched &= ~(1 << other)
+                elif firsts[other] & ~together:
+                    left |= 1 << other
+        if takes_gradients(equation):
+            behind.update(equation.outvars)
+            continue
         made.update(dict.fromkeys(equation.outvars, together))
+        if left & watched:
+            lonely.update(dict.fromkeys(equation.outvars, left & watched))
     return found
 
 

@@ -217,6 +217,11 @@ def has_gradient(jaxpr: Any) -> bool:
     )
 
 
+def takes_gradients(equation: Any) -> bool:
+    """Whether there is a backward pass in a program that an operation runs, such as a loop."""
+    return any(map(has_gradient, _bodies(equation)))
+
+
 def _origins(jaxpr: Any) -> dict[Any, Any]:
     """Returns, for each variable that has the value of an earlier one, that earlier one."""
     found: dict[Any, Any] = {}
