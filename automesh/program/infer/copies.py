@@ -31,12 +31,13 @@ def without_copies(
       shapes: shape of each input.
       flows: for inputs that are replaced, what replaces each.
     """
-    every = bits(parameters)
     ahead = _ahead(parameters, shapes, flows, jaxpr)
+    of_shape: dict[Shape, int] = {}
+    for place in parameters:
+        of_shape[shapes[place]] = of_shape.get(shapes[place], 0) | 1 << place
 
-    def alike(place: int, others: int) -> list[int]:
-        own = shapes[place]
-        return [one for one in places_of(others & every & ~(1 << place)) if shapes[one] == own]
+    def alike(place: int, others: int) -> Iterator[int]:
+        return places_of(others & of_shape[shapes[place]] & ~(1 << place))
 
     def is_copy(place: int) -> bool:
         flow = flows[place]
