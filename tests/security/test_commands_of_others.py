@@ -66,6 +66,7 @@ def as_former(study: Path, **changes: Any) -> None:
             "device_count": devices["count"],
             "is_ahead": devices["are_absent"],
         }
+        del former["data_by_mesh"]  # No former version has written it.
         opened.note("header", {**former, **changes})
 
 

@@ -41,7 +41,9 @@ def unpacked(name: str, results: Path) -> Path:
 
 
 def was_shown(name: str) -> dict[str, Any]:
-    return json.loads(gzip.decompress((FORMER / f"{name}.json.gz").read_bytes()))
+    """What its version has shown, and the keys that were added since."""
+    shown = json.loads(gzip.decompress((FORMER / f"{name}.json.gz").read_bytes()))
+    return {**shown, "data_by_mesh": None}
 
 
 def noted(folder: Path, key: str) -> dict[str, Any]:
