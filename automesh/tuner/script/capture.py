@@ -158,11 +158,11 @@ def _slow_axes(found: Discovery) -> tuple[str, ...]:
 
     These are the axes that split the batch, and all others, such as `fsdp` or `envs`, that are not
     named like those of tensor, sequence or expert parallelism: an axis that splits only the state
-    may be wanted across nodes, and the estimate prices what that costs. If nothing shows which axis
-    splits the batch, all may.
+    may be wanted across nodes, and the estimate prices what that costs. If no axis of the mesh is
+    known to split the batch, all may.
     """
     names = found.capture.searched.names
-    if not found.batch_axes:
+    if set(names).isdisjoint(found.batch_axes):
         return names
     return tuple(
         name for name in names if name in found.batch_axes or not is_usual_model_axis(name)
@@ -368,9 +368,9 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         spanning = ", ".join(f"`{name}`" for name in slow)
         inside = ", ".join(f"`{axis.name}`" for axis in space.axes if not axis.dcn)
         said.append(
-            f"only {spanning} may span slices or nodes, and not {inside}, which splits no batch "
-            "and is named like an axis that stays inside of them; `dcn = true` in a space of your "
-            "own lets it span them"
+            f"only {spanning} may span slices or nodes: no batch is split over {inside}, and such "
+            "names stand for axes that stay inside of them; `dcn = true` in a space of your own "
+            "lets an axis span them"
         )
     return (*said, *found.notices)
 

@@ -140,9 +140,16 @@ def test_an_axis_that_splits_state_alone_takes_the_nodes_that_the_batch_does_not
     slow, baseline, said = spanning((("dp", 4), ("fsdp", 16), ("tp", 2)), "dp")
     assert slow == ("dp", "fsdp")
     assert baseline == "dcn.dp:4,dcn.fsdp:4,fsdp:4,tp:2"
-    assert said.startswith("only `dp`, `fsdp` may span slices or nodes, and not `tp`, which")
+    assert said.startswith(
+        "only `dp`, `fsdp` may span slices or nodes: no batch is split over `tp`,"
+    )
 
 
 def test_a_model_axis_spans_nodes_if_the_batch_is_split_over_it() -> None:
     assert spanning((("dp", 64), ("sp", 2)), "dp", "sp")[0] == ("dp", "sp")
     assert spanning((("dp", 64), ("sp", 2)))[0] == ("dp", "sp")  # Nothing shows the batch.
+
+
+def test_axes_of_the_batch_that_the_mesh_lacks_leave_all_others_free() -> None:
+    """Else no axis spans nodes, and no mesh of several nodes is legal."""
+    assert spanning((("tp", 64), ("sp", 2)), "rows")[0] == ("tp", "sp")
